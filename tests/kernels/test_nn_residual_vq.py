@@ -171,6 +171,16 @@ def test_forward_refuses():
         images(normal(4, 8, 2, 2), mask=torch.ones(4, 2, 2).bool())
 
 
+def test_padding_revives_no_codeword_that_all_quantizers_share():
+    rvq = ResidualVQ(
+        dim=8, num_quantizers=2, codebook_size=16, shared_codebook=True, threshold_ema_dead_code=2
+    )
+    mask = torch.arange(40) < 30
+    for step in range(3):
+        rvq(normal(2, 40, 8, seed=step).masked_fill(~mask[:, None], 1000.0), mask=mask.expand(2, 40))
+    assert rvq.codebooks.abs().max() < 100
+
+
 def test_implicit_codewords_of_as_many_positions_as_codewords():
     """Each position has all K codewords, not one."""
     torch.manual_seed(0)

@@ -230,6 +230,30 @@ def test_rows_of_nan_do_not_move_the_affine_map():
     torch.testing.assert_close(*maps)
 
 
+def test_an_affine_map_begins_with_the_first_batch_that_has_rows():
+    found = []
+    for batches in ([normal(40, 8)], [normal(0, 8), torch.full((4, 8), torch.nan), normal(40, 8)]):
+        vq = layer(affine_param=True, freeze_codebook=True)
+        for rows in batches:
+            vq(rows)
+        found.append(state(vq))
+    assert found[0].keys() == found[1].keys()
+    assert all(torch.equal(value, found[1][name]) for name, value in found[0].items())
+
+
+def test_statistics_of_an_affine_map_that_a_checkpoint_lacks():
+    vq = layer(affine_param=True)
+    new = {name: value for name, value in state(vq).items() if "batch_" not in name}
+    new["_codebook.codebook_mean"] += 5  # the peer leaves it unset until the first batch
+    other = layer(affine_param=True)
+    other.load_state_dict(new)
+    assert all(torch.equal(value, state(vq)[name]) for name, value in state(other).items())
+    vq(normal(40, 8))
+    new = {name: value for name, value in state(vq).items() if "batch_" not in name}
+    with pytest.raises(RuntimeError, match="batch_mean"):
+        other.load_state_dict(new)
+
+
 @pytest.mark.parametrize(
     "options",
     [{"stochastic_sample_codes": True}, {"commitment_use_cross_entropy_loss": True}, {"cosine_search": True}],

@@ -12,6 +12,7 @@ import sys
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as checkpoint
 import torch.multiprocessing as mp
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -85,6 +86,36 @@ def test_saved_without_pickled_code(name):
     other = nn.Sequential(nn.Linear(8, 8), MODELS[name]())
     assert list(other.load_state_dict(torch.load(file, weights_only=True))) == [[], []]
     same(other.eval()(normal(20, 8)), model(normal(20, 8)))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", MODELS)
+def test_a_checkpoint_read_into_the_tensors_of_a_new_layer(name, tmp_path):
+    """torch.distributed.checkpoint reads the keys that the new layer has."""
+    model, other = trained(name), nn.Sequential(nn.Linear(8, 8), MODELS[name]())
+    if name == "affine":  # as in the peer, it has the keys of the batches from the first one on
+        other(normal(30, 8, seed=9))
+    checkpoint.save({"model": model.state_dict()}, checkpoint_id=tmp_path, no_dist=True)
+    state = {"model": other.state_dict()}
+    checkpoint.load(state, checkpoint_id=tmp_path, no_dist=True)
+    other.load_state_dict(state["model"])
+    same(other.eval()(normal(20, 8)), model(normal(20, 8)))
+
+
+@pytest.mark.parametrize("name", ["averages", "learned", "affine", "grouped"])
+def test_functional_call_changes_the_tensors_it_is_given(name):
+    model = trained(name).train()
+    torch.manual_seed(1)
+    other = nn.Sequential(nn.Linear(8, 8), MODELS[name]())
+    before = {key: value.clone() for key, value in other.state_dict().items()}
+    given = {key: value.detach().clone() for key, value in model.state_dict().items()}
+    x, found = normal(20, 8), []
+    for run in (model, lambda x: torch.func.functional_call(other, given, (x,))):
+        torch.manual_seed(0)
+        found.append(run(x))
+    same(*found)
+    same(given.values(), model.state_dict().values())
+    assert all(torch.equal(value, before[key]) for key, value in other.state_dict().items())
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -303,6 +303,27 @@ def test_mask_is_the_same_as_leaving_rows_out(kind):
         assert torch.equal(layers[0].counts, layers[1].counts)
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: layer(use_cosine_sim=True),
+        lambda: layer(codebook_dim=3, layernorm_after_project_in=True),
+        lambda: ResidualVQ(dim=8, num_quantizers=2, codebook_size=10, codebook_dim=3),
+        lambda: ResidualVQ(dim=8, num_quantizers=2, codebook_size=10, codebook_dim=3, project_each=True),
+        lambda: ResidualVQ(dim=8, num_quantizers=2, codebook_size=10, diveq=True, threshold_ema_dead_code=1),
+    ],
+    ids=["cosine", "projected", "residual", "each", "diveq"],
+)
+def test_padding_of_nan_reaches_no_gradient(make):
+    vq, mask = make(), torch.arange(40) < 30
+    x = normal(3, 40, 8).masked_fill(~mask[:, None], torch.nan).requires_grad_()
+    quantized, _, loss = vq(x, mask=mask.expand(3, 40))
+    (quantized.square().sum() + loss.sum()).backward()
+    assert x.grad[:, :30].isfinite().all()
+    assert (x.grad[:, 30:] == 0).all()
+    assert all(parameter.grad.isfinite().all() for parameter in vq.parameters() if parameter.grad is not None)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_mask_keeps_padding_out_of_the_codewords(kind):
     vq = layer(threshold_ema_dead_code=1, decay=0.0, codebook_size=30, **KINDS[kind])

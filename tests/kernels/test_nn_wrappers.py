@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from uefl_kernels.nn import MCDropout, ResidualVQ, VectorQuantize
+from uefl_kernels.nn import MCDropout, RandomProjectionQuantizer, ResidualVQ, SimVQ, VectorQuantize
 
 from .conftest import normal
 from .nn_layers import layer, state
@@ -244,6 +244,51 @@ def test_fsdp_shards_codewords_that_the_layer_writes(one_process, options):
     before = model[0].codebook.clone()
     other(normal(40, 8))
     assert not torch.equal(model[0].codebook, before)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"learnable_codebook": True, "threshold_ema_dead_code": 2},
+        {"learnable_codebook": True, "kmeans_init": True},
+        {"orthogonal_reg_weight": 0.5},
+        {
+            "learnable_codebook": True,
+            "in_place_codebook_optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.5),
+        },
+    ],
+    ids=["revival", "k-means", "averages", "own optimizer"],
+)
+def test_fully_shard_of_codewords_that_the_layer_writes(one_process, options):
+    from torch.distributed.fsdp import fully_shard
+
+    sharded, model = (nn.Sequential(nn.Linear(8, 8), layer(**options)) for _ in range(2))
+    with pytest.raises(RuntimeError, match="ignored_params"):
+        fully_shard(sharded)(normal(40, 8))
+    before = model[1].codebook.clone()
+    fully_shard(model, ignored_params=set(model[1]._codebook.parameters()))(normal(40, 8))
+    assert not torch.equal(model[1].codebook, before)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: SimVQ(8, 10),
+        lambda: ResidualVQ(dim=8, num_quantizers=2, codebook_size=10, codebook_dim=4),
+        lambda: RandomProjectionQuantizer(dim=8, codebook_size=10, codebook_dim=4, num_codebooks=2),
+    ],
+    ids=["sim", "projected", "random"],
+)
+def test_fully_shard_with_parameters_in_half_precision(one_process, make):
+    """FSDP2 leaves buffers as they are."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), make())
+    expected = copy.deepcopy(model).bfloat16()(normal(40, 8).bfloat16())
+    found = fully_shard(model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))(normal(40, 8))
+    for got, want in zip(*(x if isinstance(x, tuple) else [x] for x in (found, expected)), strict=True):
+        torch.testing.assert_close(got, want)
 
 
 # --- MCDropout --------------------------------------------------------------------------------------------

@@ -55,8 +55,9 @@ class Codebook(ConstantBuffers, Float32Module):
     embed: torch.Tensor
     counts: torch.Tensor
     steps: torch.Tensor
-    batch_mean: torch.Tensor | None
+    batch_mean: torch.Tensor
     batch_variance: torch.Tensor
+    codebook_mean_needs_init: torch.Tensor
     codebook_mean: torch.Tensor
     codebook_variance: torch.Tensor
 
@@ -118,6 +119,8 @@ class Codebook(ConstantBuffers, Float32Module):
         self._known: tuple[torch.Tensor, int] | None = None
         self._begun = False  # whether `initted` was ever seen True, or loaded as False with codewords
         self.memory = Memory()
+
+    _sharded = False
 
     def _constants(self) -> dict[str, torch.Tensor | None]:  # where they begin
         counts = torch.zeros(self.cluster_size.shape, dtype=torch.int64)
@@ -196,9 +199,9 @@ class Codebook(ConstantBuffers, Float32Module):
     @property
     def affine(self) -> Affine | None:
         """Return the map to the mean and the variance of the batches, which later batches leave as it is."""
-        if self.batch_mean is None:
+        if not self._affine_param:
             return None
-        return Affine(self.codebook_mean.clone(), self._ratio(), self.batch_mean)
+        return Affine(self.codebook_mean.clone(), self._ratio(), self.batch_mean.clone())
 
     def scaled(self, codewords: torch.Tensor) -> torch.Tensor:
         """Scale codewords to length 1 where the metric is the angle."""
@@ -220,12 +223,21 @@ class Codebook(ConstantBuffers, Float32Module):
     def _require_whole(self) -> None:
         """Raise RuntimeError where FSDP shards the codewords: the values that a pass writes into them would
         be lost."""
-        if "embed" in vars(self):  # where FSDP puts a view of its flat parameter
+        # FSDP puts a view of its flat parameter among the attributes, and fully_shard sets a DTensor
+        if "embed" in vars(self) or self._sharded:
             raise RuntimeError(
                 "VectorQuantize: FSDP shards the codewords, and what this layer writes into them (k-means,"
                 " averages, revival) would be lost; give FSDP"
-                " ignored_states=list(layer._codebook.parameters())"
+                " ignored_states=list(layer._codebook.parameters()), or fully_shard"
+                " ignored_params=set(layer._codebook.parameters())"
             )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute; remember that ``fully_shard`` shards the codewords, which are whole again in a
+        forward pass, but as a copy."""
+        super().__setattr__(name, value)
+        if name == "embed" and hasattr(value, "full_tensor"):
+            self._sharded = True
 
     def _restore_float32(self) -> None:
         """Make float buffers float32 again that were cast behind the module: averages do not move in half
@@ -279,7 +291,7 @@ class Codebook(ConstantBuffers, Float32Module):
         counts, sums = counts.view_as(self.counts), sums.view_as(self.embed)
         unsound = sums.isnan().any(-1)
         counts, sums = counts.masked_fill(unsound, 0), sums.masked_fill(unsound.unsqueeze(-1), 0)
-        if self.batch_mean is not None:  # sums of the rows, mapped to where the codewords are
+        if self._affine_param:  # sums of the rows, mapped to where the codewords are
             size = counts.unsqueeze(-1)
             sums = (sums - size * self.batch_mean) * self._ratio() + size * self.codebook_mean
         if self.pending is not None:
@@ -433,10 +445,9 @@ class Codebook(ConstantBuffers, Float32Module):
     # --- the affine map to the mean and the variance of the batches (Huh et al. 2023) ----------------------
 
     def _register_statistics(self) -> None:
-        """Add the statistics of ``affine_param`` to the state, with the peer's names. The first batch adds
-        its own."""
+        """Add the statistics of ``affine_param``, with the peer's names. Zeros are the identity map."""
         for name in _OF_BATCH:
-            self.register_buffer(name, None)
+            self.register_buffer(name, torch.zeros_like(self.embed_avg[:, :1]) if self.affine_param else None)
         for name in _OF_CODES if self.affine_param else ():
             self.register_buffer(f"{name}_needs_init", torch.tensor(True))
             self.register_buffer(name, torch.zeros_like(self.embed_avg[:, :1]))
@@ -444,14 +455,9 @@ class Codebook(ConstantBuffers, Float32Module):
     @torch.no_grad()
     def update_affine(self, x: torch.Tensor, mask: torch.Tensor | None) -> None:
         """Move the statistics towards the codewords and towards the finite rows ``[..., heads * d]`` where
-        the mask is True; without one such row they stay."""
+        the mask is True; without one such row the statistics of the rows stay, and in the first batch
+        all."""
         embed = self.embed.detach()
-        of_codewords = embed.mean(1, keepdim=True), embed.var(1, unbiased=False, keepdim=True)
-        decay = self.affine_param_codebook_decay
-        for name, new in zip(_OF_CODES, of_codewords, strict=True):
-            old, first = getattr(self, name), getattr(self, f"{name}_needs_init")
-            old.copy_(torch.where(first, new, old * decay + new * (1 - decay)))
-            first.fill_(False)
         books, _, d = embed.shape
         rows = by_book(x.to(embed.dtype), books, d)
         kept = rows.new_ones(books, rows.shape[1], 1)
@@ -464,11 +470,19 @@ class Codebook(ConstantBuffers, Float32Module):
         mean = total / count.clamp(min=1)
         squares = ((rows - mean).square() * kept).sum(1, keepdim=True)
         variance = _distributed.all_reduce([squares], self.sync_affine_param)[0] / count.clamp(min=1)
-        decay = self.affine_param_batch_decay
-        for name, new in zip(_OF_BATCH, (mean, variance), strict=True):
-            old = getattr(self, name)
-            moved = new if old is None else torch.where(count > 0, old * decay + new * (1 - decay), old)
-            setattr(self, name, moved)
+        first = self.codebook_mean_needs_init & (count > 0).all()
+        rest = self.codebook_mean_needs_init & ~first
+        of_codewords = embed.mean(1, keepdim=True), embed.var(1, unbiased=False, keepdim=True)
+        for names, decay, values, found in (
+            (_OF_CODES, self.affine_param_codebook_decay, of_codewords, ~rest),
+            (_OF_BATCH, self.affine_param_batch_decay, (mean, variance), (count > 0) & ~rest),
+        ):
+            for name, new in zip(names, values, strict=True):
+                old = getattr(self, name)
+                moved = torch.where(first, new, old * decay + new * (1 - decay))
+                old.copy_(torch.where(found, moved, old))
+        for name in _OF_CODES:
+            getattr(self, f"{name}_needs_init").copy_(rest)
 
     def _ratio(self) -> torch.Tensor:
         """Return the standard deviation of the codewords divided by the one of the batches."""
@@ -571,11 +585,22 @@ class Codebook(ConstantBuffers, Float32Module):
         self._known = (self.initted, _version(self.initted)) if known else None
         return self
 
-    def _load_from_state_dict(self, state_dict: Any, prefix: Any, *args: Any) -> None:
-        for name in _OF_BATCH if self.affine_param else ():  # there may be none yet
-            if prefix + name in state_dict and getattr(self, name) is None:
-                setattr(self, name, torch.zeros_like(self.embed_avg[:, :1]))
-        super()._load_from_state_dict(state_dict, prefix, *args)
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.affine_param and _is_set(self.codebook_mean_needs_init):
+            for name in _OF_BATCH:  # which the peer has from its first batch on
+                del destination[prefix + name]
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: list[str], *args: Any
+    ) -> None:
+        super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, *args)
+        flag = state_dict.get(prefix + "codebook_mean_needs_init")
+        if self.affine_param and flag is not None and _is_set(flag):
+            # the peer saves memory that it has not written
+            for name in (*_OF_BATCH, *_OF_CODES):
+                getattr(self, name).zero_()
+                missing[:] = (key for key in missing if key != prefix + name)
         self._known = None
         if self.initted.is_meta or isinstance(self.initted, FakeTensor):
             return
@@ -638,6 +663,11 @@ def _version(tensor: torch.Tensor) -> int:
     """Return how often the tensor was written; -1 where that is not known, of inference tensors and in a
     compiled graph."""
     return -1 if torch.compiler.is_compiling() or tensor.is_inference() else tensor._version
+
+
+def _is_set(flag: torch.Tensor) -> bool:
+    """Return True for a flag that is True, and False for one without a value."""
+    return not (flag.is_meta or isinstance(flag, FakeTensor)) and bool(flag)
 
 
 def _heads_last(rows: torch.Tensor) -> torch.Tensor:

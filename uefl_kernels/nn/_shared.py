@@ -210,6 +210,12 @@ class Layout(NamedTuple):
         return x.movedim(-1, 1) if self.second and given > 2 else x
 
 
+def without_padding(x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """Return vectors ``[..., D]`` with zeros where the mask ``[...]`` is False: what the padding holds, NaN
+    included, affects no gradient of a projection."""
+    return x if mask is None else x.masked_fill(~mask.unsqueeze(-1), 0)
+
+
 def by_book(x: torch.Tensor, books: int, d: int) -> torch.Tensor:
     """Reshape ``[..., heads * d]`` to ``[h, n, d]`` in the peer's order (batch, head, position): a seed draws
     the same rows."""

@@ -88,7 +88,7 @@ class RandomProjectionQuantizer(Coder):
             TypeError: no tensor of floats.
         """
         x = channels_last("RandomProjectionQuantizer", x, self.rand_projs.shape[1], False)
-        projected = torch.einsum("...d,hde->...he", self.norm(x), self.rand_projs).flatten(-2)
+        projected = torch.einsum("...d,hde->...he", self.norm(x), self.rand_projs.to(x.dtype)).flatten(-2)
         self.vq.eval()
         found: torch.Tensor = self.vq(projected, indices=indices)[1]
         return found

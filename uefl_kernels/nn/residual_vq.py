@@ -28,6 +28,7 @@ from ._shared import (
     no_autocast,
     project,
     refuse_together,
+    without_padding,
 )
 from ._stages import Stages
 from .vector_quantize import VectorQuantize
@@ -423,7 +424,7 @@ class ResidualVQ(ResidualQuantizer):
             ValueError, TypeError, RuntimeError: as :class:`VectorQuantize`.
         """
         self.layout.check(x, mask)
-        start = self.project_in(self.layout.inward(x))
+        start = self.project_in(without_padding(self.layout.inward(x), mask))
         options = {
             "mask": mask,
             "sample_codebook_temp": sample_codebook_temp,
@@ -453,7 +454,7 @@ class ResidualVQ(ResidualQuantizer):
             total, all_indices, losses, inputs = self._in_turn(start, kept, options)
         frozen = self._quantizers[0].freeze_codebook if freeze_codebook is None else freeze_codebook
         if self.training and self._shared and not frozen:
-            self._update_shared(inputs)
+            self._update_shared(inputs, mask, n_q)
         if kept < self._num_quantizers:
             all_indices = self._padded(all_indices)
             losses = nn.functional.pad(losses, (0, self._num_quantizers - kept))
@@ -481,10 +482,7 @@ class ResidualVQ(ResidualQuantizer):
         n_q, mask = options.pop("n_q", None), options.pop("mask")
         for place, layer in enumerate(self._quantizers[:kept]):
             inputs.append(residual)
-            used = mask
-            if n_q is not None:
-                used = (n_q > place).view(-1, *[1] * (start.dim() - 2)).expand(start.shape[:-1])
-                used = used if mask is None else used & mask
+            used = _used(start, mask, n_q, place)
             quantized, chosen, loss = layer(
                 residual, mask=used, codebook_transform_fn=self._transform(place, total), **options
             )
@@ -541,7 +539,9 @@ class ResidualVQ(ResidualQuantizer):
         passed = quantized.detach()
         return passed + self.quant_grad_frac * (quantized - passed) if self.quant_grad_frac > 0 else passed
 
-    def _update_shared(self, inputs: list[torch.Tensor]) -> None:
+    def _update_shared(
+        self, inputs: list[torch.Tensor], mask: torch.Tensor | None, n_q: int | torch.Tensor | None
+    ) -> None:
         """Update the codebook that all quantizers share, once for all of them."""
         first = self._quantizers[0]
         if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1:
@@ -549,7 +549,10 @@ class ResidualVQ(ResidualQuantizer):
         if first.ema_update:
             first._codebook.update_ema()
         first.update_in_place_optimizer()
-        first.expire_codes_(torch.stack([given.detach() for given in inputs], -2))
+        given = torch.stack([residual.detach() for residual in inputs], -2)
+        used = [_used(residual, mask, n_q, place) for place, residual in enumerate(inputs)]
+        kept = [each for each in used if each is not None]  # all of them or none
+        first.expire_codes_(given, torch.stack(kept, -1) if kept else None)
 
     def _output(
         self, x: torch.Tensor, start: torch.Tensor, total: torch.Tensor, mask: torch.Tensor | None
@@ -598,6 +601,17 @@ def _weights_of(weights: Sequence[float] | None, quantizers: int) -> list[float]
             f" {len(found)}"
         )
     return found
+
+
+def _used(
+    x: torch.Tensor, mask: torch.Tensor | None, n_q: int | torch.Tensor | None, place: int
+) -> torch.Tensor | None:
+    """Return the mask of the vectors ``[..., d]`` that the quantizer at a place is to quantize; None for
+    all."""
+    if not isinstance(n_q, torch.Tensor):
+        return mask
+    used = (n_q.to(x.device) > place).view(-1, *[1] * (x.dim() - 2)).expand(x.shape[:-1])
+    return used if mask is None else used & mask
 
 
 class Beams(NamedTuple):

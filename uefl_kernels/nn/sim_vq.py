@@ -12,7 +12,7 @@ from torch import nn
 from .. import vq
 from .._gather import gather
 from ._codebook import Coder
-from ._shared import Layout, as_indices, counts, fixed, no_autocast, numbers
+from ._shared import Layout, as_indices, counts, fixed, no_autocast, numbers, project
 from .residual_vq import ResidualQuantizer
 
 
@@ -89,8 +89,7 @@ class SimVQ(Coder):
     def codebook(self) -> torch.Tensor:
         """Codewords, ``[K, dim]``."""
         with no_autocast(self.frozen_codebook.device):
-            codes: torch.Tensor = self.code_transform(self.frozen_codebook)
-        return codes
+            return project(self.code_transform, self.frozen_codebook)
 
     def indices_to_codes(self, indices: torch.Tensor) -> torch.Tensor:
         """Return the codewords of integers ``[...]``, as ``forward`` returns them; zeros for -1."""

@@ -33,6 +33,7 @@ from ._shared import (
     refuse_together,
     rotate,
     straight_through,
+    without_padding,
 )
 
 __all__ = ["LossBreakdown", "VectorQuantize"]
@@ -510,7 +511,7 @@ class VectorQuantize(Coder):
 
         # 2. Project. Between the projections, choose codewords, update them and measure the losses.
         x = layout.inward(x)
-        found: Quantized = self._codebook(self.project_in(x), self._quantize, call)
+        found: Quantized = self._codebook(self.project_in(without_padding(x, mask)), self._quantize, call)
         quantized, chosen = self.project_out(found.values), found.indices
 
         # 3. Fill in the padding, and move the channels back.
@@ -549,10 +550,10 @@ class VectorQuantize(Coder):
         layer say."""
         book, mask = self._codebook, call.mask
 
-        # 1. Mask: the padding, which may be NaN, does not reach the steps below.
+        # 1. Mask: the padding is zero, but not behind a projection. It does not reach the steps below.
         rows = self._unit(given) if book.use_cosine_sim else given
-        if mask is not None:
-            rows = rows.masked_fill(~mask.unsqueeze(-1), 0)
+        if self.has_projections:
+            rows = without_padding(rows, mask)
 
         # 2. Read the codewords before this batch moves them.
         if book.waiting:
@@ -778,6 +779,7 @@ class VectorQuantize(Coder):
         """
         if self.in_place_codebook_optimizer is None:
             return
+        self._codebook._require_whole()
         held = (
             parameter
             for group in self.in_place_codebook_optimizer.param_groups
@@ -825,9 +827,10 @@ class VectorQuantize(Coder):
 
     update_ema_indices = update_indices
 
-    def expire_codes_(self, x: torch.Tensor) -> None:
-        """Put dead codewords onto rows of x ``[..., heads * codebook_dim]``, channels last, in training."""
-        self._codebook.expire(self._unit(x) if self.use_cosine_sim else x)
+    def expire_codes_(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> None:
+        """Put dead codewords onto rows of x ``[..., heads * codebook_dim]``, channels last, where a mask
+        ``[...]`` is True, in training."""
+        self._codebook.expire(self._unit(x) if self.use_cosine_sim else x, mask)
 
     # --- gradients and losses ------------------------------------------------------------------------------
 
