@@ -18,11 +18,11 @@ class HugePages {
   using value_type = T;
 
   T* allocate(size_t count) {
-    const size_t bytes = count * sizeof(T), align = alignment(count),
-                 whole = (bytes + align - 1) / align * align;
-    void* const memory = ::operator new(whole, std::align_val_t{align});
+    const size_t bytes = count * sizeof(T), align = alignment(count);
+    void* const memory = ::operator new(bytes, std::align_val_t{align});
 #if defined(__linux__)
-    if (align == kPage) madvise(memory, whole, MADV_HUGEPAGE);  // advice: a failure changes nothing
+    // Advice: a failure, or the rest of the last page, changes nothing.
+    if (align == kPage) madvise(memory, (bytes + kPage - 1) / kPage * kPage, MADV_HUGEPAGE);
 #endif
     return static_cast<T*>(memory);
   }
