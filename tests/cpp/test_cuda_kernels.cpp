@@ -1,5 +1,9 @@
 // The CUDA kernels of vq_assign, tensor cores and all, run on the CPU thread by thread, against the
 // definition. The emulation comes before the kernels.
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include "check.h"
 #include "cuda/emulation.h"
 #include "cuda/emulation_hopper.h"
@@ -462,6 +466,42 @@ static void pairs_read_together() {
   }
 }
 
+// A kernel of two blocks: one copies to both, and needs the barrier of the other.
+static void copy_to_both(const __uint128_t* source, bool meet) {
+  auto* barrier = reinterpret_cast<cuda::Barrier*>(cuda::dynamic_memory());
+  if (threadIdx.x == 0) cuda::barrier_init(barrier, 1), cuda::barriers_are_there();
+  meet ? cuda::cluster_sync() : __syncthreads();
+  if (threadIdx.x == 0) {
+    cuda::barrier_arrive_expecting(barrier, sizeof *source);
+    if (cuda::cluster_rank() == 0)
+      cuda::copy_multicast(cuda::dynamic_memory() + 16, source, sizeof *source, barrier, 3);
+  }
+  cuda::barrier_wait(barrier, 0);
+  cuda::cluster_sync();
+}
+
+// Blocks of a cluster that do not meet before they copy to each other are refused in some run. So
+// pairs_read_together() would fail without the first barrier of search_wgmma.
+static void pairs_meet_before_they_copy() {
+  const __uint128_t source = 1;
+  for (const bool meet : {true, false}) {
+    int refused = 0;
+    for (unsigned seed = 1; seed <= 12; ++seed) {
+      std::fflush(stdout);
+      const pid_t child = fork();
+      if (child == 0) {
+        emulation::draw.seed(seed);
+        emulation::launch_clusters(2, 2, 32, copy_to_both, &source, meet);
+        _exit(0);
+      }
+      int status = 0;
+      waitpid(child, &status, 0);
+      refused += WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT;
+    }
+    CHECK(meet ? refused == 0 : 0 < refused, "%d of 12 runs refused", refused);
+  }
+}
+
 // Data of no malice: the first pass must settle most of it.
 static void tensor_cores_settle_most_rows() {
   std::mt19937 random(7);
@@ -481,6 +521,7 @@ void run() {
   rings_turn();
   few_blocks_in_a_long_ring();
   pairs_read_together();
+  pairs_meet_before_they_copy();
   shapes();
   offsets_and_scales();
   fast();

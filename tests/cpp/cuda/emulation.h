@@ -3,7 +3,8 @@
 //
 // A thread runs until it waits, and then one that was woken last: a warp gets far ahead of the others, until
 // now and then another is drawn, so that a missing barrier shows as wrong numbers, the same ones in every
-// run. If no thread may go on, the kernel hangs, and the test fails. __shared__ variables are static, which
+// run. One block of a cluster may begin late, as it is drawn: now and then, or not before all others wait. If
+// no thread may go on, the kernel hangs, and the test fails. __shared__ variables are static, which
 // is right while one block runs at a time, so kernels of clusters have arrays of them; a warp operation
 // exchanges values through a table and a barrier of its 32 threads, which all must reach it, as the hardware
 // demands of a full mask. It shows indexing, barriers and arithmetic right or wrong, and says nothing about
@@ -123,7 +124,7 @@ struct Thread {
 };
 inline std::deque<Thread> threads;  // kept from launch to launch
 inline Thread* running;
-inline Waiting ready;
+inline Waiting ready, late;  // late: of a block that has not begun
 inline std::minstd_rand draw;
 inline bool at_once() { return draw() % 2 == 0; }  // of what may happen at any time until it is waited for
 inline Place launcher;
@@ -135,8 +136,14 @@ inline std::function<void()> body;
 inline bool cooperative = false;
 inline Waiting at_grid_barrier;  // threads of the block that runs
 
+inline void wake(Waiting& waiting) {
+  ready.insert(ready.end(), waiting.begin(), waiting.end());
+  waiting.clear();
+}
+
 // When all threads of a block wait for the other blocks, the launcher goes on to those.
 inline Place& next() {
+  if (!late.empty() && (ready.empty() || draw() % 1024 == 0)) wake(late);
   if (ready.empty() && !at_grid_barrier.empty() &&
       at_grid_barrier.size() == static_cast<size_t>(block->barrier.expected))
     return launcher;
@@ -153,10 +160,6 @@ inline void wait_in(Waiting& waiting) {
   Thread* self = running;
   waiting.push_back(self);
   if (Place& other = next(); &other != &self->place) self->place.leave_for(other);
-}
-inline void wake(Waiting& waiting) {
-  ready.insert(ready.end(), waiting.begin(), waiting.end());
-  waiting.clear();
 }
 
 inline bool Barrier::last() {
@@ -198,21 +201,21 @@ inline void run_body() {
   (ready.empty() && block->cluster->expected == 0 ? launcher : next()).go_on();
 }
 
-inline void begin(Thread& thread) {
+inline void begin(Thread& thread, Waiting& waiting) {
   ucontext_t& context = thread.place.context;
   getcontext(&context);
   context.uc_stack.ss_sp = thread.stack.get(), context.uc_stack.ss_size = Thread::kStack;
   makecontext(&context, run_body, 0);
   thread.place.begun = false;
-  ready.push_back(&thread);
+  waiting.push_back(&thread);
 }
 
 // Starts the threads of a block, the first of which has this number.
-inline void begin(Block& own, unsigned first) {
+inline void begin(Block& own, unsigned first, Waiting& waiting = ready) {
   for (unsigned index = 0; index < own.warps.size() * 32; ++index) {
     Thread& thread = threads[first + index];
     thread.index = index, thread.warp = &own.warps[index / 32], thread.block = &own;
-    begin(thread);
+    begin(thread, waiting);
   }
 }
 
@@ -226,11 +229,12 @@ void launch_clusters(unsigned size, unsigned blocks, unsigned count, Kernel kern
   for (unsigned first = 0; first < blocks; first += size) {
     Barrier barrier(size * count);
     std::deque<Block> cluster;
+    const unsigned last = draw() % (size + 1);  // the block that begins late, or none
     ++blocks_run;
     for (unsigned rank = 0; rank < size; ++rank) {
       Block& own = cluster.emplace_back(first + rank, rank, count);
       own.cluster = &barrier, members[rank] = &own;
-      begin(own, rank * count);
+      begin(own, rank * count, rank == last ? late : ready);
     }
     launcher.leave_for(next());
   }
