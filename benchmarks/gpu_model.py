@@ -56,14 +56,15 @@ class Gpu:
 
     def walls(self, kernel: Kernel) -> dict[str, float]:
         """Return the least microseconds that each hardware unit needs."""
-        tensor = self.product * (1 if kernel.name == WGMMA else self.mma)
+        by_mma = kernel.flops_again + (0 if kernel.name == WGMMA else kernel.flops)
+        by_wgmma = kernel.flops if kernel.name == WGMMA else 0
         counts = dict(kernel.counts)
         counts["fma"] = counts.get("fma", 0) + counts.get("imad", 0)
         clocks = self.multiprocessors * self.gigahertz * 1e9
         pipes = {pipe: count / (self.lanes[pipe] * clocks) for pipe, count in counts.items()}
         walls = {
             "bytes": kernel.bytes / self.copy,
-            "tensor": kernel.flops / tensor,
+            "tensor": (by_wgmma + by_mma / self.mma) / self.product,
             "L2": kernel.l2 / self.l2,
             "reductions": kernel.reductions / REDUCTIONS,
         } | pipes
@@ -97,7 +98,7 @@ TARGETS: dict[tuple[str, str], float | None] = {
 }
 PARTS = {"kmeans_lloyd": ITERATIONS}  # of a call: the times belong to one
 
-# Counts of sm_90a unless the name has another architecture; they are nearly right for others. The first nine
+# Counts of sm_90a unless the name has another architecture; they are nearly right for others. The first ten
 # are counted again if nvcc is installed.
 COUNTS: dict[str, Counts] = {
     # search_wgmma: a score, by the whole loop over codewords; search_mma: a score once its product is there
@@ -107,6 +108,8 @@ COUNTS: dict[str, Counts] = {
     "four, sm_80": {"issue": 4.94, "alu": 2.22, "imad": 0.59, "fma": 1.25},
     "cross, sm_100": {"issue": 5.97, "alu": 2.41, "imad": 1.38, "fma": 1.25},
     "four, sm_100": {"issue": 4.56, "alu": 1.78, "imad": 0.56, "fma": 1.25},
+    # search_wgmma: the best four codewords of a row again, for 64 elements
+    "again": {"issue": 960, "alu": 280, "imad": 464, "fma": 32},
     # head: 32 units of two rows and two passes
     "masks": {"issue": 311, "alu": 164, "imad": 75, "fma": 16},
     # k-means: an element of row_sums, and of row_squares
@@ -172,6 +175,8 @@ def counted() -> dict[str, Counts]:
             for code in ("80", "100")
             for way, instance in MMA_WAYS.items()
         },
+        # a turn scores the codewords of two rows of each half of a warp's 16
+        "again": by_pipe(loop("vq_assign", "search_wgmma", WAYS["four"], "HMMA", "ATOMS"), 4 / 32),
         "masks": by_pipe(loop("mc_dropout_mlp", "head", "Li2ELb0E", "HMMA"), 1),
         "sum": by_pipe(loop("kmeans", "row_sums", "fLb0Ef", r"F2I\.S64"), 16),  # eight rows, two columns
         "square": by_pipe(loop("kmeans", "row_squares", "ff", "DADD"), 4),
@@ -191,6 +196,7 @@ class Kernel:
     cycles: float = 0  # of all multiprocessors, of loops with in-order issue
     reductions: float = 0  # of 64-bit integers, in the second-level cache
     launched: bool = True  # else a later part of the kernel before it
+    flops_again: float = 0  # by mma.sync, where codewords are scored again
 
 
 def total(*parts: tuple[float, Counts]) -> Counts:
@@ -217,6 +223,8 @@ MMA_WAYS = {"cross": "fLb1E", "four": "fLb0E"}
 # 256, on the CPU. The second iteration gives half of the rows another, the eleventh 4 %.
 CHANGED = 0.12
 SETTLED = 0.75  # share of the open rows that search_wgmma decides at once: 0.71 to 0.85 in simulations
+# Of a row and 64 elements, to score four codewords again: 16 rows take 32 products of 16 x 8 x 16.
+AGAIN_FLOPS, AGAIN_BYTES = 32 / 16 * 4096.0, 4 * 128.0
 PACK, WGMMA, MMA, OPEN = "pack_codebook", "search_wgmma", "search_mma<", "open rows"
 PRODUCT = "gemm"  # torch's, in float32: the same number of multiply-adds
 SHOWN = {PRODUCT: "product of torch"}
@@ -230,7 +238,8 @@ def search(n: float, d: int, k: int, itemsize: int, code: str, of: dict[str, Cou
     some = n * open_share(k, itemsize, d)
     chunks, padded_k, dense = -(-d // 64), -(-k // 128) * 128, n * d * itemsize
     way = "four" if k > 512 * chunks else "cross"
-    counts = [(n * k, of[f"{way}, sm_{code}"]), (n * d, of["element"]), (n, of["row"])]
+    again = n * chunks if way == "four" else 0.0  # times 64 elements, to score the best four codewords again
+    counts = [(n * k, of[f"{way}, sm_{code}"]), (n * d, of["element"]), (n, of["row"]), (again, of["again"])]
     moved, flops = n * (d * itemsize + 8), 2.0 * n * d * k
     if code != "90a":
         counts.append((n * k * -(-d // 64), of[f"product, sm_{code}"]))
@@ -246,20 +255,25 @@ def search(n: float, d: int, k: int, itemsize: int, code: str, of: dict[str, Cou
         # Products read the codebook for 64 rows; long rows come from shared memory again for every 128
         # codewords.
         shared = n / 64 * (halves + 64 * chunks * 128 * (padded_k / 128) * (chunks > 1)) + 2 * dense
+        shared += again * 128
         in_order = of["in order"]
         of_round = in_order[way] if chunks == 1 else groups * chunks * in_order[f"{way}, long"]
         cycles = of_block * (padded_k / 128) * of_round
-        found = Kernel(WGMMA, moved, flops, total(*counts), streamed + dense, shared, cycles)
+        l2 = streamed + dense + again * AGAIN_BYTES * (streamed > 0)
+        shared += again * AGAIN_BYTES * (streamed == 0)
+        found = Kernel(WGMMA, moved, flops, total(*counts), l2, shared, cycles)
     else:
         # A block of 64 rows streams the codebook; of its warps two read the same rows, and four the same
         # codewords.
-        found = Kernel(MMA, moved, flops, total(*counts), n / 64 * halves + dense, n / 64 * 4 * halves)
+        l2 = n / 64 * halves + dense + again * AGAIN_BYTES
+        found = Kernel(MMA, moved, flops, total(*counts), l2, n / 64 * 4 * halves + again * 128)
+    found = replace(found, flops_again=again * AGAIN_FLOPS)
     pack = Kernel(PACK, k * d * (itemsize + 10))
     # The second pass, which a block begins when it has ended the first. Candidates: two as a rule.
     some *= 1 - SETTLED if code == "90a" else 1
-    again = total((some * k, of["second"]), (some * d, of["element"]), (2.1 * some * d, of["candidate"]))
+    second = total((some * k, of["second"]), (some * d, of["element"]), (2.1 * some * d, of["candidate"]))
     bytes_again = some * (d * itemsize + 20)
-    return [pack, found, Kernel(OPEN, bytes_again, 2.0 * some * d * k, again, launched=False)]
+    return [pack, found, Kernel(OPEN, bytes_again, 2.0 * some * d * k, second, launched=False)]
 
 
 def kernels(op: str, case: Any, code: str, of: dict[str, Counts]) -> list[Kernel]:

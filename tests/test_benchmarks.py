@@ -6,6 +6,7 @@ import pkgutil
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -484,6 +485,23 @@ def test_the_model_follows_the_shape():
     longer = gpu_model.expected(other, "vq_assign", "1000000x128x1024xfloat16", gpu_model.COUNTS)
     shorter = gpu_model.expected(other, "vq_assign", "1000000x64x1024xfloat16", gpu_model.COUNTS)
     assert 1.4 < longer[1].us / shorter[1].us < 2, "by mma.sync the instructions of the products count"
+
+
+@pytest.mark.parametrize("code", ["90a", "80"])
+def test_the_model_counts_codewords_scored_again(code):
+    """The best four of a row, where only the least of every four is compared."""
+
+    def search(d, k, of=gpu_model.COUNTS):
+        return gpu_model.search(1000, d, k, 4, code, of)[1]
+
+    assert search(64, 512).flops_again == search(128, 1024).flops_again == 0
+    assert search(64, 1024).flops_again == 1000 * (2 * 4 * 64) * 16, "8 of 16 x 8 results are wanted"
+    assert search(128, 2048).flops_again == 2 * search(64, 1024).flops_again
+    free = search(64, 1024, gpu_model.COUNTS | {"again": {}})
+    more = search(64, 1024).counts["issue"] - free.counts["issue"]
+    assert more == pytest.approx(1000 * gpu_model.COUNTS["again"]["issue"])
+    machine = gpu_model.MACHINES[0]
+    assert machine.walls(search(64, 1024))["tensor"] > machine.walls(replace(free, flops_again=0))["tensor"]
 
 
 PRODUCTS = [f"HGMMA.64x128x16.F32 R8, R4, gdesc[UR{i}], R8" for i in range(4)]
