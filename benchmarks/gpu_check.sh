@@ -124,7 +124,7 @@ tests() {
   if [ $compiled = yes ]; then
     # The path with most to go wrong last: a kernel that leaves the device in an error spoils what follows it in its process. Tests that
     # name no path take "auto", the fastest, unless told; so those of the layers run on two.
-    UEFL_CUDA_SEARCH=float32 chosen tests-float32 90 20 'not triton and not mma'
+    UEFL_CUDA_SEARCH=streamed chosen tests-streamed 90 20 'not triton and not mma'
     UEFL_CUDA_SEARCH=mma chosen tests-mma 90 20 'mma and not wgmma'
     chosen tests-wgmma 90 20 'wgmma or test_nn_state or test_large'
   fi
@@ -133,7 +133,7 @@ tests() {
     local under="compute-sanitizer --error-exitcode 1 --tool"
     export PYTORCH_NO_CUDA_MEMORY_CACHING=1
     small memcheck 120 --under "$under memcheck" --paths compiled --limit 60 --jobs "$(nproc)"
-    UEFL_CUDA_SEARCH=mma small racecheck 90 --under "$under racecheck" --paths mma,float32,cuda --limit 60 --jobs "$(nproc)"
+    UEFL_CUDA_SEARCH=mma small racecheck 90 --under "$under racecheck" --paths mma,streamed,cuda --limit 60 --jobs "$(nproc)"
     unset PYTORCH_NO_CUDA_MEMORY_CACHING
   fi
   federated tests-federated 60 -m pytest -m cuda -p no:cacheprovider -vv --tb=short tests/federated/test_recording.py

@@ -45,12 +45,12 @@ from uefl_kernels import (
 PATHS = {  # variables of the environment that select a path
     "wgmma": {"UEFL_BACKEND": "cuda", "UEFL_CUDA_SEARCH": "wgmma"},
     "mma": {"UEFL_BACKEND": "cuda", "UEFL_CUDA_SEARCH": "mma"},
-    "float32": {"UEFL_BACKEND": "cuda", "UEFL_CUDA_SEARCH": "float32"},
+    "streamed": {"UEFL_BACKEND": "cuda", "UEFL_CUDA_SEARCH": "streamed"},
     "cuda": {"UEFL_BACKEND": "cuda"},
     "triton": {"UEFL_BACKEND": "triton"},
     "cpu": {},
 }
-SEARCHES, OTHERS = ("wgmma", "mma", "float32", "triton", "cpu"), ("cuda", "triton", "cpu")
+SEARCHES, OTHERS = ("wgmma", "mma", "streamed", "triton", "cpu"), ("cuda", "triton", "cpu")
 EXACT, ROUNDED = (0.0, 0.0), (1e-5, 5e-6)  # relative and absolute tolerance
 
 

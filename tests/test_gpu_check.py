@@ -69,7 +69,7 @@ def test_step_at_its_limit_keeps_results_and_stops_no_other(check):
 def test_step_that_ignores_the_interrupt_is_killed(check):
     _, summary, out = check("tests")
     assert dict(map(reversed, summary)) == {
-        "tests-float32": "ok",
+        "tests-streamed": "ok",
         "tests-mma": "ok",
         "tests-wgmma": "timeout",
         "memcheck": "timeout",

@@ -13,7 +13,7 @@
 #include "cuda/grid.h"
 #include "cuda/rows.h"
 #include "cuda/sums.h"
-#include "cuda/vq_assign_float32.h"
+#include "cuda/vq_assign_definition.h"
 
 namespace uefl::cuda {
 namespace {
@@ -49,6 +49,26 @@ __device__ inline float rounded(float value) {
   narrow(value, out);
   return widen(out);
 }
+
+// The best so far, and the second best score; NaN never enters, ties go to the lower index.
+struct FloatTopTwo {
+  float best = INFINITY, second = INFINITY;
+  int index = 0;
+
+  __device__ void add(float score, int code) {
+    const bool lower = score < best;
+    second = lower ? best : fminf(second, score);
+    index = lower ? code : index;
+    best = lower ? score : best;
+  }
+
+  __device__ void merge(float other_best, float other_second, int other_index) {
+    const bool lower = other_best < best || (other_best == best && other_index < index);
+    second = fminf(fminf(second, other_second), fmaxf(best, other_best));
+    index = lower ? other_index : index;
+    best = fminf(best, other_best);
+  }
+};
 
 // Returns the nearest codeword by float32, or a negative number if the definition must decide. All threads of
 // the block call it.

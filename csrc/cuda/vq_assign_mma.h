@@ -3,7 +3,8 @@
 //
 // A block keeps 64 rows in shared memory as float16 and goes through the codebook in blocks of 128 codewords
 // x 64 elements, which stream through two buffers. Each of the eight warps has 32 rows and 32 codewords of
-// every product.
+// every product. If rows are too long for the shared memory, 64 of their elements are converted again for
+// each block of codewords (kStreamed).
 //
 //   first   keeps the two least scores of a row, writes what is certain, and lists the other rows with a
 //           limit: no codeword with a score above it can be the nearest
@@ -19,14 +20,14 @@ namespace uefl::cuda {
 namespace {
 
 constexpr int kMmaRows = 64, kMmaColumns = 8, kParts = kThreads / kMmaRows, kMostCandidates = 8;
+constexpr int kRowBlock = kMmaRows * kBlockElements;
 constexpr int kMmaLists = kMmaRows / kWarpRows;  // lists of a block, one for each warp that tests rows
 constexpr int kMmaBarrier = 5;                   // named barrier of the threads that search with mma.sync
 
 // The state of a block for its rows.
 struct MmaRows {
+  // the first pass: of the threads, and of the warps, that share rows
   float squares[kParts][kMmaRows], rests[kParts][kMmaRows];
-  float norm[kMmaRows], rest[kMmaRows];
-  // the first pass: of the warps that share rows
   int bests[4][kMmaRows], seconds[4][kMmaRows], numbers[4][kMmaRows];
   // the second
   int64_t outputs[kMmaRows];
@@ -38,10 +39,11 @@ struct MmaRows {
 UEFL_HOST_DEVICE inline int64_t mma_width(int64_t d) {
   return (d + kBlockElements - 1) / kBlockElements * kBlockElements;
 }
-// Bytes of dynamic shared memory, and of the array that the kernel declares itself.
+// Bytes of dynamic shared memory for so many elements of a row, and of the array that the kernel declares
+// itself.
 constexpr int64_t kMmaStaticBytes = 64;
-UEFL_HOST_DEVICE inline int64_t mma_bytes(int64_t d) {
-  return (mma_width(d) * kMmaRows + 2 * kBlockHalves) * 2 + static_cast<int64_t>(sizeof(MmaRows));
+UEFL_HOST_DEVICE inline int64_t mma_bytes(int64_t elements) {
+  return (mma_width(elements) * kMmaRows + 2 * kBlockHalves) * 2 + static_cast<int64_t>(sizeof(MmaRows));
 }
 
 // Dynamic shared memory: 64 rows, two buffers of the codebook, and the state.
@@ -49,13 +51,13 @@ struct MmaMemory {
   uint16_t *rows, *buffers;  // rows: [width / 64] blocks of 64 rows
   MmaRows& known;
 
-  __device__ explicit MmaMemory(int64_t d)
+  __device__ explicit MmaMemory(int64_t elements)
       : rows(reinterpret_cast<uint16_t*>(dynamic_memory())),
-        buffers(rows + mma_width(d) * kMmaRows),
+        buffers(rows + mma_width(elements) * kMmaRows),
         known(*reinterpret_cast<MmaRows*>(buffers + 2 * kBlockHalves)) {}
 };
 
-// The threads that search with mma.sync: all of a block of search_mma, 256 of those of search_wgmma.
+// The threads that search with mma.sync: all threads of a block of search_mma, 256 of search_wgmma.
 __device__ inline int mma_thread() { return static_cast<int>(threadIdx.x % kThreads); }
 __device__ inline void mma_meet() { named_wait(kMmaBarrier, kThreads); }
 
@@ -87,68 +89,61 @@ __device__ inline void note_candidates(const float (&scores)[kMmaColumns], int64
   }
 }
 
-// Rows of a book as float16, with their lengths and what float16 lost; zero where there is no row.
-// output_of(i) is the output of row i, negative for none. They are read twice, the second time from the
-// cache.
-template <class T, class OutputOf>
-__device__ void load_rows(const T* x, const Shape& shape, const Packed& packed, int64_t book,
-                          const OutputOf& output_of, const MmaMemory& memory) {
-  MmaRows& known = memory.known;
-  // Neighboring threads read adjacent elements.
-  const int thread = mma_thread(), row = shape.stride == 1 ? thread / kParts : thread % kMmaRows;
-  const int part = shape.stride == 1 ? thread % kParts : thread / kMmaRows;
-  const float* center = packed.center + book * shape.d;
-  const int64_t output = output_of(row);
-  const T* source = output >= 0 ? x + shape.begin(output) : nullptr;
-  float square = 0, rest = 0;
-  for (int j = part * 4; j < shape.d; j += kParts * 4)
-    square = squared(centered_four(source, shape, center, j), square);
-  known.squares[part][row] = square;
-  mma_meet();
-  const auto sum_of = [&](const float (&parts)[kParts][kMmaRows]) {
-    float sum = 0;
-    for (int i = 0; i < kParts; ++i) sum += parts[i][row];
-    return sum;
-  };
-  const float norm = row_norm(sum_of(known.squares), shape.d, book_exponent(packed, book)),
-              up = scale_up(norm);
-  for (int j = part * 4; j < mma_width(shape.d); j += kParts * 4) {
-    uint2 halves;
-    halves_of(centered_four(source, shape, center, j), up, halves.x, halves.y, rest);
-    uint16_t* block = memory.rows + j / kBlockElements * (kMmaRows * kBlockElements);
-    *reinterpret_cast<uint2*>(block + swizzled(row, j % kBlockElements)) = halves;
-  }
-  known.rests[part][row] = rest;
-  if (part == 0) known.norm[row] = norm;
-  mma_meet();
-  if (part == 0) known.rest[row] = row_rest(sum_of(known.rests), norm);
-}
+// The part of a row that a thread converts: every kParts'th group of four elements.
+template <class T>
+struct RowPart {
+  const T* source;  // null where there is no row: zero
+  const Shape& shape;
+  const float* center;
+  RowScale scale;
+  int row, part;
 
-// The same base for all 64 rows.
-__device__ inline Base base_of_rows(const Certificate& certificate, const MmaRows& known) {
-  float longest = 0;
-  for (int i = threadIdx.x % kWarp; i < kMmaRows; i += kWarp)
-    longest = fmaxf(longest, certificate.holds(known.norm[i]) ? known.norm[i] : 0);
-  for (int step = kWarp / 2; step > 0; step /= 2)
-    longest = fmaxf(longest, __shfl_xor_sync(kAllLanes, longest, step));
-  return {certificate.half_square, certificate.radius, longest};
-}
+  // output_of(i) is the output of row i, negative for none. Neighboring threads read adjacent elements.
+  template <class OutputOf>
+  __device__ RowPart(const T* x, const Shape& of, const Packed& packed, int64_t book,
+                     const OutputOf& output_of)
+      : shape(of),
+        center(packed.center + book * of.d),
+        scale(of, packed, book, is_half(T{})),
+        row(of.stride == 1 ? mma_thread() / kParts : mma_thread() % kMmaRows),
+        part(of.stride == 1 ? mma_thread() % kParts : mma_thread() / kMmaRows) {
+    const int64_t output = output_of(row);
+    source = output >= 0 ? x + shape.begin(output) : nullptr;
+  }
+
+  // A chunk to float16. Adds up the squares of the scaled elements and of their errors.
+  __device__ void convert(int chunk, uint16_t* block, float& square, float& rest) const {
+    UEFL_UNROLL_BY(1)
+    for (int j = part * 4; j < kBlockElements; j += kParts * 4) {
+      Four<float> y = centered_four(source, shape, center, chunk * kBlockElements + j);
+      UEFL_UNROLL
+      for (int i = 0; i < 4; ++i) y.values[i] *= scale.up;
+      square = squared(y, square);
+      *reinterpret_cast<uint2*>(block + swizzled(row, j)) = halves_of(y, rest);
+    }
+  }
+
+  // All chunks one after the other. Streamed chunks overwrite each other: only the sums count.
+  template <bool kStreamed>
+  __device__ void convert_all(const MmaMemory& memory, float& square, float& rest) const {
+    for (int chunk = 0; chunk * kBlockElements < shape.d; ++chunk)
+      convert(chunk, memory.rows + (kStreamed ? 0 : chunk * kRowBlock), square, rest);
+  }
+};
 
 // The rows against all codewords of their book, whose first block is on its way to the first buffer.
-// use(scores, r, part) gets the scores of row 8 r + lane / 4 of the warp with the columns of a lane among 32
-// codewords; base is added to them.
-template <class Use>
-__device__ void score_rows(const Shape& shape, const Packed& packed, int64_t book, float base,
+// use(scores, r, part) gets the scores, above the base, of row 8 r + lane / 4 of the warp with the columns of
+// a lane among 32 codewords.
+template <bool kStreamed, class T, class Use>
+__device__ void score_rows(const RowPart<T>& rows, const Packed& packed, int64_t book,
                            const MmaMemory& memory, const Use& use) {
-  const int warp = mma_thread() / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
+  const Shape& shape = rows.shape;
+  const int warp = mma_thread() / kWarp, t = threadIdx.x % 4;
   const int warp_row = warp / 4 * 32, warp_code = warp % 4 * 32, width = static_cast<int>(mma_width(shape.d));
   const int chunks = width / kBlockElements,
             code_blocks = static_cast<int>(shape.padded_k / kBlockCodewords) * chunks;
   const uint16_t* codewords = packed.halves + book * shape.padded_k * width;
-  const int code_exponent = book_exponent(packed, book);
-  float down[4];  // row r of the thread: row 8 r + g of the warp
-  UEFL_UNROLL
-  for (int r = 0; r < 4; ++r) down[r] = scale_down(memory.known.norm[warp_row + 8 * r + g], code_exponent);
+  const float* starts = start_of(packed, first_tile_of(shape, book), warp_code) + t * (kStarts / 4);
   float dot[2][4][4] = {};  // two times 16 rows, four times 8 codewords
   for (int number = 0; number < code_blocks; ++number) {
     const int chunk = number % chunks, code_tile = number / chunks;
@@ -159,8 +154,12 @@ __device__ void score_rows(const Shape& shape, const Packed& packed, int64_t boo
     } else {
       wait_copies<0>();
     }
+    if constexpr (kStreamed) {
+      float square = 0, rest = 0;
+      rows.convert(chunk, memory.rows, square, rest);
+    }
     mma_meet();
-    const uint16_t* row_block = memory.rows + chunk * (kMmaRows * kBlockElements);
+    const uint16_t* row_block = memory.rows + (kStreamed ? 0 : chunk * kRowBlock);
     const uint16_t* code_block = memory.buffers + number % 2 * kBlockHalves;
     UEFL_UNROLL
     for (int j = 0; j < kBlockElements; j += 16) {
@@ -179,19 +178,18 @@ __device__ void score_rows(const Shape& shape, const Packed& packed, int64_t boo
     }
     mma_meet();  // before the buffer is written again
     if (chunk + 1 < chunks) continue;
-    const int part = code_tile * 4 + warp % 4;
-    const float* half_norm =
-        packed.half_norms + book * shape.padded_k + part * int64_t{4 * kMmaColumns} + 2 * t;
+    const Four<float> start[2] = {load_four(starts), load_four(starts + 4)};
+    starts += kStarts;
     UEFL_UNROLL
     for (int r = 0; r < 4; ++r) {
       float scores[kMmaColumns];
       UEFL_UNROLL
       for (int i = 0; i < kMmaColumns; ++i) {
         float& product = dot[r / 2][i / 2][r % 2 * 2 + i % 2];
-        scores[i] = fmaf(-product, down[r], half_norm[i / 2 * 8 + i % 2] + base);
+        scores[i] = fmaf(-product, rows.scale.down, start[i / 4].values[i % 4]);
         product = 0;
       }
-      use(scores, r, part);
+      use(scores, r, code_tile * 4 + warp % 4);
     }
   }
 }
@@ -264,10 +262,10 @@ struct OpenLists {
 };
 
 // The second pass of a block, by kThreads threads, over the rows that it has listed.
-template <class T>
+template <bool kStreamed, class T>
 __device__ void search_open(const T* x, const Shape& shape, const Packed& packed, const OpenLists& lists,
                             int64_t* indices) {
-  const MmaMemory memory(shape.d);
+  const MmaMemory memory(kStreamed ? kBlockElements : shape.d);
   MmaRows& known = memory.known;
   const int thread = mma_thread(), warp_row = thread / kWarp / 4 * 32, g = thread % kWarp / 4;
   for (int64_t book = 0; book < shape.books; ++book) {
@@ -279,19 +277,21 @@ __device__ void search_open(const T* x, const Shape& shape, const Packed& packed
       if (known.rows == 0) break;
       if (thread < kMmaRows) known.found[thread] = 0;
       copy_block(packed.halves + book * shape.padded_k * mma_width(shape.d), memory.buffers);
-      load_rows(
-          x, shape, packed, book, [&](int row) { return row < known.rows ? known.outputs[row] : -1; },
-          memory);
+      const RowPart<T> rows(x, shape, packed, book,
+                            [&](int row) { return row < known.rows ? known.outputs[row] : -1; });
+      float square = 0, rest = 0;
+      if (!kStreamed) rows.template convert_all<kStreamed>(memory, square, rest);
       float limit[4];
       UEFL_UNROLL
       for (int r = 0; r < 4; ++r) {
         const int row = warp_row + 8 * r + g;
         limit[r] = row < known.rows ? known.limits[row] : NAN;
       }
-      score_rows(shape, packed, book, 0, memory, [&](const float (&scores)[kMmaColumns], int r, int part) {
-        note_candidates(scores, part * int64_t{4 * kMmaColumns} + 2 * (threadIdx.x % 4), warp_row + 8 * r + g,
-                        limit[r], known);
-      });
+      score_rows<kStreamed>(rows, packed, book, memory,
+                            [&](const float (&scores)[kMmaColumns], int r, int part) {
+                              note_candidates(scores, part * int64_t{4 * kMmaColumns} + 2 * (threadIdx.x % 4),
+                                              warp_row + 8 * r + g, limit[r], known);
+                            });
       mma_meet();
       decide(x, shape, packed, book, known, indices);
     }
@@ -306,17 +306,70 @@ UEFL_HOST_DEVICE inline int64_t mma_room(const Shape& shape, unsigned blocks) {
   return (mma_tiles(shape) + blocks - 1) / blocks * kWarpRows;
 }
 
+// The least scores of a row among those that a thread has of it: of all of them (kCross), or of every four.
+template <bool kCross>
+__device__ inline void compare(const float (&scores)[kMmaColumns], int part, int shift, PackedTopTwo& top) {
+  if constexpr (kCross) {
+    int all[kMmaColumns];
+    UEFL_UNROLL
+    for (int i = 0; i < kMmaColumns; ++i) all[i] = pack(scores[i], i, shift);
+    top.add(all, part);
+  } else {
+    top.add({pack(least_of_four(scores), 0, shift), pack(least_of_four(scores + 4), 4, shift)}, part);
+  }
+}
+
+// The results of a warp for its rows, for the warps that test them.
+__device__ inline void leave_results(const PackedTopTwo (&top)[4], MmaRows& known) {
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  UEFL_UNROLL
+  for (int r = 0; r < 4; ++r) {
+    const TopTwo of_warp = merge_quad<kMmaColumns>(top[r]);
+    const int which = warp / 4 * 32 + 8 * r + lane / 4;
+    if (lane % 4 != r) continue;
+    known.bests[warp % 4][which] = of_warp.best, known.seconds[warp % 4][which] = of_warp.second;
+    known.numbers[warp % 4][which] = of_warp.index;
+  }
+}
+
+// The two least scores of row `which`, with four codewords scored again unless all were compared; by a warp
+// for its 16 rows.
+template <bool kCross>
+__device__ TopTwo two_least(const Shape& shape, const Packed& packed, int64_t book, float down,
+                            const MmaMemory& memory, int which) {
+  TopTwo found{INT_MAX, INT_MAX, 0};
+  for (int i = 0; i < 4; ++i) {
+    found.merge(memory.known.bests[i][which], memory.known.seconds[i][which], memory.known.numbers[i][which]);
+  }
+  if constexpr (!kCross) {
+    const int first_tile = first_tile_of(shape, book), warp = threadIdx.x / kWarp,
+              chunks = static_cast<int>(mma_width(shape.d)) / kBlockElements;
+    Again again(found.index, static_cast<int>(threadIdx.x % kWarp));
+    for (int chunk = 0; chunk < chunks; ++chunk) {
+      again.add(memory.rows + (chunk * kMmaRows + warp * kWarpRows) * kBlockElements, [&](int block) {
+        return packed.halves + int64_t{(first_tile + block) * chunks + chunk} * kBlockHalves;
+      });
+    }
+    const float* start = start_of(packed, first_tile, again.code());
+    const TopTwo four = again.result({start[0], start[1]}, down, packed.shift);
+    found = {four.best, lesser(found.second, four.second), four.index};
+  }
+  return found;
+}
+
 // kCross: all scores are compared; else the least of every four, as in vq_assign_wgmma.h.
-template <class T, bool kCross>
+template <class T, bool kCross, bool kStreamed>
 __global__ void __launch_bounds__(kThreads, 2)
     search_mma(const T* x, const __grid_constant__ Shape shape, const __grid_constant__ Packed packed,
                bool exact, int64_t* indices) {
+  static_assert(kCross || !kStreamed, "to score four codewords again takes whole rows");
   __shared__ int open[kMmaLists];
-  const MmaMemory memory(shape.d);
+  const MmaMemory memory(kStreamed ? kBlockElements : shape.d);
   MmaRows& known = memory.known;
-  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const int64_t all = shape.outputs / shape.books, room = mma_room(shape, gridDim.x);
-  OpenRows list(packed, blockIdx.x * kMmaLists + warp % kMmaLists, room);  // of the warps that test rows
+  // of the warps that test rows
+  OpenRows list(packed, static_cast<int>(blockIdx.x) * kMmaLists + warp % kMmaLists, room);
 
   const auto tiles = static_cast<unsigned>(mma_tiles(shape)), books = static_cast<unsigned>(shape.books);
   for (unsigned work = blockIdx.x; work < tiles; work += gridDim.x) {
@@ -325,61 +378,36 @@ __global__ void __launch_bounds__(kThreads, 2)
       return first_row + row < all ? (first_row + row) * shape.books + book : -1;
     };
     copy_block(packed.halves + book * shape.padded_k * mma_width(shape.d), memory.buffers);
-    load_rows(x, shape, packed, book, output_of, memory);
-    const Certificate certificate(shape, packed, book);
-    const Base base = base_of_rows(certificate, known);
+    const RowPart<T> rows(x, shape, packed, book, output_of);
+    float square = 0, rest = 0;
+    rows.template convert_all<kStreamed>(memory, square, rest);
+    known.squares[rows.part][rows.row] = square, known.rests[rows.part][rows.row] = rest;
     PackedTopTwo top[4];
-    score_rows(shape, packed, book, base.base, memory,
-               [&](const float (&scores)[kMmaColumns], int r, int part) {
-                 if constexpr (kCross) {
-                   int all[kMmaColumns];
-                   UEFL_UNROLL
-                   for (int i = 0; i < kMmaColumns; ++i) all[i] = pack(scores[i], i, packed.shift);
-                   top[r].add(all, part);
-                 } else {
-                   top[r].add({pack(least_of_four(scores), 0, packed.shift),
-                               pack(least_of_four(scores + 4), 4, packed.shift)},
-                              part);
-                 }
-               });
-    UEFL_UNROLL
-    for (int r = 0; r < 4; ++r) {
-      const TopTwo of_warp = merge_quad<kMmaColumns>(top[r]);
-      const int which = warp / 4 * 32 + 8 * r + g;
-      if (t != r) continue;
-      known.bests[warp % 4][which] = of_warp.best, known.seconds[warp % 4][which] = of_warp.second;
-      known.numbers[warp % 4][which] = of_warp.index;
-    }
+    score_rows<kStreamed>(rows, packed, book, memory,
+                          [&](const float (&scores)[kMmaColumns], int r, int part) {
+                            compare<kCross>(scores, part, packed.shift, top[r]);
+                          });
+    leave_results(top, known);
     __syncthreads();
     if (warp < kMmaLists) {
+      const RowScale& scale = rows.scale;
       const int which = warp * kWarpRows + row_of(lane);
-      TopTwo found{INT_MAX, INT_MAX, 0};
-      for (int i = 0; i < 4; ++i)
-        found.merge(known.bests[i][which], known.seconds[i][which], known.numbers[i][which]);
-      if constexpr (!kCross) {
-        const int64_t first_code = book * shape.padded_k;
-        const int chunks = static_cast<int>(mma_width(shape.d)) / kBlockElements;
-        Again again(found.index, lane);
-        for (int chunk = 0; chunk < chunks; ++chunk) {
-          again.add(memory.rows + (chunk * kMmaRows + warp * kWarpRows) * kBlockElements, [&](int block) {
-            return packed.halves + ((first_code / kBlockCodewords + block) * chunks + chunk) * kBlockHalves;
-          });
-        }
-        const float* half = packed.half_norms + first_code + again.code();
-        const float down = scale_down(known.norm[which], book_exponent(packed, book));
-        const TopTwo four = again.result({half[0] + base.base, half[1] + base.base}, down, packed.shift);
-        found = {four.best, lesser(found.second, four.second), four.index};
-      }
+      const TopTwo found = two_least<kCross>(shape, packed, book, scale.down, memory, which);
+      float square = 0, rest = 0;
+      for (int i = 0; i < kParts; ++i) square += known.squares[i][which], rest += known.rests[i][which];
+      const Judge judge(shape, packed, book, scale.down);
+      const float norm = scale.norm(square, shape.d);
+      const Verdict verdict(norm <= judge.longest ? norm : INFINITY, scale.rest(rest, shape.d),
+                            judge.certificate, judge.base);
       const int64_t output = lane % 2 == 0 ? output_of(which) : -1;
-      const Verdict verdict(known.norm[which], known.rest[which], certificate, base);
       const bool certain = verdict.holds() && (!exact || verdict.apart(found.best, found.second));
       if (output >= 0 && certain) indices[output] = found.index;
-      list.push(output >= 0 && !certain, output, verdict.limit(found.best, base));
+      list.push(output >= 0 && !certain, output, verdict.limit(found.best, judge.base));
     }
     __syncthreads();
   }
   if (warp < kMmaLists && lane == 0) open[warp] = list.count;
-  search_open(x, shape, packed, OpenLists(packed, open, kMmaLists, room), indices);
+  search_open<kStreamed>(x, shape, packed, OpenLists(packed, open, kMmaLists, room), indices);
 }
 
 }  // namespace

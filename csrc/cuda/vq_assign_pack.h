@@ -34,21 +34,18 @@ __device__ inline int start_place(int column) { return column % 8 / 2 * 36 + col
 
 // A codeword with a NaN or an infinity is NaN throughout in exact, and no comparison lets it win.
 struct Packed {
-  double* exact;    // [books, k, d] codewords, of length one for cosine
-  double* bounds;   // [books, 4] the largest |b|^2 / 2 (0 for cosine), |b|, |b - b1| in units of the halves,
-                    // and |y| of some rows
-  float* center;    // [books, d] mu, 0 for cosine
-  double* longest;  // [books, padded_k / kPackCodewords] the largest |b| of so many codewords
-  float* sampled;   // [books, kSampledRows] |y| of rows that are spread over x
-  float* half_norms;  // [books, padded_k] |b|^2 / 2 (0 for cosine), kNever where there is no finite codeword
-  float* starts;      // [books, padded_k / 128, kStarts] the same above the base of wgmma's scores; see
-                      // start_place()
-  uint16_t* halves;   // [books, padded_k / 128, width / 64] blocks of float16, b scaled so that the longest
-                      // has a length in [2^14, 2^15), zero where there is no finite codeword; or, for the
-                      // search in float32,
-  float* codewords;   // [books, d, padded_k] b, zero where there is no codeword
-  int64_t* listed;    // [open_rows()] outputs that a block leaves open after its first pass, and
-  float* limits;      // the score that a candidate has at most; NaN: score all codewords by the definition
+  double* exact;     // [books, k, d] codewords, of length one for cosine
+  double* bounds;    // [books, 4] the largest |b|^2 / 2 (0 for cosine), |b|, |b - b1| in units of the halves,
+                     // and |y| of some rows
+  float* center;     // [books, d] mu, 0 for cosine
+  double* longest;   // [books, padded_k / kPackCodewords] the largest |b| of so many codewords
+  float* sampled;    // [books, kSampledRows] |y| of rows that are spread over x
+  float* starts;     // [books, padded_k / 128, kStarts] where scores start: |b|^2 / 2 (0 for cosine) above
+                     // the base, far above it where there is no finite codeword; see start_place()
+  uint16_t* halves;  // [books, padded_k / 128, width / 64] blocks of float16, b scaled so that the longest
+                     // has a length in [2^14, 2^15), zero where there is no finite codeword
+  int64_t* listed;   // [open_rows()] outputs that a block leaves open after its first pass, and
+  float* limits;     // the score that a candidate has at most; NaN: score all codewords by the definition
   int shift = 1 << kColumnBits;  // a factor that the compiler must not know; see multiply_add_integer()
 };
 
@@ -123,6 +120,15 @@ __device__ T block_largest(T value) {
   return value;
 }
 
+// Where the scores of a codeword start, in the book that begins with this tile of 128 codewords.
+__device__ inline float* start_of(const Packed& packed, int first_tile, int code) {
+  return packed.starts + int64_t{first_tile + code / kBlockCodewords} * kStarts +
+         start_place(code % kBlockCodewords);
+}
+__device__ inline int first_tile_of(const Shape& shape, int64_t book) {
+  return static_cast<int>(book * (shape.padded_k / kBlockCodewords));
+}
+
 // One codeword by a warp, be it one that pads: in float64, of unit length for cosine, and its norm. The
 // length for cosine is summed in the order of the elements, as the definition has it. Returns |b|, zero where
 // there is no finite codeword.
@@ -156,7 +162,10 @@ __device__ double measure_codeword(const T* codebook, const Shape& shape, const 
   }
   square = warp_sum(square);
   if (lane == 0)
-    packed.half_norms[code] = !finite ? kNever : shape.euclidean ? static_cast<float>(square / 2) : 0;
+    *start_of(packed, first_tile_of(shape, book), static_cast<int>(k)) = !finite ? kNever
+                                                                         : shape.euclidean
+                                                                             ? static_cast<float>(square / 2)
+                                                                             : 0;
   return finite ? sqrt(square) : 0;
 }
 
@@ -188,8 +197,9 @@ struct Base {
     const int exponent = exponent_of(magnitude, -90, 100) + 2;
     base = 1.5f * power(exponent), unit = power(exponent - 23);
   }
-  __device__ float score(int bits) const {
-    return __int_as_float((__float_as_int(base) & 0x7f800000) | (bits & 0x007fffff)) - base;
+  // The one with these last bits.
+  __device__ float with_bits(int bits) const {
+    return __int_as_float((__float_as_int(base) & 0x7f800000) | (bits & 0x007fffff));
   }
 };
 
@@ -199,8 +209,8 @@ __device__ inline float least_norm(int code_exponent) {
   return power(code_exponent - 60 > -98 - code_exponent ? code_exponent - 60 : -98 - code_exponent);
 }
 
-// For wgmma one base, and one power of two, serve all rows of a book, up to 16 times as long as the longest
-// of the sample: that takes four bits of the distance of two scores, which float16 has long lost.
+// One base, and one power of two, serve all rows of a book, up to 16 times as long as the longest of the
+// sample: that takes four bits of the distance of two scores, which float16 has long lost.
 __device__ inline float longest_row(const double* bounds) {
   return fmaxf(16 * static_cast<float>(bounds[3]), least_norm(book_exponent(bounds)));
 }
@@ -214,12 +224,10 @@ __device__ inline Base base_of(const Packed& packed, int64_t book) {
   return base_of(packed.bounds + 4 * book);
 }
 
-// The first half, a block: the center, then codewords, and where rows is not null the lengths of some rows;
-// and zeroes what later kernels add to.
+// The first half, a block: the center, then codewords and the lengths of some rows.
 template <class Codeword, class Row>
 __device__ void measure(const Codeword* codebook, const Row* rows, const Shape& shape, const Packed& packed) {
-  const int64_t tiles = shape.padded_k / kPackCodewords,
-                samples = rows == nullptr ? 0 : kSampledRows / kPackCodewords;
+  const int64_t tiles = shape.padded_k / kPackCodewords, samples = kSampledRows / kPackCodewords;
   const int64_t all = shape.outputs / shape.books, apart = (all + kSampledRows - 1) / kSampledRows;
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   int64_t known = -1;  // the book with the center that this block has written
@@ -244,9 +252,9 @@ __device__ void measure(const Codeword* codebook, const Row* rows, const Shape& 
   }
 }
 
-// The bounds of a book but T, for all threads of a block. Of the rows, those out of reach, NaN and infinity
-// do not count, or one of them would leave no bits to the scores of all others.
-__device__ inline void find_bounds(const Shape& shape, const Packed& packed, int64_t book, bool sampled,
+// The bounds of a book but T, for all threads of a block. Of the rows, those out of reach, NaN, infinity, and
+// what is far above the geometric mean do not count, or one would leave no bits to the scores of all others.
+__device__ inline void find_bounds(const Shape& shape, const Packed& packed, int64_t book,
                                    double (&bounds)[4]) {
   const int64_t tiles = shape.padded_k / kPackCodewords;
   double length = 0;
@@ -255,15 +263,18 @@ __device__ inline void find_bounds(const Shape& shape, const Packed& packed, int
   bounds[1] = block_largest(length), bounds[0] = shape.euclidean ? bounds[1] * bounds[1] / 2 : 0;
   const float reach = reach_of(bounds);
   float row = 0;
-  for (int i = threadIdx.x; i < kSampledRows && sampled; i += kThreads) {
+  int count = 0, exponents = 0;
+  for (int i = threadIdx.x; i < kSampledRows; i += kThreads) {
     const float norm = packed.sampled[book * kSampledRows + i];
-    row = norm < reach && norm * bounds[1] < kLargestProduct && norm > row ? norm : row;
+    if (!(0 < norm && norm < reach && norm * bounds[1] < kLargestProduct)) continue;
+    row = fmaxf(row, norm), exponents += exponent_of(norm, -126, 60), ++count;
   }
-  bounds[2] = 0, bounds[3] = block_largest(row);
+  count = warp_sum(count), exponents = warp_sum(exponents);
+  bounds[2] = 0, bounds[3] = block_largest(count > 0 ? fminf(row, power(exponents / count + 4)) : 0);
 }
 
-// An operand of the tensor cores by a warp, and where its scores start in wgmma; returns |b - b1| in units of
-// the halves.
+// An operand of the tensor cores by a warp, and where its scores start; returns |b - b1| in units of the
+// halves.
 __device__ inline double write_halves(const Shape& shape, const Packed& packed, int64_t code,
                                       const double (&bounds)[4]) {
   const int lane = threadIdx.x % kWarp;
@@ -281,37 +292,22 @@ __device__ inline double write_halves(const Shape& shape, const Packed& packed, 
            swizzled(static_cast<int>(k % kBlockCodewords), static_cast<int>(j % kBlockElements))] = bits;
     rest += (value - from_half(bits)) * (value - from_half(bits));
   }
-  const int64_t place = code / kBlockCodewords * kStarts + start_place(static_cast<int>(k % kBlockCodewords));
-  if (lane == 0) packed.starts[place] = packed.half_norms[code] + base_of(bounds).base;
+  if (lane == 0) *start_of(packed, first_tile_of(shape, book), static_cast<int>(k)) += base_of(bounds).base;
   return sqrt(warp_sum(rest));
 }
 
-// The same for the search in float32: transposed, so that neighboring threads take what lies side by side.
-__device__ inline void write_float32(const Shape& shape, const Packed& packed, int64_t code) {
-  const int64_t book = code / shape.padded_k, k = code % shape.padded_k;
-  const double* exact = packed.exact + (book * shape.k + k) * shape.d;
-  for (int64_t j = threadIdx.x % kWarp; j < shape.d; j += kWarp) {
-    const double value = k < shape.k ? exact[j] - packed.center[book * shape.d + j] : 0;
-    packed.codewords[(book * shape.d + j) * shape.padded_k + k] = static_cast<float>(value);
-  }
-}
-
 // The second half, a block: no number that shared memory held before the barrier is read here.
-__device__ inline void write_operands(const Shape& shape, const Packed& packed, bool halves, bool sampled) {
+__device__ inline void write_operands(const Shape& shape, const Packed& packed) {
   const int64_t tiles = shape.padded_k / kPackCodewords;
   int64_t known = -1;
   double bounds[4] = {};
   for (int64_t item = blockIdx.x; item < shape.books * tiles; item += gridDim.x) {
     const int64_t book = item / tiles, code = item * kPackCodewords + threadIdx.x / kWarp;
-    if (book != known) find_bounds(shape, packed, book, sampled, bounds);
+    if (book != known) find_bounds(shape, packed, book, bounds);
     known = book;
     double* target = packed.bounds + 4 * book;
     if (item % tiles == 0 && threadIdx.x == 0)
       target[0] = bounds[0], target[1] = bounds[1], target[3] = bounds[3];
-    if (!halves) {
-      write_float32(shape, packed, code);
-      continue;
-    }
     const double rest = block_largest(
         write_halves(shape, packed, code, bounds));  // doubles that are not negative order as their bits do
     if (threadIdx.x == 0) {
@@ -321,17 +317,16 @@ __device__ inline void write_operands(const Shape& shape, const Packed& packed, 
   }
 }
 
-// halves: for tensor cores, else for the search in float32; rows: null where no search asks how long they
-// are; cleared: arrays that later kernels add to. A cooperative launch of at most kPackBlocks blocks to a
+// cleared: arrays that later kernels add to. A cooperative launch of at most kPackBlocks blocks to a
 // multiprocessor.
 template <class Codeword, class Row>
 __global__ void __launch_bounds__(kThreads, kPackBlocks)
     pack_codebook(const Codeword* codebook, const Row* rows, const __grid_constant__ Shape shape,
-                  const __grid_constant__ Packed packed, const __grid_constant__ Spans cleared, bool halves) {
+                  const __grid_constant__ Packed packed, const __grid_constant__ Spans cleared) {
   clear_spans(cleared);
   measure(codebook, rows, shape, packed);
   grid_barrier();
-  write_operands(shape, packed, halves, rows != nullptr);
+  write_operands(shape, packed);
 }
 
 }  // namespace

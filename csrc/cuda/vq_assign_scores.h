@@ -47,38 +47,22 @@ __device__ inline float squared(const Four<float>& y, float sum) {
   return sum;
 }
 
-// Four float16, scaled, as two registers of a fragment; to rest, the square of the rounding error.
-__device__ inline void halves_of(const Four<float>& y, float up, uint32_t& low, uint32_t& high, float& rest) {
-  Four<float> scaled, lacking;
+// Four scaled elements as two registers of a fragment in float16; to rest, the square of the rounding error.
+__device__ inline uint2 halves_of(const Four<float>& scaled, float& rest) {
+  const uint2 halves{to_halves(scaled.values[0], scaled.values[1]),
+                     to_halves(scaled.values[2], scaled.values[3])};
+  Four<float> lacking;
   UEFL_UNROLL
-  for (int i = 0; i < 4; ++i) scaled.values[i] = y.values[i] * up;
-  low = to_halves(scaled.values[0], scaled.values[1]), high = to_halves(scaled.values[2], scaled.values[3]);
-  UEFL_UNROLL
-  for (int i = 0; i < 4; ++i)
-    lacking.values[i] =
-        scaled.values[i] - from_half(static_cast<uint16_t>((i < 2 ? low : high) >> i % 2 * 16));
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t pair = i < 2 ? halves.x : halves.y;
+    lacking.values[i] = scaled.values[i] - from_half(static_cast<uint16_t>(pair >> i % 2 * 16));
+  }
   rest = squared(lacking, rest);
+  return halves;
 }
 
-// The length of a row y from its square, or a little more; infinity where it is not a number.
-__device__ inline float row_norm(float square, int64_t d, int code_exponent) {
-  const float norm =
-      fmaxf(sqrtf(1.01f * square + static_cast<float>(d) * 0x1p-125f), least_norm(code_exponent));
-  return isnan(square) ? INFINITY : norm;
-}
-// The factor that takes a row to a length in [2^14, 2^15), and the factor that takes its products with the
-// packed codewords back.
-__device__ inline float scale_up(float norm) { return power(14 - exponent_of(norm, -126, 60)); }
-__device__ inline float scale_down(float norm, int code_exponent) {
-  return power(exponent_of(norm, -126, 60) + code_exponent - 28);
-}
-// |y - y1| from the squared rounding error of a scaled row in float16, or a little more.
-__device__ inline float row_rest(float square, float norm) {
-  return 1.01f * sqrtf(square) * power(exponent_of(norm, -126, 60) - 14);
-}
-
-// The power of two that takes all rows of a book to lengths below 2^15, for wgmma. float16 rows that are not
-// centered stay as they are.
+// The power of two that takes all rows of a book to lengths below 2^15. float16 rows that are not centered
+// stay as they are.
 struct RowScale {
   float up, down;  // for rows; for their products with the packed codewords
   float least;     // length that a row counts with
@@ -320,6 +304,20 @@ struct Again {
   }
 };
 
+// The bounds that certify the rows of a book: float64 until here, so it is made once for a book.
+struct Judge {
+  Certificate certificate;
+  Base base;
+  float longest, down;
+
+  Judge() = default;
+  __device__ Judge(const Shape& shape, const Packed& packed, int64_t book, float scale_down)
+      : certificate(shape, packed, book),
+        base(base_of(packed, book)),
+        longest(longest_row(packed, book)),
+        down(scale_down) {}
+};
+
 // The distance of a score from the least one of the row beyond which its codeword is certainly farther away.
 struct Verdict {
   float error;  // infinite where nothing is certain
@@ -332,9 +330,9 @@ struct Verdict {
   __device__ bool apart(int best, int other) const {
     return static_cast<float>((other >> kColumnBits) - (best >> kColumnBits)) * unit > 2.02f * error;
   }
-  // The score that a candidate has at most. NaN: score all by the definition.
+  // The score, above the base, that a candidate has at most. NaN: score all by the definition.
   __device__ float limit(int best, const Base& base) const {
-    return holds() ? base.score(best >> kColumnBits) + 2.2f * (error + unit) : NAN;
+    return holds() ? base.with_bits(best >> kColumnBits) + 2.2f * (error + unit) : NAN;
   }
 };
 
@@ -342,17 +340,20 @@ struct Verdict {
 // rows is the same in every run.
 struct OpenRows {
   const Packed& packed;
-  int64_t first;  // of the list, in the arrays of all lists
-  int count = 0;
+  const int64_t& room;  // of a list
+  int list, count = 0;  // list: its number among all lists
 
-  // The list number `list` of those that have room for this number of rows each.
-  __device__ OpenRows(const Packed& of, int64_t list, int64_t room) : packed(of), first(list * room) {}
+  __device__ OpenRows(const Packed& of, int number, const int64_t& rows)
+      : packed(of), room(rows), list(number) {}
+
+  // The place of row i in the arrays of all lists. It is computed again for every use, to save registers.
+  __device__ int64_t place(int i) const { return afresh(list) * room + i; }
 
   // All lanes of the warp call it.
   __device__ void push(bool open, int64_t output, float limit) {
     const unsigned votes = __ballot_sync(kAllLanes, open);
-    const int64_t place = first + count + __popc(votes & ((1u << threadIdx.x % kWarp) - 1));
-    if (open) packed.listed[place] = output, packed.limits[place] = limit;
+    const int64_t at = place(count + __popc(votes & ((1u << threadIdx.x % kWarp) - 1)));
+    if (open) packed.listed[at] = output, packed.limits[at] = limit;
     count += __popc(votes);
   }
 };

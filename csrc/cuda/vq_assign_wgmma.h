@@ -91,11 +91,12 @@ __device__ void convert(const unsigned char* raw, unsigned char* tile, int left,
       for (int e = 0; e < 8; e += 4) {
         const Four<float> middle =
             center != nullptr && piece * 8 + e < left ? load_four(center + piece * 8 + e) : Four<float>{};
-        Four<float> four{values[e] - middle.values[0], values[e + 1] - middle.values[1],
-                         values[e + 2] - middle.values[2], values[e + 3] - middle.values[3]};
-        halves_of(four, up, e == 0 ? halves.x : halves.z, e == 0 ? halves.y : halves.w, rest);
+        Four<float> scaled;
         UEFL_UNROLL
-        for (int j = 0; j < 4; ++j) values[e + j] = four.values[j] * up;
+        for (int j = 0; j < 4; ++j)
+          values[e + j] = scaled.values[j] = (values[e + j] - middle.values[j]) * up;
+        const uint2 pair = halves_of(scaled, rest);
+        (e == 0 ? halves.x : halves.z) = pair.x, (e == 0 ? halves.y : halves.w) = pair.y;
       }
     }
     UEFL_UNROLL
@@ -285,55 +286,93 @@ struct CodewordStages {
   __device__ const float* starts(int place) const { return first_starts + place * kStarts; }
 };
 
-// kLong: rows of more than one chunk, which the products read from shared memory; others stay in registers.
+// A warp of a warpgroup that multiplies. kLong: rows of more than one chunk, which the products read from
+// shared memory; others stay in registers.
 template <int kGroups, bool kLong, bool kCross>
-__device__ void multiply(const Shape& shape, const Packed& packed, const Stages& stages, const Memory& memory,
-                         bool halves, bool paired, CodewordBlocks& blocks) {
-  const int group = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x / kGroupThreads), 0) - 1;
-  const int warp = threadIdx.x / kWarp % kGroupWarps, lane = threadIdx.x % kWarp, t = lane % 4;
-  const int items = stages.items.number(blockIdx.x), rounds = stages.items.rounds(blockIdx.x);
-  const int code_tiles = stages.items.code_tiles, chunks = kLong ? stages.chunks : 1;
-  float down = 0;
-  CodewordStages<kLong && kGroups == 2> codewords(stages, memory);
-  Ring tiles{stages.tiles};
-  tiles.advance(group);
-  const Turns<kGroups> turns(group, !kLong || stages.in_turn);
-  turns.begin();
-  // Only one thread copies. A register holds the condition, so that it is not evaluated again for each tile.
-  int copies =
-      !stages.resident && turns.last && threadIdx.x % kGroupThreads == 0 && blocks.round < blocks.rounds;
-  const auto copy_codewords = [&] {
+struct Multiplier {
+  const Packed& packed;
+  const Stages& stages;
+  const Memory& memory;
+  CodewordBlocks& blocks;
+  bool paired;
+  int group, code_tiles, chunks;
+  CodewordStages<kLong && kGroups == 2> codewords;
+  Ring tiles;
+  Turns<kGroups> turns;
+  int copies;  // not 0: this thread copies the codebook
+
+  __device__ Multiplier(const Packed& of, const Stages& plan, const Memory& shared, bool in_pair,
+                        CodewordBlocks& to_copy)
+      : packed(of),
+        stages(plan),
+        memory(shared),
+        blocks(to_copy),
+        paired(in_pair),
+        group(__shfl_sync(kAllLanes, static_cast<int>(threadIdx.x / kGroupThreads), 0) - 1),
+        code_tiles(plan.items.code_tiles),
+        chunks(kLong ? plan.chunks : 1),
+        codewords(plan, shared),
+        tiles{plan.tiles},
+        turns(group, !kLong || plan.in_turn),
+        // Only one thread copies. A register holds the condition, so that it is not evaluated for each tile.
+        copies(!plan.resident && turns.last && threadIdx.x % kGroupThreads == 0 &&
+               blocks.round < blocks.rounds) {
+    tiles.advance(group);
+  }
+
+  __device__ void copy_codewords() {
     if (copies != 0) copies = blocks.copy_next(packed, stages, memory, paired);
-  };
+  }
 
-  for (int round = 0; round < rounds; ++round, tiles.advance(kGroups)) {
-    const int book = stages.items.book(blockIdx.x, round);
-    if (round == 0 || shape.books > 1) down = RowScale(shape, packed, book, halves).down;
-    if (stages.resident) codewords.ring.place = book * code_tiles * chunks, codewords.ring.parity = 0;
-    if (round * kGroups + group >= items) {  // no rows in the last round: the others wait for its turns
-      for (int code_tile = 0; code_tile < code_tiles; ++code_tile) {
-        turns.wait();
-        for (int chunk = 0; chunk < chunks; ++chunk, codewords.ring.advance()) {
-          copy_codewords();
-          codewords.wait();
-          codewords.release(codewords.ring.place);
-        }
-        turns.pass();
+  // A last round without rows: the other warpgroups wait for its turns.
+  __device__ void pass_turns() {
+    for (int code_tile = 0; code_tile < code_tiles; ++code_tile) {
+      turns.wait();
+      for (int chunk = 0; chunk < chunks; ++chunk, codewords.ring.advance()) {
+        copy_codewords();
+        codewords.wait();
+        codewords.release(codewords.ring.place);
       }
-      break;
+      turns.pass();
     }
+  }
 
+  // Short rows as the left operand.
+  __device__ void load_rows(uint32_t (&fragment)[4][4]) const {
+    const int row = threadIdx.x / kWarp % kGroupWarps * kWarpRows + threadIdx.x % kWarpRows,
+              half = threadIdx.x / kWarpRows % 2;
+    const unsigned char* from = memory.tile(tiles.place, 0) + row * (kBlockElements * 2);
+    UEFL_UNROLL
+    for (int i = 0; i < 4; ++i) load_matrices(fragment[i], from + ((2 * i + half) ^ row % 8) * 16);
+    if (kCross) barrier_arrive_by_warp(memory.tile_free(tiles.place, 0));  // else finish() does
+  }
+
+  // The products of long rows with a tile of codewords, of which the last chunk is under way at the end.
+  // Returns the stage of its codewords.
+  __device__ int multiply_chunks(float (&dot)[64], int code_tile) {
+    int last = codewords.ring.place;  // the block of the products that are under way
+    multiply_chunk(dot, operand(memory.tile(tiles.place, 0)), codewords.block(), false);
+    codewords.ring.advance();
+    for (int chunk = 1; chunk < chunks; ++chunk, codewords.ring.advance()) {
+      if (code_tile == 0) barrier_wait(memory.tile_ready(tiles.place, chunk), tiles.parity);
+      codewords.wait();
+      products_begin();
+      multiply_chunk(dot, operand(memory.tile(tiles.place, chunk)), codewords.block(), true);
+      products_wait<1>();
+      codewords.release(last);
+      copy_codewords();
+      if (kCross && code_tile + 1 == code_tiles)
+        barrier_arrive_by_warp(memory.tile_free(tiles.place, chunk - 1));
+      last = codewords.ring.place;
+    }
+    return last;
+  }
+
+  // The two least scores of two rows of a lane with all codewords of a book.
+  __device__ void multiply_item(float down, PackedTopTwo (&top)[2]) {
     uint32_t fragment[4][4];
     barrier_wait(memory.tile_ready(tiles.place, 0), tiles.parity);
-    if constexpr (!kLong) {
-      const unsigned char* row =
-          memory.tile(tiles.place, 0) + (warp * kWarpRows + lane % kWarpRows) * (kBlockElements * 2);
-      UEFL_UNROLL
-      for (int i = 0; i < 4; ++i)
-        load_matrices(fragment[i], row + ((2 * i + lane / kWarpRows) ^ lane % 8) * 16);
-      if (kCross) barrier_arrive_by_warp(memory.tile_free(tiles.place, 0));  // else finish() does
-    }
-    PackedTopTwo top[2];
+    if constexpr (!kLong) load_rows(fragment);
     float dot[64];
     for (int code_tile = 0; code_tile < code_tiles; ++code_tile) {
       copy_codewords();
@@ -341,22 +380,9 @@ __device__ void multiply(const Shape& shape, const Packed& packed, const Stages&
       codewords.wait();
       registers_settled(dot);
       products_begin();
-      int last = codewords.ring.place;  // the block of the products that are under way
+      int last = codewords.ring.place;
       if constexpr (kLong) {
-        multiply_chunk(dot, operand(memory.tile(tiles.place, 0)), codewords.block(), false);
-        codewords.ring.advance();
-        for (int chunk = 1; chunk < chunks; ++chunk, codewords.ring.advance()) {
-          if (code_tile == 0) barrier_wait(memory.tile_ready(tiles.place, chunk), tiles.parity);
-          codewords.wait();
-          products_begin();
-          multiply_chunk(dot, operand(memory.tile(tiles.place, chunk)), codewords.block(), true);
-          products_wait<1>();
-          codewords.release(last);
-          copy_codewords();
-          if (kCross && code_tile + 1 == code_tiles)
-            barrier_arrive_by_warp(memory.tile_free(tiles.place, chunk - 1));
-          last = codewords.ring.place;
-        }
+        last = multiply_chunks(dot, code_tile);
       } else {
         multiply_chunk(dot, fragment, codewords.block());
       }
@@ -371,18 +397,36 @@ __device__ void multiply(const Shape& shape, const Packed& packed, const Stages&
       codewords.release(last);
       if (!kLong) codewords.ring.advance();
     }
-    UEFL_UNROLL
-    for (int r = 0; r < 2; ++r) {
-      memory.slot(tiles.place)->found[warp * kWarpRows + lane / 4 + 8 * r][t] = {top[r].found, top[r].tile,
-                                                                                 0};
-    }
-    barrier_arrive_by_warp(memory.found(tiles.place));
   }
-  turns.end();
-  // Waits until all copies have arrived, also copies of books that this block has not used.
-  for (int block = 0; stages.resident && block < stages.codewords; ++block)
-    barrier_wait(memory.codewords_full(block), 0);
-}
+
+  __device__ void run(const Shape& shape, bool halves) {
+    const int warp = threadIdx.x / kWarp % kGroupWarps, lane = threadIdx.x % kWarp;
+    const int items = stages.items.number(blockIdx.x), rounds = stages.items.rounds(blockIdx.x);
+    float down = 0;
+    turns.begin();
+    for (int round = 0; round < rounds; ++round, tiles.advance(kGroups)) {
+      const int book = stages.items.book(blockIdx.x, round);
+      if (round == 0 || shape.books > 1) down = RowScale(shape, packed, book, halves).down;
+      if (stages.resident) codewords.ring.place = book * code_tiles * chunks, codewords.ring.parity = 0;
+      if (round * kGroups + group >= items) {
+        pass_turns();
+        break;
+      }
+      PackedTopTwo top[2];
+      multiply_item(down, top);
+      UEFL_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        const int row = warp * kWarpRows + lane / 4 + 8 * r;
+        memory.slot(tiles.place)->found[row][lane % 4] = {top[r].found, top[r].tile, 0};
+      }
+      barrier_arrive_by_warp(memory.found(tiles.place));
+    }
+    turns.end();
+    // Waits until all copies have arrived, also copies of books that this block has not used.
+    for (int block = 0; stages.resident && block < stages.codewords; ++block)
+      barrier_wait(memory.codewords_full(block), 0);
+  }
+};
 
 // The state of a block for all items.
 struct State {
@@ -419,11 +463,11 @@ __global__ void __launch_bounds__(Layout<kGroups>::kThreads, 1)
     prepare(x, shape, packed, stages, memory);
   } else if (role <= kGroups) {
     more_registers<Roles::kMultiply>();
-    multiply<kGroups, kLong, kCross>(shape, packed, stages, memory, is_half(T{}), paired, state.blocks);
+    Multiplier<kGroups, kLong, kCross>(packed, stages, memory, paired, state.blocks).run(shape, is_half(T{}));
     // The memory is free once all have multiplied and the lists are complete.
     if (role > 2) return named_arrive(kDoneBarrier, Roles::kDone);
     named_wait(kDoneBarrier, Roles::kDone);
-    search_open(x, shape, packed, OpenLists(packed, state.open, kGroupWarps, stages.room), indices);
+    search_open<false>(x, shape, packed, OpenLists(packed, state.open, kGroupWarps, stages.room), indices);
     if (wanted.target != nullptr) named_arrive(kOpenBarrier, kThreads + kGroupThreads);
   } else {
     fewer_registers<Roles::kFinish>();

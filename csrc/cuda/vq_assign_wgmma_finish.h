@@ -183,20 +183,6 @@ struct Take {
   }
 };
 
-// The bounds that certify the rows of a book: float64 until here, so it is made once for a book.
-struct Judge {
-  Certificate certificate;
-  Base base;
-  float longest, down;
-
-  Judge() = default;
-  __device__ Judge(const Shape& shape, const Packed& packed, int64_t book, float scale_down)
-      : certificate(shape, packed, book),
-        base(base_of(packed, book)),
-        longest(longest_row(packed, book)),
-        down(scale_down) {}
-};
-
 template <class T, bool kLong, bool kCross, int kDone>
 __device__ void finish(const T* x, const Shape& shape, const Packed& packed, const Stages& stages,
                        const Memory& memory, bool exact, int64_t* indices, const Quantized& wanted,
@@ -205,7 +191,7 @@ __device__ void finish(const T* x, const Shape& shape, const Packed& packed, con
   const int warp = threadIdx.x / kWarp % kGroupWarps;
   const int items = stages.items.number(blockIdx.x), chunks = kLong ? stages.chunks : 1;
   Pending* pending = memory.at<Pending>(stages.pending_at) + warp * kMostPending;
-  OpenRows list(packed, blockIdx.x * kGroupWarps + warp, stages.room);
+  OpenRows list(packed, static_cast<int>(blockIdx.x) * kGroupWarps + warp, stages.room);
   int waiting = 0;  // rows that are pending
   Take<T> take{
       x, shape, stages.origin, stages.steps, wanted, memory.at<Chosen>(stages.chosen_at) + warp * kWarpRows};
@@ -271,7 +257,7 @@ __device__ void finish(const T* x, const Shape& shape, const Packed& packed, con
   named_wait(kOpenBarrier, kThreads + kGroupThreads);  // the second pass has found the codewords of the lists
   for (int first = 0; first < list.count; first += kWarpRows) {
     const int64_t output =
-        lane < kWarpRows && first + lane < list.count ? packed.listed[list.first + first + lane] : -1;
+        lane < kWarpRows && first + lane < list.count ? packed.listed[list.place(first + lane)] : -1;
     take.add({output, output < 0 ? 0 : static_cast<int>(indices[output])}, lane);
   }
   add_up_by_warp(take.error, wanted.error, warp, kGroupWarps);

@@ -26,8 +26,8 @@ template <int kGroups>
 struct Layout {
   static constexpr int kWarpgroups = kGroups + 2, kThreads = kWarpgroups * kGroupThreads;
   static constexpr int kLaunch = 65536 / kThreads / 8 * 8;
-  static constexpr int kPrepare = kGroups == 3 ? 56 : 88, kMultiply = kGroups == 3 ? 112 : 168,
-                       kFinish = kGroups == 3 ? 88 : 88;
+  static constexpr int kPrepare = kGroups == 3 ? 56 : 64, kMultiply = kGroups == 3 ? 112 : 168,
+                       kFinish = kGroups == 3 ? 88 : 112;
   static constexpr int kDone = (kGroups + 1) * kGroupThreads;  // threads that multiply or finish
   static_assert(kPrepare + kGroups * kMultiply + kFinish <= kWarpgroups * kLaunch);
 };

@@ -10,14 +10,13 @@
 #include "cuda/emulation_mma.h"
 #include "cuda/far.h"
 #include "cuda/packed.h"
-#include "cuda/vq_assign_float32.h"
 #include "cuda/vq_assign_mma.h"
 #include "cuda/vq_assign_wgmma.h"
 
 namespace cuda = uefl::cuda;
 
 struct Answer {
-  std::vector<int64_t> scored, indices;  // of the search in float32, before and after it scores again
+  std::vector<int64_t> scored, indices;  // of the streamed search; scored: -1 where its first pass is open
 };
 
 // Rows that the tensor cores scored and left open, over all the tests: both must be some.
@@ -39,16 +38,15 @@ static void check(const char* what, const Codebook& codebook, const cuda::Shape&
   }
 }
 
-template <bool kCross, class T>
-static void check_mma(Codebook& codebook, const T* x, const cuda::Shape& shape,
-                      const std::vector<int64_t>& expected, bool exact) {
+template <bool kCross, bool kStreamed, class T>
+static std::vector<int64_t> run_mma(Codebook& codebook, const T* x, const cuda::Shape& shape, bool exact) {
   constexpr unsigned kBlocks = 2;
   codebook.make_lists(kBlocks * cuda::kMmaLists * cuda::mma_room(shape, kBlocks));
   std::vector<int64_t> indices(shape.outputs, -2);
   std::memset(emulation::shared, 0xff, sizeof emulation::shared);  // NaN: memory that was not written
-  emulation::launch(kBlocks, cuda::kThreads, cuda::search_mma<T, kCross>, x, shape, codebook.packed, exact,
-                    indices.data());
-  check("mma", codebook, shape, indices, expected, exact);
+  emulation::launch(kBlocks, cuda::kThreads, cuda::search_mma<T, kCross, kStreamed>, x, shape,
+                    codebook.packed, exact, indices.data());
+  return indices;
 }
 
 // With as much shared memory as the GPU has, and with so little that rows and codebook come through the
@@ -89,19 +87,19 @@ static void check_wgmma(Codebook& codebook, const T* x, const cuda::Shape& shape
   }
 }
 
-// The launches of cuda/vq_assign.cu with few blocks, so that the loops over the grid turn; all searches, and
-// the one in float32.
+// The launches of cuda/vq_assign.cu with few blocks, so that the loops over the grid turn; all searches.
 template <class T>
 static Answer assign(const T* x, cuda::Shape shape, const std::vector<T>& codewords, bool certify = true) {
   shape.padded_k = (shape.k + cuda::kBlockCodewords - 1) / cuda::kBlockCodewords * cuda::kBlockCodewords;
   Codebook codebook(codewords, shape, x);
-  Answer answer{std::vector<int64_t>(shape.outputs, -2), {}};
-  emulation::launch(2, cuda::kThreads, cuda::search_float32<T>, x, shape, codebook.packed, certify,
-                    answer.scored.data());
-  answer.indices = answer.scored;
-  emulation::launch(1, 64, cuda::rescore<T>, x, shape, codebook.packed, answer.indices.data());
-  check_mma<true>(codebook, x, shape, answer.indices, certify);
-  check_mma<false>(codebook, x, shape, answer.indices, certify);
+  Answer answer;
+  answer.scored = answer.indices = run_mma<true, true>(codebook, x, shape, certify);
+  for (const int64_t output : codebook.open()) answer.scored[output] = -1;
+  check("mma, streamed", codebook, shape, answer.indices, answer.indices, certify);
+  const auto all = run_mma<true, false>(codebook, x, shape, certify);
+  check("mma", codebook, shape, all, answer.indices, certify);
+  const auto groups = run_mma<false, false>(codebook, x, shape, certify);
+  check("mma, groups of four", codebook, shape, groups, answer.indices, certify);
   if constexpr (sizeof(T) <= sizeof(float)) {
     check_wgmma<2>(codebook, x, shape, answer.indices, certify);
     check_wgmma<3>(codebook, x, shape, answer.indices, certify);
@@ -214,7 +212,7 @@ static void run_open(const T* x, cuda::Shape shape, cuda::Packed packed, const i
   static int open[3];
   if (threadIdx.x < 3) open[threadIdx.x] = counts[blockIdx.x * 3 + threadIdx.x];
   __syncthreads();
-  cuda::search_open(x, shape, packed, cuda::OpenLists(packed, open, 3, room), indices);
+  cuda::search_open<false>(x, shape, packed, cuda::OpenLists(packed, open, 3, room), indices);
 }
 
 // Whatever the lists say, in whatever order and of whatever books: no limit, one that lets no codeword
@@ -244,19 +242,24 @@ static void second_pass_of_any_list() {
   }
 }
 
+// They change neither the answers nor the rows that are flagged.
 static void codewords_that_are_not_finite() {
   std::mt19937 random(4);
   const int64_t d = 4, k = 20, n = 40;
   const auto x = normal<float>(n * d, random);
   for (const bool euclidean : {true, false}) {
     for (const float value : {NAN, INFINITY}) {
-      auto codebook = normal<float>(k * d, random);
+      auto codebook = normal<float>(k * d, random), others = codebook;
       codebook[0] = codebook[7 * d + 2] = value;
-      const Answer answer = assign(x.data(), {n, 1, 1, d, k, 0, n, 0, d, 1, euclidean}, codebook);
+      others.erase(others.begin() + 7 * d, others.begin() + 8 * d);
+      others.erase(others.begin(), others.begin() + d);
+      const Answer answer = assign(x.data(), {n, 1, 1, d, k, 0, n, 0, d, 1, euclidean}, codebook),
+                   expected = assign(x.data(), {n, 1, 1, d, k - 2, 0, n, 0, d, 1, euclidean}, others);
       for (int64_t i = 0; i < n; ++i) {
-        CHECK(answer.indices[i] > 0 && answer.indices[i] != 7 && answer.indices[i] < k, "row %ld",
+        const int64_t index = expected.indices[i] + (expected.indices[i] < 6 ? 1 : 2);
+        CHECK(answer.indices[i] == index, "row %ld", static_cast<long>(i));
+        CHECK((answer.scored[i] < 0) == (expected.scored[i] < 0), "row %ld was flagged",
               static_cast<long>(i));
-        CHECK(answer.scored[i] == answer.indices[i], "row %ld was flagged", static_cast<long>(i));
       }
     }
   }

@@ -9,13 +9,12 @@
 #include "cuda/emulation_hopper.h"
 #include "cuda/emulation_mma.h"
 #include "cuda/packed.h"
-#include "cuda/vq_assign_float32.h"
 #include "cuda/vq_assign_mma.h"
 #include "cuda/vq_assign_wgmma.h"
 
 namespace cuda = uefl::cuda;
 
-enum class Search { cross, groups, longer, longer_groups, mma, mma_groups, float32 };
+enum class Search { cross, groups, longer, longer_groups, mma, mma_groups, streamed };
 
 struct Path {
   Search search;
@@ -217,19 +216,13 @@ static void other(Codebook& codebook, const std::vector<T>& x, const cuda::Shape
                   const std::vector<int64_t>& expected, Path& path) {
   constexpr unsigned kBlocks = 2;
   std::vector<int64_t> indices(shape.outputs, -2);
-  if (path.search != Search::float32) {
-    codebook.make_lists(kBlocks * cuda::kMmaLists * cuda::mma_room(shape, kBlocks));
-    std::memset(emulation::shared, 0xff, sizeof emulation::shared);
-    const auto kernel = path.search == Search::mma ? cuda::search_mma<T, true> : cuda::search_mma<T, false>;
-    emulation::launch(kBlocks, cuda::kThreads, kernel, x.data(), shape, codebook.packed, true,
-                      indices.data());
-    path.open += static_cast<int64_t>(codebook.open().size());
-  } else {
-    emulation::launch(kBlocks, cuda::kThreads, cuda::search_float32<T>, x.data(), shape, codebook.packed,
-                      true, indices.data());
-    path.open += std::count(indices.begin(), indices.end(), -1);
-    emulation::launch(1, 64, cuda::rescore<T>, x.data(), shape, codebook.packed, indices.data());
-  }
+  codebook.make_lists(kBlocks * cuda::kMmaLists * cuda::mma_room(shape, kBlocks));
+  std::memset(emulation::shared, 0xff, sizeof emulation::shared);
+  const auto kernel = path.search == Search::mma          ? cuda::search_mma<T, true, false>
+                      : path.search == Search::mma_groups ? cuda::search_mma<T, false, false>
+                                                          : cuda::search_mma<T, true, true>;
+  emulation::launch(kBlocks, cuda::kThreads, kernel, x.data(), shape, codebook.packed, true, indices.data());
+  path.open += static_cast<int64_t>(codebook.open().size());
   for (int64_t i = 0; i < shape.outputs; ++i) path.wrong += indices[i] != expected[i];
   path.rows += shape.outputs;
 }
@@ -285,7 +278,7 @@ void run() {
                         {Search::longer_groups, "wgmma, long rows, groups of four", 65, 520, true},
                         {Search::mma, "mma, cross", 1, 520, false},
                         {Search::mma_groups, "mma, groups of four", 1, 520, false},
-                        {Search::float32, "float32", 1, 100, false}};
+                        {Search::streamed, "mma, streamed", 1, 520, false}};
   const char* only = std::getenv("UEFL_CUDA_PATH");
   for (const Path& path : paths) {
     if (only == nullptr || std::atoi(only) == static_cast<int>(path.search)) many(path);

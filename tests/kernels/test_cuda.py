@@ -28,7 +28,7 @@ def sm_90_built():
 BACKENDS = {
     "cuda, wgmma": sm_90_built,
     "cuda, mma": search_built,
-    "cuda, float32": search_built,
+    "cuda, streamed": search_built,
     "triton": triton_available,
 }
 

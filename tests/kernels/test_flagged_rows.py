@@ -81,7 +81,7 @@ def center_of(codebook):
     return torch.where(mean.square() * 4 > some.var(0, correction=0), mean, 0.0).float().double()
 
 
-def open_rows(x, codebook, terms_of, search="wgmma", centered=True):
+def open_rows(x, codebook, terms_of, centered=True):
     """Return which rows stay open, and their number of codewords within the limit; see is_certain()."""
     codebook, d = codebook.double(), x.shape[1]
     mean = center_of(codebook) if centered else torch.zeros(d, dtype=torch.float64)
@@ -91,9 +91,8 @@ def open_rows(x, codebook, terms_of, search="wgmma", centered=True):
     norm = y.norm(dim=1).clamp_min(2.0**-60)
     rest = (y - in_float16(y, norm[:, None])).norm(dim=1)
     constant, by_norm, by_square, by_rest = terms_of(d, half_square, radius.item(), rest_radius)
-    # The scores are integers in units of the last bit of a base: in mma of one for 64 rows, in wgmma of one
-    # for all, some far longer.
-    longest = norm.max().item() * (16 if search == "wgmma" else 1)
+    # The scores are integers in units of the last bit of one base for all rows, some far longer than these.
+    longest = 16 * norm.max().item()
     reach = 1.01 * (half_square + longest * radius.item())
     unit = 2.0 ** (torch.tensor(1.1 * reach).log2().floor().item() + 2 - 23)
     error = 1.01 * (constant + norm * (by_norm + norm * by_square) + rest * by_rest) + unit
@@ -123,17 +122,11 @@ BENCHMARK = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("search", "dtype", "d", "k", "share"),
-    [(("wgmma", "mma")[i % 2], *case) for i, case in enumerate(BENCHMARK)],
-    ids=str,
-)
-def test_few_rows_of_the_benchmark_stay_open(fp16_error, search, dtype, d, k, share):
+@pytest.mark.parametrize(("dtype", "d", "k", "share"), BENCHMARK, ids=str)
+def test_few_rows_of_the_benchmark_stay_open(fp16_error, dtype, d, k, share):
     """benchmarks/gpu_model.py uses the shares at the targets."""
     rows = min(10000, 2**24 // k)
-    found = share_of(
-        *open_rows(normal(rows, d, dtype=dtype), normal(k, d, seed=1, dtype=dtype), fp16_error, search)
-    )
+    found = share_of(*open_rows(normal(rows, d, dtype=dtype), normal(k, d, seed=1, dtype=dtype), fp16_error))
     spread = 2 * (share / rows) ** 0.5  # two standard deviations of a count
     assert found <= 1.1 * share + spread
     assert found >= 0.7 * share - spread, "fewer than planned, lower the bound"

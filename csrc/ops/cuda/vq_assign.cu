@@ -10,7 +10,6 @@
 #include <type_traits>
 #include <vector>
 
-#include "cuda/vq_assign_float32.h"
 #include "cuda/vq_assign_mma.h"
 #include "cuda/vq_assign_wgmma.h"
 #include "ops/cuda/device.h"
@@ -25,18 +24,13 @@ namespace {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// Returns the number of blocks for this number of threads, within the limit of a grid. The kernels with a
-// thread per element of x loop.
-unsigned blocks(int64_t threads) {
-  return static_cast<unsigned>(std::min((threads + kThreads - 1) / kThreads, int64_t{0x7fffffff}));
-}
-
-enum class Search { float32, mma, wgmma };
+// streamed: mma where the rows of a block do not fit into shared memory.
+enum class Search { streamed, mma, wgmma };
 
 // Divides one allocation into the arrays of Packed and the parts of an error, each at a multiple of 16 bytes.
 // open: the number of rows that the lists of all blocks can store.
-Packed carve(const Shape& shape, Search search, int64_t open, int64_t warps, const Tensor& x,
-             Tensor& workspace, double*& parts) {
+Packed carve(const Shape& shape, int64_t open, int64_t warps, const Tensor& x, Tensor& workspace,
+             double*& parts) {
   const int64_t codewords = shape.books * shape.padded_k;
   int64_t bytes = 0;
   const auto place = [&](int64_t size) {
@@ -44,13 +38,12 @@ Packed carve(const Shape& shape, Search search, int64_t open, int64_t warps, con
     bytes += (size + 15) / 16 * 16;
     return at;
   };
-  const bool tensor = search != Search::float32;
-  const int64_t operands = place(tensor ? codewords * mma_width(shape.d) * 2 : codewords * shape.d * 4);
+  const int64_t halves = place(codewords * mma_width(shape.d) * 2);
   const int64_t exact = place(shape.books * shape.k * shape.d * 8), bounds = place(4 * shape.books * 8);
-  const int64_t center = place(shape.books * shape.d * 4), norms = place(codewords * 4);
+  const int64_t center = place(shape.books * shape.d * 4);
   const int64_t longest = place(codewords / kPackCodewords * 8),
                 sampled = place(shape.books * kSampledRows * 4);
-  const int64_t starts = place(tensor ? codewords / kBlockCodewords * kStartBytes : 0);
+  const int64_t starts = place(codewords / kBlockCodewords * kStartBytes);
   const int64_t listed = place(open * 8), limits = place(open * 4), errors = place(warps * 8);
   workspace = torch::stable::new_empty(x, {bytes}, ScalarType::Byte);
   char* first = static_cast<char*>(workspace.mutable_data_ptr());
@@ -58,9 +51,7 @@ Packed carve(const Shape& shape, Search search, int64_t open, int64_t warps, con
   packed.exact = reinterpret_cast<double*>(first + exact),
   packed.bounds = reinterpret_cast<double*>(first + bounds);
   packed.center = reinterpret_cast<float*>(first + center);
-  packed.half_norms = reinterpret_cast<float*>(first + norms),
-  packed.halves = reinterpret_cast<uint16_t*>(first + operands);
-  packed.codewords = reinterpret_cast<float*>(first + operands),
+  packed.halves = reinterpret_cast<uint16_t*>(first + halves);
   packed.listed = reinterpret_cast<int64_t*>(first + listed);
   packed.longest = reinterpret_cast<double*>(first + longest),
   packed.sampled = reinterpret_cast<float*>(first + sampled);
@@ -85,14 +76,14 @@ Search fastest_allowed() {
   const std::string choice = value ? value : "";
   const bool has_wgmma = kBuiltForSm90a && current_device().major == 9;
   if (choice.empty() || choice == "auto") return has_wgmma ? Search::wgmma : Search::mma;
-  if (choice == "float32") return Search::float32;
+  if (choice == "streamed") return Search::streamed;
   if (choice == "mma") return Search::mma;
   STD_TORCH_CHECK(choice == "wgmma", "UEFL_CUDA_SEARCH=", choice,
-                  " is not known; use auto, wgmma, mma or float32");
+                  " is not known; use auto, wgmma, mma or streamed");
   STD_TORCH_CHECK(
       has_wgmma,
       "UEFL_CUDA_SEARCH=wgmma needs a GPU of compute capability 9.0 and kernels built for sm_90a (these: ",
-      kBuiltForSm90a ? "built" : "not built", "); use auto, mma or float32");
+      kBuiltForSm90a ? "built" : "not built", "); use auto, mma or streamed");
   return Search::wgmma;
 }
 
@@ -110,11 +101,14 @@ unsigned mma_blocks(const Shape& shape) { return blocks_of_tiles(mma_tiles(shape
 bool all_compared(const Shape& shape) { return shape.k <= 512 * (mma_width(shape.d) / kBlockElements); }
 
 template <class T>
-void launch_mma(const T* x, const Shape& shape, const Packed& packed, bool exact, int64_t* indices,
-                cudaStream_t stream) {
-  const auto kernel = all_compared(shape) ? search_mma<T, true> : search_mma<T, false>;
-  allow_shared("vq_assign", kernel, mma_bytes(shape.d));
-  kernel<<<mma_blocks(shape), kThreads, mma_bytes(shape.d), stream>>>(x, shape, packed, exact, indices);
+void launch_mma(const T* x, const Shape& shape, const Packed& packed, bool streamed, bool exact,
+                int64_t* indices, cudaStream_t stream) {
+  const int64_t bytes = mma_bytes(streamed ? kBlockElements : shape.d);
+  const auto kernel = streamed              ? search_mma<T, true, true>
+                      : all_compared(shape) ? search_mma<T, true, false>
+                                            : search_mma<T, false, false>;
+  allow_shared("vq_assign", kernel, bytes);
+  kernel<<<mma_blocks(shape), kThreads, bytes, stream>>>(x, shape, packed, exact, indices);
 }
 
 template <class T>
@@ -150,13 +144,12 @@ Stages stages_of(const Shape& shape, const Tensor& rows) {
   return divide(shape, element_bytes, current_device().shared, current_device().multiprocessors);
 }
 
-// Launches the kernel before the search. It reads some rows if wgmma will search them.
+// Launches the kernel before the search.
 template <class Codeword, class Row>
 void launch_pack(const char* op, const Codeword* codebook, const Row* rows, Shape shape, Packed packed,
-                 Spans cleared, bool halves, cudaStream_t stream) {
-  const int64_t items =
-      shape.books * (shape.padded_k + (rows == nullptr ? 0 : kSampledRows)) / kPackCodewords;
-  void* arguments[] = {&codebook, &rows, &shape, &packed, &cleared, &halves};
+                 Spans cleared, cudaStream_t stream) {
+  const int64_t items = shape.books * (shape.padded_k + kSampledRows) / kPackCodewords;
+  void* arguments[] = {&codebook, &rows, &shape, &packed, &cleared};
   const auto kernel = reinterpret_cast<const void*>(pack_codebook<Codeword, Row>);
   const cudaError_t error = cudaLaunchCooperativeKernel(kernel, blocks_of_tiles(items, kPackBlocks), kThreads,
                                                         arguments, 0, stream);
@@ -173,16 +166,15 @@ void clear(const Spans& spans, cudaStream_t stream) {
 
 // The search that runs here: wgmma if it has a plan, else mma if a tile fits shared memory.
 Search search_of(const Shape& shape, const Stages& stages) {
-  const bool mma =
-      fastest_allowed() != Search::float32 && mma_bytes(shape.d) + kMmaStaticBytes <= current_device().shared;
-  return !mma ? Search::float32 : stages.codewords > 0 ? Search::wgmma : Search::mma;
+  const bool whole = mma_bytes(shape.d) + kMmaStaticBytes <= current_device().shared;
+  if (!whole || fastest_allowed() == Search::streamed) return Search::streamed;
+  return stages.codewords > 0 ? Search::wgmma : Search::mma;
 }
 
 // Places for the rows that a search leaves open.
 int64_t open_places(const Shape& shape, Search search, const Stages& stages) {
   if (search == Search::wgmma) return stages.items.grid * kGroupWarps * stages.room;
-  if (search == Search::mma) return mma_blocks(shape) * kMmaLists * mma_room(shape, mma_blocks(shape));
-  return 0;
+  return mma_blocks(shape) * kMmaLists * mma_room(shape, mma_blocks(shape));
 }
 
 }  // namespace
@@ -214,18 +206,13 @@ std::pair<Tensor, bool> assign(const char* op, const Tensor& x, const Tensor& co
   const Tensor dense = torch::stable::contiguous(codebook);
   Tensor workspace;
   const bool makes = wanted.target != nullptr && search == Search::wgmma;
-  const Packed packed = carve(shape, search, open_places(shape, search, stages),
+  const Packed packed = carve(shape, open_places(shape, search, stages),
                               makes ? stages.items.grid * kGroupWarps : 0, x, workspace, wanted.error.parts);
-  with_type(dense.scalar_type(), [&](auto type) {
-    using Codeword = decltype(type);
-    const Codeword* codewords = static_cast<const Codeword*>(dense.const_data_ptr());
-    const auto pack = [&](const auto* sampled) {
-      launch_pack(op, codewords, sampled, shape, packed, cleared, search != Search::float32, stream);
-    };
-    if (search != Search::wgmma) return pack(static_cast<const float*>(nullptr));
+  with_type(dense.scalar_type(), [&](auto codeword) {
     with_type(rows.scalar_type(), [&](auto element) {
-      using Row = decltype(element);
-      if constexpr (!std::is_same_v<Row, double>) pack(static_cast<const Row*>(rows.const_data_ptr()));
+      launch_pack(op, static_cast<const decltype(codeword)*>(dense.const_data_ptr()),
+                  static_cast<const decltype(element)*>(rows.const_data_ptr()), shape, packed, cleared,
+                  stream);
     });
   });
 
@@ -233,16 +220,11 @@ std::pair<Tensor, bool> assign(const char* op, const Tensor& x, const Tensor& co
   with_type(rows.scalar_type(), [&](auto type) {
     using T = decltype(type);
     const T* data = static_cast<const T*>(rows.const_data_ptr());
-    if (search == Search::float32) {
-      const int64_t tiles = (shape.outputs / shape.books + kRows - 1) / kRows * shape.books;
-      search_float32<<<blocks(tiles * kThreads), kThreads, 0, stream>>>(data, shape, packed, exact, target);
-      rescore<<<blocks(shape.outputs), kThreads, 0, stream>>>(data, shape, packed, target);
-      return;
-    }
     if constexpr (!std::is_same_v<T, double>) {
       if (search == Search::wgmma) launch_wgmma(data, shape, packed, stages, exact, target, wanted, stream);
     }
-    if (search == Search::mma) launch_mma(data, shape, packed, exact, target, stream);
+    if (search != Search::wgmma)
+      launch_mma(data, shape, packed, search == Search::streamed, exact, target, stream);
   });
   check_launch(op);
   return {indices, makes};

@@ -12,39 +12,33 @@ namespace {
 // NaN, or a number that is none, where the kernels must write before they read.
 struct Codebook {
   std::vector<__uint128_t> halves;  // aligned to 16 bytes
-  std::vector<__uint128_t> norms, starts;
+  std::vector<__uint128_t> starts;
   std::vector<double> exact, bounds, longest;
   std::vector<long long> ones;  // an array that the kernel zeroes
-  std::vector<float> center, codewords, limits, sampled;
+  std::vector<float> center, limits, sampled;
   std::vector<int64_t> listed;
   uefl::cuda::Packed packed{};
 
-  // x: rows to measure, or null.
+  // x: rows to measure.
   template <class T, class Row>
   Codebook(const std::vector<T>& codebook, const uefl::cuda::Shape& shape, const Row* x, unsigned blocks = 3)
-      : norms(shape.books * shape.padded_k / 4),
-        starts(shape.books * shape.padded_k / uefl::cuda::kBlockCodewords * uefl::cuda::kStarts / 4),
+      : starts(shape.books * shape.padded_k / uefl::cuda::kBlockCodewords * uefl::cuda::kStarts / 4),
         exact(shape.books * shape.k * shape.d, NAN),
         bounds(4 * shape.books, NAN),
         longest(shape.books * shape.padded_k / uefl::cuda::kPackCodewords, NAN),
         ones(1000, 1),
         center(shape.books * shape.d, NAN),
-        codewords(shape.books * shape.padded_k * shape.d, NAN),
         sampled(shape.books * uefl::cuda::kSampledRows, NAN) {
     namespace cuda = uefl::cuda;
     const int64_t width = (shape.d + cuda::kBlockElements - 1) / cuda::kBlockElements * cuda::kBlockElements;
     halves.resize(shape.books * shape.padded_k * width / 8);
     packed.exact = exact.data(), packed.bounds = bounds.data(), packed.center = center.data();
-    packed.half_norms = reinterpret_cast<float*>(norms.data()),
     packed.halves = reinterpret_cast<uint16_t*>(halves.data());
     packed.starts = reinterpret_cast<float*>(starts.data());
-    packed.codewords = codewords.data();
     packed.longest = longest.data(), packed.sampled = sampled.data();
-    for (const bool for_tensor_cores : {false, true}) {
-      emulation::launch_cooperative(
-          blocks, cuda::kThreads, cuda::pack_codebook<T, Row>, codebook.data(), x, shape, packed,
-          cuda::Spans{{ones.data()}, {static_cast<int64_t>(ones.size())}}, for_tensor_cores);
-    }
+    emulation::launch_cooperative(blocks, cuda::kThreads, cuda::pack_codebook<T, Row>, codebook.data(), x,
+                                  shape, packed,
+                                  cuda::Spans{{ones.data()}, {static_cast<int64_t>(ones.size())}});
   }
   Codebook(const Codebook&) = delete;  // packed points into it
 
