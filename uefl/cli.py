@@ -242,8 +242,9 @@ def train(
     go_on = _resume_command(folder, data_root, engine, options)
     options |= {"wait": wait} if engine is _Engine.flower else {}
 
-    from . import run
     from .progress import watch
+    from .run import resume as resume_run
+    from .run import train as train_run
 
     console = _console()
     signal.signal(signal.SIGTERM, _terminate)
@@ -256,9 +257,9 @@ def train(
             keys |= {"observer": observer, "deployment": deployment}
             if resume is not None:
                 keys |= {} if more_rounds is None else {"more_rounds": more_rounds}
-                run.resume(folder, **keys)
+                resume_run(folder, **keys)
             else:
-                run.train(cfg, preset=str(source), out=folder, **keys)
+                train_run(cfg, preset=str(source), out=folder, **keys)
         rejected = _show_results(console, folder)
     if rejected:
         raise RunError(f"{rejected} replies of clients were rejected (see the notices above and report.md)")
