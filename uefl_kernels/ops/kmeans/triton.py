@@ -142,24 +142,9 @@ def _fill(
 
 @triton.jit
 def _mean(
-    x,
-    weights,
-    middle,
-    scale,
-    labels,
-    sums,
-    taken,
-    moved,
-    cluster,
-    gained,
-    mass,
-    j,
-    valid,
-    stride_n,
-    stride_d,
-    WEIGHTED: tl.constexpr,
-    D: tl.constexpr,
-):
+    x, weights, middle, scale, labels, sums, taken, moved, cluster, gained, mass, j, valid,
+    stride_n, stride_d, WEIGHTED: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
     """Compute elements j of the mean of a cluster, with the row it gained and without the rows it lost."""
     sum = tl.load(sums + cluster * D + j, mask=valid, other=0)
     unit = tl.load(scale + j, mask=valid, other=1.0)
@@ -172,29 +157,44 @@ def _mean(
     return tl.load(middle + j, mask=valid, other=0.0) + sum.to(tl.float64) / unit / mass
 
 
+@triton.jit
+def _length(
+    x, weights, middle, scale, labels, sums, taken, moved, cluster, gained, mass,
+    stride_n, stride_d, WEIGHTED: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    """Compute the length of the mean of a cluster."""
+    lane = tl.arange(0, _LANES)
+    squares = tl.zeros((1, _LANES), tl.float64)
+    for start in range(0, D, _LANES):
+        j = start + lane
+        mean = _mean(
+            x, weights, middle, scale, labels, sums, taken, moved, cluster, gained, mass, j, j < D,
+            stride_n, stride_d, WEIGHTED, D,
+        )  # fmt: skip
+        mean = tl.where(j < D, mean, 0.0)
+        squares += (mean * mean)[None, :]
+    return tl.sqrt(tl.max(_total(squares, 1), 0))
+
+
+@triton.jit
+def _mass_with_moves(weights, labels, taken, moved, cluster, gained, mass, whole, WEIGHTED: tl.constexpr):
+    """Return the mass of a cluster with the row it gained and without the rows it lost."""
+    for i in range(0, moved):
+        row = tl.load(taken + i)
+        own = _fixed(tl.load(weights + row) * whole) if WEIGHTED else whole.to(tl.int64)
+        if row == gained:
+            mass += own
+        if tl.load(labels + row) == cluster:
+            mass -= own
+    return mass
+
+
 @triton.jit(do_not_specialize=["k"])
 def _move(
-    x,
-    weights,
-    middle,
-    scale,
-    mass_scale,
-    labels,
-    sums,
-    masses,
-    taken,
-    count,
-    ended,
-    centers,
-    moves,
-    k,
-    stride_n: tl.int64,
-    stride_d: tl.int64,
-    WEIGHTED: tl.constexpr,
-    SPHERICAL: tl.constexpr,
-    D: tl.constexpr,
-    CLUSTERS: tl.constexpr,
-):
+    x, weights, middle, scale, mass_scale, labels, sums, masses, taken, count, ended, centers, moves, k,
+    stride_n: tl.int64, stride_d: tl.int64,
+    WEIGHTED: tl.constexpr, SPHERICAL: tl.constexpr, D: tl.constexpr, CLUSTERS: tl.constexpr,
+):  # fmt: skip
     """Move a center to the mean of its cluster, and write the square of the move. One program per cluster."""
     if tl.load(ended) != 0:
         return
@@ -205,65 +205,24 @@ def _move(
         if rank < moved:
             gained = tl.load(taken + rank)
     whole = tl.load(mass_scale)
-    for i in range(0, moved):
-        row = tl.load(taken + i)
-        own = _fixed(tl.load(weights + row) * whole) if WEIGHTED else whole.to(tl.int64)
-        if row == gained:
-            mass += own
-        if tl.load(labels + row) == cluster:
-            mass -= own
+    mass = _mass_with_moves(weights, labels, taken, moved, cluster, gained, mass, whole, WEIGHTED)
     total = tl.zeros((1, _LANES), tl.float64)
     if mass > 0:
         share, lane = mass.to(tl.float64) / whole, tl.arange(0, _LANES)
         norm = share * 0 + 1
         if SPHERICAL:
-            squares = tl.zeros((1, _LANES), tl.float64)
-            for start in range(0, D, _LANES):
-                mean = _mean(
-                    x,
-                    weights,
-                    middle,
-                    scale,
-                    labels,
-                    sums,
-                    taken,
-                    moved,
-                    cluster,
-                    gained,
-                    share,
-                    start + lane,
-                    start + lane < D,
-                    stride_n,
-                    stride_d,
-                    WEIGHTED,
-                    D,
-                )
-                mean = tl.where(start + lane < D, mean, 0.0)
-                squares += (mean * mean)[None, :]
-            norm = tl.sqrt(tl.max(_total(squares, 1), 0))
+            norm = _length(
+                x, weights, middle, scale, labels, sums, taken, moved, cluster, gained, share,
+                stride_n, stride_d, WEIGHTED, D,
+            )  # fmt: skip
         if norm > 0:  # a mean of zeros has no direction: the center stays
             for start in range(0, D, _LANES):
                 j = start + lane
                 valid = j < D
                 mean = _mean(
-                    x,
-                    weights,
-                    middle,
-                    scale,
-                    labels,
-                    sums,
-                    taken,
-                    moved,
-                    cluster,
-                    gained,
-                    share,
-                    j,
-                    valid,
-                    stride_n,
-                    stride_d,
-                    WEIGHTED,
-                    D,
-                )
+                    x, weights, middle, scale, labels, sums, taken, moved, cluster, gained, share, j, valid,
+                    stride_n, stride_d, WEIGHTED, D,
+                )  # fmt: skip
                 place = centers + cluster * D + j
                 new = (mean / norm).to(centers.dtype.element_ty)
                 difference = new.to(tl.float64) - tl.load(place, mask=valid, other=0.0).to(tl.float64)
@@ -310,48 +269,15 @@ def advance(
     programs = min(_PROGRAMS, triton.cdiv(n, _ROWS))
     with torch.cuda.device_of(rows):
         _far[(programs,)](
-            rows,
-            weights,
-            data.mass_scale,
-            centers,
-            labels,
-            masses,
-            state.ended,
-            keys,
-            n,
-            k,
-            *rows.stride(),
-            spread,
-            weighted,
-            d,
-            _ROWS,
-            _CLUSTERS,
-            enable_fp_fusion=False,
-        )
+            rows, weights, data.mass_scale, centers, labels, masses, state.ended, keys,
+            n, k, *rows.stride(), spread, weighted, d, _ROWS, _CLUSTERS, enable_fp_fusion=False,
+        )  # fmt: skip
         _fill[(1,)](masses, state.ended, keys, taken, count, n, k, spread, _KEYS, _CLUSTERS, num_warps=8)
         _move[(k,)](
-            rows,
-            weights,
-            data.middle,
-            data.scale,
-            data.mass_scale,
-            labels,
-            sums,
-            masses,
-            taken,
-            count,
-            state.ended,
-            centers,
-            moves,
-            k,
-            *rows.stride(),
-            weighted,
-            spherical,
-            d,
-            _CLUSTERS,
-            enable_fp_fusion=False,
-            num_warps=1,
-        )
+            rows, weights, data.middle, data.scale, data.mass_scale, labels, sums, masses, taken, count,
+            state.ended, centers, moves, k, *rows.stride(), weighted, spherical, d, _CLUSTERS,
+            enable_fp_fusion=False, num_warps=1,
+        )  # fmt: skip
         if k > _TREE:
             moves = steps.tree_sum(moves).reshape(1)
         size = 1 << steps.ceil_log2(len(moves))

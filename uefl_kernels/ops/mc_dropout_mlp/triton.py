@@ -70,34 +70,43 @@ def _mask(
     tl.store(keep + row * columns + column, bits >= threshold, mask=inside)
 
 
+@triton.jit
+def _product(
+    x, weights, bias, key, row, counter, column, rows, inputs, classes, row_stride, column_stride,
+    pass_, threshold, scale, ROWS: tl.constexpr, UNITS: tl.constexpr, CLASSES: tl.constexpr,
+):  # fmt: skip
+    """Return the logits [ROWS, CLASSES] of one layer: the kept inputs by the weights, plus the bias."""
+    unit = tl.arange(0, UNITS)
+    is_class = column < classes
+    logits = tl.zeros((ROWS, CLASSES), tl.float32) + tl.load(bias + column, mask=is_class, other=0.0)
+    for start in range(0, inputs, UNITS):
+        at = start + unit
+        there = (row < rows) & (at[None, :] < inputs)
+        value = tl.load(
+            x + row * row_stride + at[None, :].to(tl.int64) * column_stride, mask=there, other=0.0
+        ).to(tl.float32)
+        if threshold > 0:
+            value = tl.where(_bits(key, counter, at[None, :], pass_, 0) >= threshold, value * scale, 0.0)
+        weight = tl.load(
+            weights + column.to(tl.int64) * inputs + at[:, None],
+            mask=is_class & (at[:, None] < inputs),
+            other=0.0,
+        )
+        logits = tl.dot(value, weight, logits, input_precision="ieee")
+    return logits
+
+
 @triton.jit(do_not_specialize=_RUN)
 def _statistics(
-    x,
-    weights,
-    bias,
-    seed,
-    mean_out,
-    entropy_out,
-    variance_out,
-    rows: tl.int64,
-    inputs,
-    classes,
-    row_stride: tl.int64,
-    column_stride: tl.int64,
-    passes,
-    threshold,
-    logit_threshold,
-    scale,
-    logit_scale,
-    CONSISTENT: tl.constexpr,
-    LAYERS: tl.constexpr,
-    ROWS: tl.constexpr,
-    UNITS: tl.constexpr,
-    CLASSES: tl.constexpr,
-):
+    x, weights, bias, seed, mean_out, entropy_out, variance_out,
+    rows: tl.int64, inputs, classes, row_stride: tl.int64, column_stride: tl.int64,
+    passes, threshold, logit_threshold, scale, logit_scale,
+    CONSISTENT: tl.constexpr, LAYERS: tl.constexpr,
+    ROWS: tl.constexpr, UNITS: tl.constexpr, CLASSES: tl.constexpr,
+):  # fmt: skip
+    """Write the statistics of the passes of ROWS rows through one layer, or through a dropout of logits."""
     row = (tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
     counter = row * 0 if CONSISTENT else row
-    unit = tl.arange(0, UNITS)
     column = tl.arange(0, CLASSES)[None, :]
     key = tl.load(seed)
     is_class = column < classes
@@ -107,21 +116,10 @@ def _statistics(
     entropy = tl.zeros((ROWS, 1), tl.float32)
     for t in range(passes):
         if LAYERS == 1:
-            logits = tl.zeros((ROWS, CLASSES), tl.float32) + tl.load(bias + column, mask=is_class, other=0.0)
-            for start in range(0, inputs, UNITS):
-                at = start + unit
-                there = (row < rows) & (at[None, :] < inputs)
-                value = tl.load(
-                    x + row * row_stride + at[None, :].to(tl.int64) * column_stride, mask=there, other=0.0
-                ).to(tl.float32)
-                if threshold > 0:
-                    value = tl.where(_bits(key, counter, at[None, :], t, 0) >= threshold, value * scale, 0.0)
-                weight = tl.load(
-                    weights + column.to(tl.int64) * inputs + at[:, None],
-                    mask=is_class & (at[:, None] < inputs),
-                    other=0.0,
-                )
-                logits = tl.dot(value, weight, logits, input_precision="ieee")
+            logits = _product(
+                x, weights, bias, key, row, counter, column, rows, inputs, classes, row_stride, column_stride,
+                t, threshold, scale, ROWS, UNITS, CLASSES,
+            )  # fmt: skip
         else:
             logits = tl.load(
                 x + row * row_stride + column.to(tl.int64) * column_stride, mask=inside, other=0.0

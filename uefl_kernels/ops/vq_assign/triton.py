@@ -144,26 +144,56 @@ def _merge_halves(best, second, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 
 @triton.jit
-def _score(
-    x,
-    mu,
-    packed_codebook,
-    half_norms,
-    header,
-    book,
-    begin,
-    valid,
-    padded_k,
-    stride_d,
-    EXACT: tl.constexpr,
-    L2: tl.constexpr,
-    SPLIT: tl.constexpr,
-    D: tl.constexpr,
-    WIDTH: tl.constexpr,
-    ROWS: tl.constexpr,
-    CODES: tl.constexpr,
-    CHUNK: tl.constexpr,
+def _products(
+    x, mu, code, begin, valid, stride_d, up, high, SPLIT: tl.constexpr, WHOLE: tl.constexpr,
+    D: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, CODES: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Multiply a tile of rows by a tile of codewords, with two small products more if SPLIT. If WHOLE,
+    ``high`` has the rows."""
+    dot = tl.zeros((ROWS, CODES), tl.float32)
+    if SPLIT:  # the small products first
+        for start in tl.range(0, WIDTH, CHUNK):
+            part, low = _parts(_load(x, mu, begin, valid, start, stride_d, D, CHUNK), up)
+            dot = tl.dot(low, tl.load(code + start), dot)
+            dot = tl.dot(part, tl.load(code + start + WIDTH), dot)
+    if WHOLE:
+        dot = tl.dot(high, tl.load(code), dot)
+    else:
+        for start in tl.range(0, WIDTH, CHUNK):
+            part, _ = _parts(_load(x, mu, begin, valid, start, stride_d, D, CHUNK), up)
+            dot = tl.dot(part, tl.load(code + start), dot)
+    return dot
+
+
+@triton.jit
+def _error_bound(
+    header, book, norm, half_square, book_exponent, L2: tl.constexpr, SPLIT: tl.constexpr, D: tl.constexpr
 ):
+    """Bound the error of the scores of rows of at most these norms: fp16_error() and score_error_fp16x3() of
+    csrc/common/certificate.h. Their roundings, in float32 here, vanish in the factors of 1.01."""
+    radius, book_unit = _field(header, book, _RADIUS), _power(book_exponent - 14)
+    rest, last = _field(header, book, _REST) * book_unit, _field(header, book, _LAST) * book_unit
+    if SPLIT:
+        left_out = 1.02 * 2.0**-22 * radius + 1.01 * last + 1.02 * 2.0**-11 * (rest + last)
+    else:
+        left_out = 1.01 * 2.0**-11 * radius + 1.01 * rest
+    slope = (
+        left_out
+        + 5.05 * (D + 16) * 2.0**-24 * (radius + rest)
+        + (D + 8) * (1.01 * 2.0**-24 * radius + 2.0**-125)
+    )
+    error = norm * slope + (D + 8) * (1.01 * 2.0**-24 * half_square + 2.0**-125 * (1 + radius))
+    if L2:
+        error += (D + 8) * 2.0**-53 * norm * norm
+    return error
+
+
+@triton.jit
+def _score(
+    x, mu, packed_codebook, half_norms, header, book, begin, valid, padded_k, stride_d,
+    EXACT: tl.constexpr, L2: tl.constexpr, SPLIT: tl.constexpr,
+    D: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, CODES: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
     """Return the best codeword of each row of a tile, and whether it is certainly the one of the
     definition."""
     WHOLE: tl.constexpr = WIDTH == CHUNK and not SPLIT
@@ -186,6 +216,7 @@ def _score(
     norm = tl.maximum(tl.sqrt(1.01 * square + D * 2.0**-125), _power(book_exponent - 60))
     exponent = tl.minimum((norm.to(tl.int32, bitcast=True) >> 23) - 127, 60)
     up, down = _power(14 - exponent), _power(exponent + book_exponent - 28)
+    high = up  # not used unless WHOLE
     if WHOLE:
         high, _ = _parts(y, up)
 
@@ -194,18 +225,9 @@ def _score(
     tile = tl.zeros((ROWS, _COLUMNS), tl.int32)
     for first in tl.range(0, padded_k, CODES):
         code = packed_codebook + (first + columns)[None, :].to(tl.int64) * (2 * WIDTH) + elements[:, None]
-        dot = tl.zeros((ROWS, CODES), tl.float32)
-        if SPLIT:  # the small products first
-            for start in tl.range(0, WIDTH, CHUNK):
-                high, low = _parts(_load(x, mu, begin, valid, start, stride_d, D, CHUNK), up)
-                dot = tl.dot(low, tl.load(code + start), dot)
-                dot = tl.dot(high, tl.load(code + start + WIDTH), dot)
-        if WHOLE:
-            dot = tl.dot(high, tl.load(code), dot)
-        else:
-            for start in tl.range(0, WIDTH, CHUNK):
-                high, _ = _parts(_load(x, mu, begin, valid, start, stride_d, D, CHUNK), up)
-                dot = tl.dot(high, tl.load(code + start), dot)
+        dot = _products(
+            x, mu, code, begin, valid, stride_d, up, high, SPLIT, WHOLE, D, WIDTH, ROWS, CODES, CHUNK
+        )
         score = tl.load(half_norms + first + columns)[None, :] - dot * down[:, None]
         packed = (score.to(tl.int32, bitcast=True) & ~BITS) | (columns // _COLUMNS)[None, :]
         least, next_least = _least_two(packed.to(tl.float32, bitcast=True), ROWS, CODES)
@@ -223,22 +245,7 @@ def _score(
     certain = norm < tl.where(half_square < 2.0**120, 2.0**60, 0.0)  # of what float16 can hold, scaled
     if EXACT:
         runner_up = tl.min(tl.where(code == index[:, None], second, best), 1)
-        # fp16_error() and score_error_fp16x3() of csrc/common/certificate.h; its roundings, in float32 here,
-        # vanish in the factors of 1.01.
-        radius, book_unit = _field(header, book, _RADIUS), _power(book_exponent - 14)
-        rest, last = _field(header, book, _REST) * book_unit, _field(header, book, _LAST) * book_unit
-        if SPLIT:
-            left_out = 1.02 * 2.0**-22 * radius + 1.01 * last + 1.02 * 2.0**-11 * (rest + last)
-        else:
-            left_out = 1.01 * 2.0**-11 * radius + 1.01 * rest
-        slope = (
-            left_out
-            + 5.05 * (D + 16) * 2.0**-24 * (radius + rest)
-            + (D + 8) * (1.01 * 2.0**-24 * radius + 2.0**-125)
-        )
-        error = norm * slope + (D + 8) * (1.01 * 2.0**-24 * half_square + 2.0**-125 * (1 + radius))
-        if L2:
-            error += (D + 8) * 2.0**-53 * norm * norm
+        error = _error_bound(header, book, norm, half_square, book_exponent, L2, SPLIT, D)
         # The number of the column replaced the lowest bits.
         error += (BITS + 1) * 2.0**-24 * (tl.abs(least) + tl.abs(runner_up))
         certain = certain & (runner_up - least > 2.02 * error)
@@ -247,43 +254,13 @@ def _score(
 
 @triton.jit(do_not_specialize=_SHAPE)
 def _search(
-    x,
-    mu,
-    packed_codebook,
-    half_norms,
-    header,
-    indices,
-    listed,
-    outputs: tl.int64,
-    outer: tl.int64,
-    segments: tl.int64,
-    books: tl.int64,
-    k,
-    stride_a: tl.int64,
-    stride_b: tl.int64,
-    stride_d: tl.int64,
-    opened,
-    errors,
-    counts,
-    codewords,
-    rounded,
-    quantized,
-    sums,
-    scales,
-    largest,
-    middle,
-    weights,
-    mass_scale,
-    EXACT: tl.constexpr,
-    L2: tl.constexpr,
-    FLAT: tl.constexpr,
-    D: tl.constexpr,
-    WIDTH: tl.constexpr,
-    ROWS: tl.constexpr,
-    CODES: tl.constexpr,
-    CHUNK: tl.constexpr,
-    ELEMENTS: tl.constexpr,
-):
+    x, mu, packed_codebook, half_norms, header, indices, listed,
+    outputs: tl.int64, outer: tl.int64, segments: tl.int64, books: tl.int64, k,
+    stride_a: tl.int64, stride_b: tl.int64, stride_d: tl.int64,
+    opened, errors, counts, codewords, rounded, quantized, sums, scales, largest, middle, weights, mass_scale,
+    EXACT: tl.constexpr, L2: tl.constexpr, FLAT: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
+    ROWS: tl.constexpr, CODES: tl.constexpr, CHUNK: tl.constexpr, ELEMENTS: tl.constexpr,
+):  # fmt: skip
     """Write the best codeword to indices[row, segment]; list the outputs that are not certain in their book.
     With ``counts`` run the epilogue of the certain rows, and mark the others in ``opened``."""
     program = tl.program_id(0).to(tl.int64)
@@ -298,25 +275,9 @@ def _search(
         begin = _begin(output, book, segments, books, outer, stride_a, stride_b, stride_d, False, D)
     padded_k = (k + 127) // 128 * 128
     index, certain = _score(
-        x,
-        mu,
-        packed_codebook,
-        half_norms,
-        header,
-        book,
-        begin,
-        valid,
-        padded_k,
-        stride_d,
-        EXACT,
-        L2,
-        False,
-        D,
-        WIDTH,
-        ROWS,
-        CODES,
-        CHUNK,
-    )
+        x, mu, packed_codebook, half_norms, header, book, begin, valid, padded_k, stride_d,
+        EXACT, L2, False, D, WIDTH, ROWS, CODES, CHUNK,
+    )  # fmt: skip
     index = tl.where(index < k, index, 0)  # beyond: of a row that is not finite
     tl.store(indices + output, index, mask=valid)
     doubt = valid & ~certain
@@ -327,54 +288,21 @@ def _search(
     if counts is not None:
         tl.store(opened + output, number.to(tl.int8), mask=valid)
         error = _finish(
-            x,
-            begin,
-            valid & certain,
-            output,
-            book * k + index,
-            stride_d,
-            counts,
-            codewords,
-            rounded,
-            quantized,
-            sums,
-            scales,
-            largest,
-            middle,
-            weights,
-            mass_scale,
-            D,
-            ROWS,
-            ELEMENTS,
-        )
+            x, begin, valid & certain, output, book * k + index, stride_d,
+            counts, codewords, rounded, quantized, sums, scales, largest, middle, weights, mass_scale,
+            D, ROWS, ELEMENTS,
+        )  # fmt: skip
         tl.store(errors + program, error)
 
 
 @triton.jit(do_not_specialize=_SHAPE)
 def _search_listed(
-    x,
-    mu,
-    packed_codebook,
-    half_norms,
-    header,
-    indices,
-    listed,
-    outputs: tl.int64,
-    outer: tl.int64,
-    segments: tl.int64,
-    books: tl.int64,
-    k,
-    stride_a: tl.int64,
-    stride_b: tl.int64,
-    stride_d: tl.int64,
-    L2: tl.constexpr,
-    FLAT: tl.constexpr,
-    D: tl.constexpr,
-    WIDTH: tl.constexpr,
-    ROWS: tl.constexpr,
-    CODES: tl.constexpr,
-    CHUNK: tl.constexpr,
-):
+    x, mu, packed_codebook, half_norms, header, indices, listed,
+    outputs: tl.int64, outer: tl.int64, segments: tl.int64, books: tl.int64, k,
+    stride_a: tl.int64, stride_b: tl.int64, stride_d: tl.int64,
+    L2: tl.constexpr, FLAT: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
+    ROWS: tl.constexpr, CODES: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
     """Search the listed outputs with three products; certain rows leave the list: their place becomes -1."""
     book = tl.program_id(0).to(tl.int64) % books
     listed += book * (outputs // books)
@@ -388,50 +316,20 @@ def _search_listed(
         output = tl.load(listed + place, mask=valid, other=0)
         begin = _begin(output, book, segments, books, outer, stride_a, stride_b, stride_d, FLAT, D)
         index, certain = _score(
-            x,
-            mu,
-            packed_codebook,
-            half_norms,
-            header,
-            book,
-            begin,
-            valid,
-            padded_k,
-            stride_d,
-            True,
-            L2,
-            True,
-            D,
-            WIDTH,
-            ROWS,
-            CODES,
-            CHUNK,
-        )
+            x, mu, packed_codebook, half_norms, header, book, begin, valid, padded_k, stride_d,
+            True, L2, True, D, WIDTH, ROWS, CODES, CHUNK,
+        )  # fmt: skip
         tl.store(indices + output, index, mask=valid & certain)
         tl.store(listed + place, tl.full((ROWS,), -1, tl.int64), mask=valid & certain)
 
 
 @triton.jit(do_not_specialize=_SHAPE)
 def _rescore(
-    x,
-    exact,
-    header,
-    indices,
-    listed,
-    outputs: tl.int64,
-    outer: tl.int64,
-    segments: tl.int64,
-    books: tl.int64,
-    k,
-    stride_a: tl.int64,
-    stride_b: tl.int64,
-    stride_d: tl.int64,
-    L2: tl.constexpr,
-    FLAT: tl.constexpr,
-    D: tl.constexpr,
-    SCAN: tl.constexpr,
-    CODES: tl.constexpr,
-):
+    x, exact, header, indices, listed,
+    outputs: tl.int64, outer: tl.int64, segments: tl.int64, books: tl.int64, k,
+    stride_a: tl.int64, stride_b: tl.int64, stride_d: tl.int64,
+    L2: tl.constexpr, FLAT: tl.constexpr, D: tl.constexpr, SCAN: tl.constexpr, CODES: tl.constexpr,
+):  # fmt: skip
     """Find the exact answer for the rows on the list. Launched without contraction to FMA, which would
     round differently."""
     book = tl.program_id(0).to(tl.int64) % books
@@ -496,6 +394,15 @@ def vq_assign(given: Arguments) -> torch.Tensor:
     return assign(*given, Epilogue())[0]
 
 
+def _check_size(codebook: torch.Tensor) -> None:
+    k, d = codebook.shape[-2:]
+    if k >= (1 << 31) - _PADDING or d > 1 << 16:
+        raise ValueError(
+            f"vq_assign: codebook {list(codebook.shape)} is too large for Triton, expected K < 2^31 - 128 and"
+            " d <= 2^16"
+        )
+
+
 def assign(
     x: torch.Tensor, codebook: torch.Tensor, metric: str, exact: bool, epilogue: Epilogue
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -508,11 +415,7 @@ def assign(
     outputs = indices.numel()
     if outputs == 0:
         return indices, x.new_zeros(0, dtype=torch.float64)
-    if k >= (1 << 31) - _PADDING or d > 1 << 16:
-        raise ValueError(
-            f"vq_assign: codebook {list(codebook.shape)} is too large for Triton, expected K < 2^31 - 128 and"
-            " d <= 2^16"
-        )
+    _check_size(codebook)
     rows, flat, strides = _rows(x, codebook)
     l2, width = metric == "l2", _width(d)
     capability, processors = _device(x.device.index)
@@ -530,46 +433,19 @@ def assign(
         elements = min(_ELEMENTS, 1 << (d - 1).bit_length())
         follow = (opened, errors, *epilogue) if wanted else (None, None, *epilogue)
         _search[(programs,)](
-            *arrays,
-            *shape,
-            *follow,
-            exact,
-            l2,
-            flat,
-            d,
-            width,
-            *first[:3],
-            elements,
-            num_warps=first.warps,
-            num_stages=first.stages,
-        )
+            *arrays, *shape, *follow, exact, l2, flat, d, width, *first[:3], elements,
+            num_warps=first.warps, num_stages=first.stages,
+        )  # fmt: skip
         blocks = min(triton.cdiv(outputs // books, _SCAN), triton.cdiv(8 * processors, books)) * books
         if exact:
             _search_listed[(blocks,)](
-                *arrays,
-                *shape,
-                l2,
-                flat,
-                d,
-                width,
-                *second[:3],
-                num_warps=second.warps,
-                num_stages=second.stages,
-            )
+                *arrays, *shape, l2, flat, d, width, *second[:3],
+                num_warps=second.warps, num_stages=second.stages,
+            )  # fmt: skip
         _rescore[(blocks,)](
-            rows,
-            packed.exact,
-            packed.header,
-            indices,
-            listed,
-            *shape,
-            l2,
-            flat,
-            d,
-            _SCAN,
-            _CANDIDATES,
+            rows, packed.exact, packed.header, indices, listed, *shape, l2, flat, d, _SCAN, _CANDIDATES,
             enable_fp_fusion=False,
-        )
+        )  # fmt: skip
         if later:
             _finish_open[(later,)](
                 rows, indices, opened, errors, *epilogue, *shape, programs, flat, d, _OPEN_ROWS, elements

@@ -27,6 +27,39 @@ def _begin(row, inner, segment, d, stride_a, stride_b, stride_d):
     return ((row // inner) * stride_a + (row % inner) * stride_b + segment * d * stride_d)[:, None]
 
 
+@triton.jit
+def _rotation(
+    x, codebook, g, at_x, at_code, at_g, live, known, d, x_d, g_d, ROWS: tl.constexpr, ELEMENTS: tl.constexpr
+):
+    """Return the factors [ROWS, 1] of the gradient, of x and of the codeword in the rotated gradient."""
+    elements = tl.arange(0, ELEMENTS)
+    xx, qq, xq = (tl.zeros((ROWS,), tl.float64), tl.zeros((ROWS,), tl.float64), tl.zeros((ROWS,), tl.float64))
+    xg, qg = tl.zeros((ROWS,), tl.float64), tl.zeros((ROWS,), tl.float64)
+    for start in range(0, d, ELEMENTS):
+        j = (start + elements)[None, :]
+        inside = live & (j < d)
+        value = tl.load(x + at_x + j * x_d, mask=inside, other=0.0).to(tl.float64)
+        code = tl.where(
+            known, tl.load(codebook + at_code + j, mask=inside & known, other=0.0), float("nan")
+        ).to(tl.float64)
+        gradient = tl.load(g + at_g + j * g_d, mask=inside, other=0.0).to(tl.float64)
+        xx += tl.sum(value * value, 1)
+        qq += tl.sum(code * code, 1)
+        xq += tl.sum(value * code, 1)
+        xg += tl.sum(value * gradient, 1)
+        qg += tl.sum(code * gradient, 1)
+    # rotation() of csrc/common/rotation.h
+    q_norm = tl.sqrt(qq)
+    x_scale, q_scale = 1 / tl.maximum(tl.sqrt(xx), 1e-6), 1 / tl.maximum(q_norm, 1e-6)
+    sum_g = xg * x_scale + qg * q_scale
+    sum_sum = xx * x_scale * x_scale + 2 * xq * x_scale * q_scale + qq * q_scale * q_scale
+    ratio, mirror = q_norm * x_scale, sum_g / tl.maximum(sum_sum, 1e-12)
+    scale = ratio[:, None]
+    along = (2 * ratio * x_scale * (qg * q_scale - mirror))[:, None]
+    towards = (-2 * ratio * q_scale * mirror)[:, None]
+    return scale, along, towards
+
+
 @triton.jit(do_not_specialize=_SHAPE)
 def _backward(
     x,
@@ -70,34 +103,9 @@ def _backward(
     strength = tl.load(pull).to(WIDE)
 
     if ROTATION:
-        xx, qq, xq = (
-            tl.zeros((ROWS,), tl.float64),
-            tl.zeros((ROWS,), tl.float64),
-            tl.zeros((ROWS,), tl.float64),
+        scale, along, towards = _rotation(
+            x, codebook, g, at_x, at_code, at_g, live, known, d, x_d, g_d, ROWS, ELEMENTS
         )
-        xg, qg = tl.zeros((ROWS,), tl.float64), tl.zeros((ROWS,), tl.float64)
-        for start in range(0, d, ELEMENTS):
-            j = (start + elements)[None, :]
-            inside = live & (j < d)
-            value = tl.load(x + at_x + j * x_d, mask=inside, other=0.0).to(tl.float64)
-            code = tl.where(
-                known, tl.load(codebook + at_code + j, mask=inside & known, other=0.0), float("nan")
-            ).to(tl.float64)
-            gradient = tl.load(g + at_g + j * g_d, mask=inside, other=0.0).to(tl.float64)
-            xx += tl.sum(value * value, 1)
-            qq += tl.sum(code * code, 1)
-            xq += tl.sum(value * code, 1)
-            xg += tl.sum(value * gradient, 1)
-            qg += tl.sum(code * gradient, 1)
-        # rotation() of csrc/common/rotation.h
-        q_norm = tl.sqrt(qq)
-        x_scale, q_scale = 1 / tl.maximum(tl.sqrt(xx), 1e-6), 1 / tl.maximum(q_norm, 1e-6)
-        sum_g = xg * x_scale + qg * q_scale
-        sum_sum = xx * x_scale * x_scale + 2 * xq * x_scale * q_scale + qq * q_scale * q_scale
-        ratio, mirror = q_norm * x_scale, sum_g / tl.maximum(sum_sum, 1e-12)
-        scale = ratio[:, None]
-        along = (2 * ratio * x_scale * (qg * q_scale - mirror))[:, None]
-        towards = (-2 * ratio * q_scale * mirror)[:, None]
     for start in range(0, d, ELEMENTS):
         j = (start + elements)[None, :]
         inside = live & (j < d)
