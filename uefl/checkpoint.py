@@ -77,7 +77,7 @@ def save_tensors(
     Raises:
         OSError: the file cannot be written.
     """
-    temporary = path.with_suffix(".tmp")
+    temporary = temporary_of(path)
     try:
         save_file(copies(tensors), temporary, metadata)
     except SafetensorError as error:
@@ -106,7 +106,7 @@ def save_parts(
         end += stop - start
     header = json.dumps(layout, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)
-    temporary = path.with_suffix(".tmp")
+    temporary = temporary_of(path)
     with named(path), temporary.open("wb") as file:
         file.write(len(header).to_bytes(8, "little") + header)
         for part in parts():
@@ -144,7 +144,7 @@ def write_json(path: Path, value: Any) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file whole or not at all."""
-    temporary = path.with_suffix(".tmp")
+    temporary = temporary_of(path)
     with named(path):
         try:
             temporary.write_text(text, encoding="utf-8")
@@ -175,6 +175,12 @@ def read_index(directory: Path) -> dict[str, Any]:
     if not {"tensors", "sha256", "state"} <= set(index) or not _TENSORS.fullmatch(str(index["tensors"])):
         raise UserError(f"{path} is incomplete or altered; start again in another folder")
     return dict(index)
+
+
+def temporary_of(path: Path) -> Path:
+    """Return the name under which a file is written before it takes its place. It keeps the suffix, so that
+    no other file of the user has it."""
+    return path.with_name(f"{path.name}.tmp")
 
 
 def _umask() -> int:

@@ -21,7 +21,7 @@ from typer.core import TyperGroup
 
 from . import config
 from .errors import RunError, UserError
-from .terminal import open_closed_streams, write_nearest_characters
+from .terminal import OUTPUT, name_output, open_closed_streams, write_nearest_characters
 
 if TYPE_CHECKING:
     from .models.saved import SavedModel
@@ -35,7 +35,6 @@ _GROUPS = {
     "sets": "those of FedUL",
     "own": "your own data",
 }
-_TERMINATED = 128 + signal.SIGTERM
 _NOBODY_READS = 128 + signal.SIGPIPE
 _UsageError: Any = typer.BadParameter.__base__  # newer versions of typer include click
 
@@ -53,11 +52,17 @@ def _in_a_line() -> Iterator[None]:
     except (UserError, RunError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2 if isinstance(error, UserError) else 1) from None
+    except KeyboardInterrupt as end:
+        with suppress(OSError):
+            typer.echo("interrupted", err=True)
+        raise typer.Exit(_exit_code(end)) from None
     except BrokenPipeError:  # `uefl presets | head`
         _silence_stdout()
         raise typer.Exit(_NOBODY_READS) from None
     except OSError as error:  # a folder that cannot be written, a full disk, a download without a network
         where = f"{error.filename}: " if error.filename else ""
+        if where and error.filename == str(OUTPUT):
+            _silence_stdout()
         typer.echo(f"error: {where}{error.strerror or error}", err=True)
         raise typer.Exit(2) from None
 
@@ -138,6 +143,7 @@ _SiloAlgorithms = Annotated[
 def main() -> None:
     """Run the command ``uefl``."""
     open_closed_streams()
+    name_output()
     write_nearest_characters()
     try:
         os.getcwd()
@@ -247,7 +253,7 @@ def train(
     from .run import train as train_run
 
     console = _console()
-    signal.signal(signal.SIGTERM, _terminate)
+    _end_as_by_ctrl_c()
     keys: dict[str, Any] = {"device": device.value, "data_root": data_root}
     with _resumable(folder, go_on):
         with (
@@ -310,6 +316,8 @@ def _resumable(folder: Path, go_on: str) -> Iterator[None]:
         if (folder / "summary.json").is_file() or not (folder / "config.toml").is_file():
             raise
         place = error.filename or folder
+        if place == str(OUTPUT):
+            _silence_stdout()
         raise RunError(f"{error.strerror or error} while {place} was written; go on with: {go_on}") from None
 
 
@@ -388,6 +396,8 @@ def predict(
     predictor = predictions.Predictor(
         _model(run, arm).to(chosen_device(device.value)), images, client, passes
     )
+    if csv is not None and str(csv) != "-":
+        predictions.check_output(csv, images)
     errors = Console(stderr=True)
     rows = track(
         predictor.rows(),
@@ -503,11 +513,11 @@ def silo(
     options = {**locals(), "device": device.value}
     from .deploy.command import silo as serve
 
-    signal.signal(signal.SIGTERM, _terminate)
+    _end_as_by_ctrl_c()
     try:
         serve(**options)
     except KeyboardInterrupt as end:
-        raise typer.Exit(_TERMINATED if isinstance(end, _Terminated) else 130) from None
+        raise typer.Exit(_exit_code(end)) from None
 
 
 def _ended(end: BaseException, folder: Path, resume: str) -> typer.Exit:
@@ -522,7 +532,7 @@ def _ended(end: BaseException, folder: Path, resume: str) -> typer.Exit:
         advice = f"; go on with: {resume}" if (folder / "config.toml").is_file() else " before the run began"
     with suppress(OSError):  # stderr may be the same pipe
         typer.echo(f"{what}{advice}", err=True)
-    return typer.Exit(_TERMINATED if isinstance(end, _Terminated) else 130)
+    return typer.Exit(_exit_code(end))
 
 
 def _silence_stdout() -> None:
@@ -583,7 +593,7 @@ def suite(
 
     name = called(name)
     folder = out or Path("runs") / f"{Path(name).stem}-{scale.value}"
-    signal.signal(signal.SIGTERM, _terminate)
+    _end_as_by_ctrl_c()
     try:
         run(
             name,
@@ -597,7 +607,7 @@ def suite(
         )
     except KeyboardInterrupt as end:
         typer.echo("interrupted; run the same command to continue", err=True)
-        raise typer.Exit(_TERMINATED if isinstance(end, _Terminated) else 130) from None
+        raise typer.Exit(_exit_code(end)) from None
 
 
 @app.command()
@@ -643,6 +653,10 @@ def report(
     for note in compared.notes:
         typer.echo(note)
     folder = out or reports.folder_of_comparison(once)
+    if (folder / "config.toml").is_file():
+        raise UserError(
+            f"{folder} is a run folder, whose report the page would replace; choose another --out"
+        )
     try:
         reports.write_comparison(compared, folder)
     except OSError as error:
@@ -686,11 +700,25 @@ def doctor() -> None:
 
 
 class _Terminated(KeyboardInterrupt):
-    """SIGTERM, which ends a run as Ctrl-C does."""
+    """A signal that ends a run as Ctrl-C does; its argument is the number of the signal."""
+
+    def __init__(self, number: int = signal.SIGTERM) -> None:
+        super().__init__(number)
 
 
 def _terminate(number: int, frame: object) -> None:
-    raise _Terminated
+    raise _Terminated(number)
+
+
+def _end_as_by_ctrl_c() -> None:
+    """End at SIGTERM, and at SIGHUP of a closed terminal unless nohup ignores it, as at Ctrl-C."""
+    signal.signal(signal.SIGTERM, _terminate)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+        signal.signal(signal.SIGHUP, _terminate)
+
+
+def _exit_code(end: BaseException) -> int:
+    return 128 + (end.args[0] if isinstance(end, _Terminated) else signal.SIGINT)
 
 
 def _show(console: Console, *tables: Table) -> None:

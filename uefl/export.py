@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import json
 import warnings
 from collections.abc import Callable
@@ -36,7 +37,7 @@ def write(model: SavedModel, path: Path, client: str | None = None) -> None:
 
     Raises:
         UserError: the suffix or the client is unknown, a package is missing, the format lacks an operation of
-            the model, or the file cannot be written.
+            the model, or the file cannot be written or is a model of a run folder.
     """
     check_name(path, "the file")
     if path.suffix.lower() not in FORMATS:
@@ -45,7 +46,11 @@ def write(model: SavedModel, path: Path, client: str | None = None) -> None:
         raise UserError(f"{path} is {special(path)}; expected a file")
     path = path.resolve()  # a link stays a link
     about = {"classes": list(model.classes), "shape": list(model.shape), "client": client, **_inputs(model)}
-    temporary = path.with_name(f"{path.name}.tmp")
+    if (path.parent / "config.toml").is_file() and path.name.startswith("model-"):
+        raise UserError(
+            f"{path} would take the place of a model of the run {path.parent}; choose another name"
+        )
+    temporary = checkpoint.temporary_of(path)
     with isolated(), torch.no_grad():
         module = model.module(client)
         example = blank(2, model.shape, model.inputs)
@@ -78,8 +83,9 @@ def _program(module: nn.Module, example: torch.Tensor, path: Path, about: dict[s
     own = {op: plain for op, plain in uefl_kernels.decompositions().items() if op not in known}
     if any(node.target in own for node in program.graph.nodes):  # a file with our ops needs our package
         program = program.run_decompositions(own)
-    with path.open("wb") as file:
-        torch.export.save(program, file, extra_files={"uefl.json": json.dumps(about)})
+    whole = io.BytesIO()  # where torch itself writes a file, a full disk ends the process
+    torch.export.save(program, whole, extra_files={"uefl.json": json.dumps(about)})
+    path.write_bytes(whole.getbuffer())
 
 
 def _onnx(module: nn.Module, example: torch.Tensor, path: Path, about: dict[str, object]) -> None:

@@ -36,7 +36,7 @@ def parse(
         UserError: the first key that is unknown, of a wrong type, or out of its range.
     """
     try:
-        return kind(**{key: _tuples(value) for key, value in table.items()})
+        return kind(**{key: tuples(value) for key, value in table.items()})
     except ValidationError as error:
         raise _refused(error, place, kind, sections_with, inside) from None
 
@@ -117,5 +117,6 @@ def _refused(
     return UserError(f"key {key!r}: {message}{got}")
 
 
-def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+def tuples(value: Any) -> Any:
+    """Return a value with lists as tuples."""
+    return tuple(map(tuples, value)) if isinstance(value, list) else value

@@ -17,7 +17,9 @@ from .paths import check_name, named
 Silos = dict[str, dict[str, str]]
 """by silo, for silos in other processes: ``precision``, ``torch`` and, with keys, the hash of its ``key``"""
 
-_BEGUN = frozenset(("run.lock", "manifest.json", "manifest.tmp", "made.json", "made.tmp", "config.tmp"))
+_BEGUN = frozenset(
+    ("run.lock", "manifest.json", "manifest.json.tmp", "made.json", "made.json.tmp", "config.toml.tmp")
+)
 """files that a failed start may leave; the next start overwrites them"""
 
 

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from PIL import ImageFile
 from torch import backends
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -140,8 +141,9 @@ _ATTRIBUTES: list[tuple[Any, str, Any]] = [
     (_mkldnn.matmul, "fp32_precision", "none"),
     (_mkldnn.conv, "fp32_precision", "none"),
     (_mkldnn.rnn, "fp32_precision", "none"),
+    (ImageFile, "LOAD_TRUNCATED_IMAGES", False),
 ]
-"""Settings of torch, and their values in a new process."""
+"""Settings of torch and Pillow, and their values in a new process."""
 
 
 def _matmul_precision() -> str | None:

@@ -135,6 +135,24 @@ def write(rows: Iterator[ImagePrediction], file: TextIO) -> None:
         table.writerow([row.image, row.label, *(f"{value:.6f}" for value in row[2:])])
 
 
+def check_output(path: Path, images: Sequence[Path]) -> None:
+    """Refuse a CSV file that cannot be written, before anything is predicted.
+
+    Args:
+        images: the files and folders that are read.
+
+    Raises:
+        UserError: it is a folder, lies in no folder, or is one of ``images``.
+    """
+    check_name(path, "the file")
+    if path.is_dir():
+        raise UserError(f"{path} is a folder; expected a file")
+    if not path.parent.is_dir():
+        raise UserError(f"{path} cannot be written: there is no folder {path.parent}")
+    if path.resolve() in [image.resolve() for image in images]:
+        raise UserError(f"{path} is read and would be replaced; choose another file")
+
+
 def write_file(rows: Iterator[ImagePrediction], path: Path) -> None:
     """Write a CSV file whole or not at all, and a pipe or a device as it is.
 
@@ -186,6 +204,8 @@ def _files(path: Path, skipped: list[Path]) -> Iterator[Path]:
         return
     for entry in visible(path):
         if entry.is_dir():
+            if path.resolve().is_relative_to(entry.resolve()):
+                raise UserError(f"{entry} is a link to a folder that holds it; remove the link")
             yield from _files(entry, skipped)
         elif Image.registered_extensions().get(entry.suffix.lower()) in Image.OPEN:
             yield entry

@@ -330,6 +330,8 @@ class _Run:
         )
         self._resident: tuple[str, Workspace] | None = None
         first = self.workspace(next(iter(cfg.arms)))
+        if network is not None:
+            custom.check(first.net, first.normalize, federation)
         make_repeatable(
             cfg.run.threads or threads_for(first.net, first.example, cfg.training.batch_size), device
         )

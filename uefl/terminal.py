@@ -6,7 +6,12 @@ import codecs
 import io
 import os
 import sys
+from pathlib import Path
 
+from .paths import named
+
+OUTPUT = Path("the output")
+"""the name of stdout in errors"""
 _PLAIN = {"±": "+-", "−": "-", "–": "-", "…": "...", "°": " deg"}
 
 
@@ -23,6 +28,28 @@ def open_closed_streams() -> None:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
+
+
+class _Output(io.TextIOWrapper):
+    """A stream that names itself in the errors of the system."""
+
+    def write(self, text: str) -> int:
+        """Write a text."""
+        with named(OUTPUT):
+            return super().write(text)
+
+    def flush(self) -> None:
+        """Write what is buffered."""
+        with named(OUTPUT):
+            super().flush()
+
+
+def name_output() -> None:
+    """Have the errors of stdout name it: a full disk is not always that of the run folder."""
+    out = sys.stdout
+    if type(out) is io.TextIOWrapper:
+        encoding, errors, by_line = out.encoding, out.errors, out.line_buffering
+        sys.stdout = _Output(out.detach(), encoding, errors, line_buffering=by_line)
 
 
 def write_nearest_characters() -> None:

@@ -65,6 +65,16 @@ def network():
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 3))
 
 
+class Stateful(nn.Sequential):
+    """A network with a state that is no tensor."""
+
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(64, 3))
+
+    def get_extra_state(self):
+        return {"calls": 1}
+
+
 class Shrunk(uefl.Algorithm):
     """FedAvg with a penalty on the weights of the network."""
 
@@ -221,6 +231,8 @@ def not_finite():
         ({"model": nn.LazyLinear(3)}, "model: 'weight' .*shape"),
         ({"model": lambda: nn.Sequential(nn.Flatten(), nn.Linear(9, 3))}, r"model: .*\[2, 1, 8, 8\]"),
         ({"model": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 4))}, r"model: .*\[2, 3\] .*\[2, 4\]"),
+        ({"model": lambda: nn.Sequential(*network(), nn.Softmax(-1))}, "model: .*logits.*softmax"),
+        ({"model": Stateful}, "model: '_extra_state'"),
         ({"model": lambda: 3}, r"model: .*\bint; .*module"),
         ({"model": 3}, "model: .*module, .*dict"),
         ({"model": network(), "uncertainty": "ensemble", "passes": None}, "model: .*members"),

@@ -194,6 +194,15 @@ def test_closed_streams(closed):
     assert (result.returncode, result.stderr) == (0, b"")
 
 
+@pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="needs /dev/full")
+def test_a_full_disk_of_the_output_is_not_that_of_a_run():
+    command = [sys.executable, "-m", "uefl", "presets"]
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (result.returncode, result.stderr.count("\n")) == (2, 1)
+    assert result.stderr.startswith("error: the output: ")
+
+
 def test_a_current_folder_that_was_removed(tmp_path):
     command = f"rmdir {tmp_path / 'gone'}; {sys.executable} -m uefl presets"
     (tmp_path / "gone").mkdir()

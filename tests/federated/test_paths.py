@@ -178,7 +178,7 @@ def test_a_full_disk_before_the_run_begins(tmp_path, monkeypatch):
             write = Path.write_text
 
             def full(path, text, *rest, file=file, write=write, **keys):
-                if path.with_suffix(Path(file).suffix).name == file:
+                if path.name == f"{file}.tmp":
                     raise OSError(28, "full")
                 return write(path, text, *rest, **keys)
 
@@ -186,7 +186,7 @@ def test_a_full_disk_before_the_run_begins(tmp_path, monkeypatch):
             message = refused("train", "demo", *SETS, "--out", tmp_path / "run")
         assert str(tmp_path / "run" / file) in message
         assert "full" in message
-    (tmp_path / "run" / "config.tmp").write_text("half")
+    (tmp_path / "run" / "config.toml.tmp").write_text("half")
     start(tmp_path / "run", "arms=fedavg", "rounds=[1]")
 
 

@@ -6,6 +6,8 @@ import io
 import json
 import os
 import re
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -102,6 +104,12 @@ def test_the_members_of_an_ensemble_are_its_uncertainty(models):
     torch.testing.assert_close(said.mutual_info.double(), expected, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("passes", [0, -1, 1.5, True])
+def test_a_prediction_has_one_pass_or_more(models, passes):
+    with pytest.raises(UserError, match="passes"):
+        models["fedavg"][0].predict(IMAGES, uncertainty=True, passes=passes)
+
+
 def test_another_site_has_the_codebook_that_fits_best(models):
     model, _ = models["uefl"]
     net, x = model.members[0].net, (IMAGES - model.mean) / model.std
@@ -174,6 +182,12 @@ def test_files_of_a_folder_that_are_no_images_are_noted(models, files):
     assert "more" not in note.replace("more/notes.txt", "")
 
 
+def test_a_link_to_a_folder_around_it_is_refused(models, files):
+    (files / "more" / "again").symlink_to(files)
+    with pytest.raises(UserError, match="again"):
+        Predictor(models["fedavg"][0], [files])
+
+
 def test_color_becomes_gray_as_pillow_makes_it():
     color = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
     expected = np.array(Image.fromarray(color).convert("L"))
@@ -233,6 +247,27 @@ def test_csv_into_a_full_device(models, files, tmp_path):
     assert result.exit_code == 2
     assert "full" in result.stderr
     assert (tmp_path / "full").is_char_device()
+
+
+def test_an_output_takes_the_place_of_no_input(models, files):
+    model, kept = models["uefl"][1], (files / "0.png").read_bytes()
+    for path in (files / "0.png", files, files / "absent" / "a.csv"):
+        result = cli("predict", model, files / "0.png", "--csv", path)
+        assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+        assert str(path) in result.stderr
+    assert (files / "0.png").read_bytes() == kept
+    kept = model.read_bytes()
+    (model.parent / "config.toml").touch()
+    assert cli("export", model, model).exit_code == 2
+    (model.parent / "config.toml").unlink()
+    assert model.read_bytes() == kept
+
+
+def test_predictions_leave_other_files_alone(models, files, tmp_path):
+    """Such as those with the name of a temporary file."""
+    (tmp_path / "a.tmp").write_text("mine")
+    assert cli("predict", models["uefl"][1], files / "0.png", "--csv", tmp_path / "a.csv").exit_code == 0
+    assert (tmp_path / "a.tmp").read_text() == "mine"
 
 
 def test_predict_shows_a_table(models, files):
@@ -352,6 +387,15 @@ def test_export_as_onnx(models, tmp_path):
         torch.testing.assert_close(
             torch.from_numpy(probs), model.predict(IMAGES[:count], "silo-1"), atol=1e-5, rtol=0
         )
+
+
+@pytest.mark.parametrize("suffix", [".pt2", ".safetensors"])
+def test_export_to_a_full_disk_is_a_line(models, tmp_path, suffix):
+    """torch would end the process. A limit on the size of files stands for the disk."""
+    command = f"ulimit -f 1; {sys.executable} -m uefl export {models['fedavg'][1]} {tmp_path / 'a'}{suffix}"
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr.count("\n")) == (2, 1), result.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_export_does_not_replace_a_pipe(models, tmp_path):

@@ -388,6 +388,32 @@ def test_damaged_metrics_name_the_file_and_the_line(tmp_path, line):
     assert not (tmp_path / "report.md").exists()
 
 
+@pytest.mark.parametrize("value", ["x", [], {}, None, float("nan"), 10**400], ids=repr)
+@pytest.mark.parametrize("key", ["arm", "client", "round", "accuracy", "bytes_sent"])
+def test_metrics_that_were_edited_are_refused(tmp_path, key, value):
+    if (key == "accuracy" and value is None) or (key in ("arm", "client") and value == "x"):
+        pytest.skip("a value that a run may write")
+    sample_runs.write(tmp_path, finished=False)
+    path = tmp_path / "metrics.jsonl"
+    lines = path.read_text().splitlines()
+    lines[1] = json.dumps(json.loads(lines[1]) | {key: value})
+    path.write_text("\n".join([*lines, ""]))
+    with pytest.raises(UserError, match=f"{path}, line 2 "):
+        read_run(tmp_path)
+
+
+@pytest.mark.parametrize("key", ["accuracy", "best", "clients", "rounds", "bytes_sent", "accuracy_last4"])
+@pytest.mark.parametrize("value", ["x", [], True], ids=repr)
+def test_a_summary_that_was_edited_is_refused(tmp_path, key, value):
+    sample_runs.write(tmp_path)
+    path = tmp_path / "summary.json"
+    summary = json.loads(path.read_text())
+    next(iter(summary["arms"].values()))[key] = value
+    path.write_text(json.dumps(summary))
+    with pytest.raises(UserError, match=f"{path} "):
+        read_run(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("summary", "message"),
     [("{", "summary"), ("[]", "summary"), ('{"schema": 9, "arms": {}}', r"schema 9, .*\b2\b")],

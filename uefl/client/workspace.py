@@ -105,7 +105,7 @@ class Workspace:
 
     def private_names(self) -> list[str]:
         """Return the names of the private weights."""
-        owners = dict(self.net.named_modules())
+        owners = dict(self.net.named_modules(remove_duplicate=False))  # a module may have two names
         weights = self.flat.named(self.flat.values.detach(), self.flat.buffers)
         return [name for name in weights if self.algorithm.is_private(name, owners[name.rpartition(".")[0]])]
 

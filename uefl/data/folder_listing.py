@@ -83,19 +83,21 @@ def unused_paths(folders: Iterable[Path], used: Collection[Path] = ()) -> tuple[
 
 
 def case_conflicts(classes: Sequence[str]) -> tuple[str, ...]:
-    """Return a note on each pair of classes that differ in case, outer spaces or Unicode's form only."""
+    """Return a note on each pair of classes that differ in case, outer spaces, leading zeros or Unicode's
+    form only."""
     first: dict[str, str] = {}
     pairs = [(first.setdefault(_folded(name), name), name) for name in classes]
     return tuple(
-        f"classes {_shown(a, b)} and {_shown(b, a)} differ in case, spaces or form only; if they are one,"
-        " write it the same everywhere"
+        f"classes {_shown(a, b)} and {_shown(b, a)} differ in case, spaces, zeros or form only; if they"
+        " are one, write it the same everywhere"
         for a, b in pairs
         if a != b
     )
 
 
 def _folded(name: str) -> str:
-    return unicodedata.normalize("NFKC", name).casefold().strip()
+    text = unicodedata.normalize("NFKC", name).casefold().strip()
+    return text.lstrip("0") if text.isdecimal() else text
 
 
 def _shown(name: str, other: str) -> str:

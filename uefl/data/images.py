@@ -215,9 +215,10 @@ def from_files(place: str, files: Sequence[File]) -> ImageList:
     )
     for i, file in enumerate(files):
         with damaged.noted(place, file), file.open() as opened, _opened(opened) as image:
+            found = pixels.kinds_of(image)  # before the EXIF data are read, for which Pillow may decode it
             shapes[i] = pixels.upright_size(image)
             color |= not pixels.is_gray(image)
-            kinds.update(pixels.kinds_of(image))
+            kinds.update(found)
     if damaged.found:  # all damaged files are named at once
         for file in files:
             if not damaged.names(place, file):

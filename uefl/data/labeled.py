@@ -49,9 +49,11 @@ def federate(
             different sizes.
     """
     notes.check_names("client", (share.name for share in (*deal.clients, *deal.unseen)))
+    notes.check_names("class", table.classes)
     splits = _split(table, deal.clients, data, seed, one_class=one_class)
     prepare = prepare_for([table.images], data.image_size, data.normalize == "standard")
     unseen = [_unseen(share) for share in deal.unseen]
+    notes.check_names("column", prepare.inputs.names)
     measured = sum(len(split.test) for split in (*splits, *unseen))
     prepare.check_memory(sum(len(split.share.train) for split in splits) + measured)
 

@@ -97,7 +97,7 @@ def from_arrays(
             raise UserError(f"client {name!r} is trained on and cannot be unseen; choose another name")
         rows = take(part, f"{name}/test")
         apart.append(Share(str(name), rows[:0], rows))
-    everything, known = _numbered(labels, None if classes is None else tuple(classes))
+    everything, known = _numbered(labels, None if classes is None else tuple(map(str, classes)))
     images = _together(found, tuple(names), kinds)
     rows = np.arange(len(everything))
     table = DataSet("arrays", images, everything, known, rows, None, parts={"images": len(rows)})

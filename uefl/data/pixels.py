@@ -47,7 +47,8 @@ def is_gray(image: Image.Image) -> bool:
 def upright_size(image: Image.Image) -> tuple[int, int]:
     """Return height and width of an opened image after its EXIF orientation is applied."""
     height, width = image.height, image.width
-    return (width, height) if _orientation(image) >= 5 else (height, width)
+    turned = image.format != "TIFF" and _orientation(image) >= 5  # Pillow has turned the size of a TIFF
+    return (width, height) if turned else (height, width)
 
 
 def kinds_of(image: Image.Image) -> list[str]:
@@ -259,6 +260,7 @@ def notes(kinds: Mapping[str, int], total: int) -> list[str]:
 
 def _orientation(image: Image.Image) -> int:
     try:
-        return int(image.getexif().get(_ORIENTATION, 1))
+        found = int(image.getexif().get(_ORIENTATION, 1))
     except Exception:  # a damaged block of metadata, which does not affect the pixels
         return 1
+    return found if 1 <= found <= 8 else 1

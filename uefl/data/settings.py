@@ -20,7 +20,7 @@ class Data(BaseModel):
     """Data of a run. The description of a key names its kind of data; with other kinds, the key keeps its
     default."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     source: str = Field(
         default="digits",

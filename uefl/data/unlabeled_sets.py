@@ -133,6 +133,7 @@ def federate(
     if classes == 1:
         raise UserError(f"{made.name} has one class, {made.classes[0]!r}; a classifier needs two or more")
     notes.check_names("client", (client.name for client in made.clients))
+    notes.check_names("class", made.classes)
     server = {"labeled": made.labeled, "validation": made.validation}
     sources = _sources(made)
     prepare = prepare_for(sources, data.image_size, data.normalize == "standard")

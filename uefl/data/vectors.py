@@ -100,6 +100,15 @@ def of_frame(frame: pandas.DataFrame, where: str, vocabulary: int = 0) -> Vector
         UserError: a column of another type than numbers, or a missing value.
     """
     names = tuple(map(str, frame.columns))
+    if len(set(names)) < len(names):
+        twice = next(name for i, name in enumerate(names) if name in names[:i])
+        raise UserError(f"{where} has two columns {twice!r}; rename one")
+    unnamed = [name for name in names if name.startswith("Unnamed: ")]  # so pandas calls them
+    if unnamed:
+        raise UserError(
+            f"{where}: a column has no name; name it, or remove it if it has the numbers of the rows (pandas"
+            " writes none with index=False)"
+        )
     for name, dtype in zip(names, frame.dtypes, strict=True):
         if dtype.kind not in "iufb":
             raise UserError(

@@ -109,7 +109,8 @@ def check(net: nn.Module, normalize: Callable[[torch.Tensor], torch.Tensor], fed
         normalize: converts uint8 ``[B, C, H, W]`` to the input of the network.
 
     Raises:
-        UserError: it cannot take images of this shape, or does not return logits ``[B, classes]``.
+        UserError: it cannot take images of this shape, or does not return logits ``[B, classes]``, but for
+            example probabilities.
     """
     shape = (2, *federation.shape)
     training = net.training
@@ -129,10 +130,13 @@ def check(net: nn.Module, normalize: Callable[[torch.Tensor], torch.Tensor], fed
             f"model: expected logits [2, {len(federation.classes)}] for two images and"
             f" {len(federation.classes)} classes, got {found}"
         )
+    if bool((logits >= 0).all()) and torch.allclose(logits.float().sum(1), torch.ones(2).to(logits.device)):
+        raise UserError("model: expected logits, and it returns probabilities; leave out its softmax")
 
 
 def _check_parameters(net: nn.Module) -> None:
-    """Refuse a network unless all its parameters can be sent in one float32 tensor."""
+    """Refuse a network unless all its parameters can be sent in one float32 tensor, and a file of tensors
+    holds its state."""
     if not any(True for _ in net.parameters()):
         raise UserError("model: it has no parameters to train")
     if not any(parameter.requires_grad for parameter in net.parameters()):
@@ -149,6 +153,9 @@ def _check_parameters(net: nn.Module) -> None:
             )
         if not parameter.isfinite().all():
             raise UserError(f"model: {name!r} holds numbers that are not finite")
+    extra = [name for name in net.state_dict() if name.rpartition(".")[2] == "_extra_state"]
+    if extra:
+        raise UserError(f"model: {extra[0]!r} would be lost; keep this state in a buffer")
 
 
 def _first_line(error: Exception) -> str:

@@ -152,7 +152,7 @@ class SavedModel:
 
         Raises:
             UserError: images of another type or shape, no such client; no client, where its parts have
-                neither a mean nor a best one.
+                neither a mean nor a best one; ``passes`` below 1.
 
         Equivalent to::
 
@@ -160,6 +160,8 @@ class SavedModel:
             # with the client's layers
             torch.stack([algorithm.infer(net, x, tensors_of_client).softmax(-1) for net in networks]).mean(0)
         """
+        if passes is not None and (type(passes) is not int or passes < 1):
+            raise UserError(f"passes: expected an integer of 1 or more, got {passes!r}")
         # draws are from torch's global generator
         with isolated() if uncertainty else plain_torch(), torch.no_grad():
             pixels = self._pixels(images)
@@ -346,10 +348,11 @@ class SavedModel:
         """
         kind, names, (length,) = self.inputs.kind, self.inputs.names, self.shape
         if is_frame(inputs):
-            absent = [name for name in names if name not in inputs.columns]
+            by_name = {str(column): column for column in inputs.columns}
+            absent = [name for name in names if name not in by_name]
             if absent:
                 raise UserError(f"{where}: column {absent[0]!r} is missing; the model was trained on it")
-            inputs = inputs[list(names)] if names else inputs
+            inputs = inputs[[by_name[name] for name in names]] if names else inputs
         found = of_array(inputs, where, self.inputs.vocabulary)
         if found.inputs.kind != kind or found.values.shape[1] != length:
             got = f"{found.inputs.kind} {list(found.values.shape)}"

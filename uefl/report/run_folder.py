@@ -30,6 +30,7 @@ Record = dict[str, Any]
 
 _PLACE = frozenset({"arm", "iteration", "round", "client"})
 _KEYS = _PLACE | {"accuracy", "entropy", "nll", "ece"}
+_BYTES = ("bytes_sent", "bytes_received")
 _FOLDERS = {
     "*": "it is a folder of runs",
     "*/seed-*": "it is a case of a suite, whose runs are in ARM/seed-N",
@@ -40,6 +41,7 @@ MADE = frozenset(("begun", "host", "machine", "python", "version", "torch", "dev
 _SCHEMA = 2
 _CAUGHT_UP = 0.95  # of the mean accuracy of the others
 _WORST = 0.1  # share of the clients
+_LARGEST = 2.0**1000
 
 
 @dataclass(frozen=True)
@@ -188,7 +190,8 @@ def read_run(path: Path) -> RunFolder:
             else f"continue with `uefl train --resume {path}`"
         )
         raise UserError(f"{path / 'metrics.jsonl'} holds no finished round yet{why}; {advice}")
-    arms = _read_summary(path / "summary.json") if finished else outcomes([*rejected, *records], config)
+    arms = outcomes([*rejected, *records], config)
+    arms = _read_summary(path / "summary.json", arms) if finished else arms
     return RunFolder(
         path,
         config,
@@ -280,7 +283,7 @@ def summarize(
                 if (value := mean(last, key)) is not None
             },
             **({"unseen_accuracy": mean(unseen, "accuracy")} if unseen else {}),
-            **{key: sum(r.get(key, 0) for r in lines) for key in ("bytes_sent", "bytes_received")},
+            **{key: sum(r.get(key, 0) for r in lines) for key in _BYTES},
             **(
                 {"rounds_to_target": next((i + 1 for value, i in known if value >= target), None)}
                 if target
@@ -373,7 +376,7 @@ def _read_lines(path: Path, finished: bool, varies: bool) -> tuple[list[Record],
             record = parse_json(line)
         except ValueError:
             record = None
-        if not isinstance(record, dict) or not record.keys() >= (_PLACE if "reason" in record else _KEYS):
+        if not _is_record(record):
             raise UserError(
                 f"{path}, line {number} is not a record of a run; the file is damaged: restore it, or train"
                 " again"
@@ -388,10 +391,45 @@ def _read_lines(path: Path, finished: bool, varies: bool) -> tuple[list[Record],
     return [r for chunk in rounds for r in chunk], rejected
 
 
-def _read_summary(path: Path) -> dict[str, Record]:
+def _is_record(record: Any) -> bool:
+    """Return whether a line has the keys of a record, with values of their types."""
+    if not isinstance(record, dict) or not record.keys() >= (_PLACE if "reason" in record else _KEYS):
+        return False
+    texts = {"arm", "client", "reason"} & record.keys()
+    return (
+        all(isinstance(record[key], str) for key in texts)
+        and all(type(record[key]) is int for key in ("iteration", "round"))
+        and all(type(record.get(key, 0)) is int for key in _BYTES)
+        and not any(isinstance(record.get(key), list) for key in _KEYS)
+        and all(_is_measurement(value) for key, value in record.items() if key not in texts)
+    )
+
+
+def _is_measurement(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(_is_measurement(part) for part in value)
+    return value is None or (isinstance(value, (int, float)) and -_LARGEST < value < _LARGEST)
+
+
+def _agrees(found: Any, expected: Any) -> bool:
+    """Return whether a part of a summary has the form of the same part that is computed from the metrics."""
+    if isinstance(expected, dict):
+        return (
+            isinstance(found, dict)
+            and found.keys() >= expected.keys()
+            and all(_agrees(value, expected.get(key)) for key, value in found.items())
+        )
+    if isinstance(expected, int) and type(found) is not type(expected):
+        return False
+    return _is_measurement(found) and not isinstance(found, (list, bool))
+
+
+def _read_summary(path: Path, expected: dict[str, Record]) -> dict[str, Record]:
     try:
         summary = parse_json(_text(path))
         schema, arms = summary["schema"], dict(summary["arms"])
+        if schema == _SCHEMA and not _agrees(arms, expected):
+            raise ValueError
     except (KeyError, TypeError, ValueError):
         raise UserError(f"{path} is not a summary of a run; delete it to report from metrics.jsonl") from None
     if schema != _SCHEMA:
@@ -406,7 +444,7 @@ def _read_manifest(path: Path) -> Record:
         manifest = parse_json(_text(path)) if path.exists() else {}
     except ValueError:
         manifest = None
-    if not isinstance(manifest, dict):
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("silos", {}), dict):
         raise UserError(
             f"{path} is not a manifest of a run; delete it to report without the names of the classes"
         )

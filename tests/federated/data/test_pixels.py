@@ -1,7 +1,9 @@
 """Every way in reads images by the same rules: values, notes with their counts, refusals."""
 
 import re
+import struct
 import warnings
+import zlib
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ import torch
 from PIL import Image
 
 from uefl.data import from_arrays
+from uefl.data.images import on_files
 from uefl.data.pixels import as_bytes, as_labels, pixels_of
 from uefl.errors import UserError
 
@@ -291,6 +294,33 @@ def test_a_transparent_value_of_16_bits(tmp_path):
     Image.fromarray(DEEP).save(tmp_path / "a.png", transparency=clear)
     pixels = pixels_of(Image.open(tmp_path / "a.png"))[0].numpy()
     assert np.array_equal(pixels, np.where(np.equal(DEEP, clear), 255, DEEP >> 8))
+
+
+def test_color_of_16_bits_is_noted(tmp_path):
+    """Pillow cannot write such a file."""
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in np.repeat(DEEP, 3, 1))
+    header = struct.pack(">IIBBBBB", 6, 8, 16, 2, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
+    text = b"".join(
+        struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+        for name, body in chunks
+    )
+    (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n" + text)
+    images = on_files([tmp_path / "a.png"])
+    assert torch.equal(images.read(np.arange(1), 0)[0], expected(DEEP >> 8))
+    assert [kind for kind in images.kinds if "16 bits" in kind]
+
+
+@pytest.mark.parametrize(
+    ("suffix", "orientation", "turned"), [("tiff", 6, True), ("png", 6, True), ("jpg", 9, False)]
+)
+def test_the_size_is_that_of_the_upright_pixels(tmp_path, suffix, orientation, turned):
+    image, how = rotated(Image.fromarray(GRAY), orientation)
+    image.save(tmp_path / f"a.{suffix}", **how)
+    images = on_files([tmp_path / f"a.{suffix}"])
+    assert images.shapes.tolist() == [list(images.read(np.arange(1), 0).shape[2:])]
+    assert images.shapes.tolist() == [[6, 8] if turned else [8, 6]]
+    assert bool(images.kinds) == turned
 
 
 def test_hidden_colors_do_not_matter():

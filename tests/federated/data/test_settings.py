@@ -47,6 +47,9 @@ def test_table_round_trip():
         ({"partition": {"scheme": "rotations", "angles": [float("inf")]}}, r"angles.0\s.*finite"),
         ({"partition": {"scheme": "dirichlet"}}, "convention"),
         ({"partition": {"scheme": "imbalanced", "angles": [0.0]}}, r"1 angles, 3\b"),
+        ({"image_size": True}, r"image_size\s.*integer"),
+        ({"clients": "3"}, r"clients\s.*integer"),
+        ({"partition": {"scheme": "rotations", "legacy_center": 1}}, r"legacy_center\s.*boolean"),
         ({"legacy_holdout": True, "holdout": 0.2}, "holdout: .*legacy_holdout = true"),
     ],
 )

@@ -288,6 +288,13 @@ def test_a_table_has_clients_in_a_column_or_is_dealt(tmp_path):
         ("a,label,test\n1,x,perhaps\n2,y,true\n", "'perhaps'"),
         ("a,label\n", r"t\.csv .*\brows"),
         ("", r"t\.csv .*: .*columns"),
+        ("a,a,label\n1,2,x\n3,4,y\n", "'a'"),
+        (",a,label\n0,1,x\n1,2,y\n", "name.*index=False"),  # as DataFrame.to_csv writes the index
+        ("label,a\n0,1,2\n1,3,4\n", "header"),  # pandas would take the labels for an index
+        ("a,label,Test\n1,x,0\n2,y,1\n", "'Test' .*'test'"),
+        ("a,label,silo \n1,x,n\n2,y,s\n", "'silo ' .*'silo'"),
+        ("a,label\n1,0.5\n2,0.25\n", "'label' .*0.5"),
+        ("a,label\n1,'x '\n2,NA\n", "'label' .*row 2.*NA"),
     ],
 )
 def test_a_damaged_table_is_refused(text, said, tmp_path):
@@ -302,6 +309,44 @@ def test_clients_need_the_same_columns(tmp_path):
     frame(1, "abdce").to_csv(folder / "other.csv", index=False)
     with pytest.raises(UserError, match=r"'c' .*'d'"):
         build(Data(source=str(folder)), kind="labeled", seed=0)
+
+
+def tables(tmp_path, **texts):
+    for name, text in texts.items():
+        (tmp_path / f"{name}.csv").write_text(text)
+    return build(Data(source=str(tmp_path), holdout=0.5), kind="labeled", seed=0)
+
+
+def test_whole_floats_and_integers_name_the_same_classes(tmp_path):
+    """A file with an empty label, since filled, has its labels as floats."""
+    fed = tables(tmp_path, n="a,label\n" + "1,0\n2,1\n" * 9, s="a,label\n" + "1,0.0\n2,1.0\n" * 9)
+    assert fed.classes == ("0", "1")
+
+
+def test_spellings_of_a_class_and_other_files_are_noted(tmp_path):
+    (tmp_path / "plan.xlsx").write_text("x")
+    rows = "a,label\n" + "1,yes\n2,no\n" * 9
+    notes = "\n".join(tables(tmp_path, n=rows, s=rows.replace("yes", "Yes")).notes)
+    assert "'Yes' and 'yes'" in notes
+    assert "plan.xlsx" in notes
+
+
+def test_a_file_of_one_client_names_no_other(tmp_path):
+    rows = "a,label,silo\n" + "1,yes,q\n2,no,q\n" * 9
+    with pytest.raises(UserError, match=r"'silo' .*'q'.*'n'"):
+        tables(tmp_path, n=rows)
+    (tmp_path / "q.CSV").write_text(rows)
+    with pytest.raises(UserError, match=r"q\.CSV .*q\.csv"):
+        tables(tmp_path, q=rows)
+
+
+@pytest.mark.parametrize(
+    ("names", "labels"), [(["x" * 65], "xy"), (["x"], ["a\nb", "y"])], ids=["column", "class"]
+)
+def test_names_that_a_model_file_refuses_are_refused_before(names, labels):
+    frame = pandas.DataFrame(np.ones((20, 1)), columns=names)
+    with pytest.raises(UserError, match="rename"):
+        from_arrays({"a": ((frame, list(labels) * 10), None)})
 
 
 def test_empty_cells_at_the_end_of_tokens_are_padding(tmp_path):
@@ -384,6 +429,15 @@ def test_a_saved_model_predicts_tables_by_column_name(trained, tmp_path):
         model.predict(table.drop(columns="b"))
     with pytest.raises(UserError, match=r"columns \[B, 5\]"):
         model.predict(np.zeros((2, 4)))
+
+
+def test_a_frame_with_numbers_as_names_predicts(tmp_path):
+    parts = [columns(i) for i in range(2)]
+    clients = {f"silo-{i}": ((pandas.DataFrame(x), y), None) for i, (x, y) in enumerate(parts)}
+    model = uefl.train(KEYS, out=tmp_path / "run", clients=clients, arms={"fedavg": {}}).model()
+    values = columns(7)[0]
+    turned = pandas.DataFrame(values)[[4, 3, 2, 1, 0]]
+    assert torch.equal(model.predict(turned), model.predict(values))
 
 
 def test_a_run_of_tables_resumes_bit_for_bit(trained, tmp_path):

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer
 
 from ...errors import UserError
+from ...fields import tuples
 from ...registry import Registry
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ class Scheme(BaseModel):
     """A way to deal the images of a source to clients; its fields are the other keys of ``[data.partition]``
     after ``scheme``."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     name: ClassVar[str]
     """value of ``scheme``; set by :func:`partition`"""
@@ -155,7 +156,7 @@ def from_table(value: Any) -> Any:
     name = table.pop("scheme", None)
     if not isinstance(name, str):
         raise ValueError(f"give the name of a partition as scheme; there are {', '.join(PARTITIONS)}")
-    return PARTITIONS[name].model_validate(table)
+    return PARTITIONS[name].model_validate({key: tuples(entry) for key, entry in table.items()})
 
 
 # --- what schemes have in common --------------------------------------------------------------------------

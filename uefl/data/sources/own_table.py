@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +13,7 @@ import numpy as np
 from ...errors import UserError
 from ...paths import check_file
 from ..dataset import DataSet, fixed_order
-from ..folder_listing import visible
+from ..folder_listing import case_conflicts, visible
 from ..vectors import Vectors, joined, of_frame
 
 if TYPE_CHECKING:
@@ -39,8 +41,19 @@ def read(path: Path, data: Data) -> DataSet:
         UserError: a file cannot be read, has no labels, or has values that are no numbers.
     """
     if path.is_dir():
-        files = [entry for entry in visible(path) if entry.suffix.lower() in SUFFIXES]
-        return _together(path, {file.stem: data_set(file, frame_of(file), data, file.stem) for file in files})
+        entries = visible(path)
+        files = [entry for entry in entries if entry.suffix.lower() in SUFFIXES]
+        first: dict[str, Path] = {}
+        for file in files:
+            if first.setdefault(file.stem, file) != file:
+                raise UserError(f"{first[file.stem]} and {file.name} name the same client; rename one")
+        others = [entry for entry in entries if entry not in files]
+        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        return _together(
+            path,
+            {file.stem: data_set(file, frame_of(file), data, file.stem) for file in files},
+            (f"passed over beside the tables: {others[0]}{more}",) if others else (),
+        )
     return data_set(path, frame_of(path), data, None)
 
 
@@ -54,12 +67,14 @@ def frame_of(path: Path) -> pandas.DataFrame:
 
     check_file(path, "the table", "expected a .csv or .parquet file")
     try:
-        frame = pandas.read_parquet(path) if path.suffix.lower() == ".parquet" else pandas.read_csv(path)
+        frame = pandas.read_parquet(path) if path.suffix.lower() == ".parquet" else _read_csv(path)
     except ImportError:
         raise UserError(
             f"{path}: pandas reads Parquet with pyarrow or fastparquet, and none is installed; use"
             " pip install pyarrow, or save it as .csv"
         ) from None
+    except UserError:
+        raise
     except Exception as error:  # a damaged file may raise any error
         raise UserError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
     if not len(frame):
@@ -67,9 +82,42 @@ def frame_of(path: Path) -> pandas.DataFrame:
     return frame
 
 
+def _read_csv(path: Path) -> pandas.DataFrame:
+    """Read a CSV file, without what pandas renames, moves or drops.
+
+    Raises:
+        UserError: names that are there twice, or rows with more cells than the header.
+    """
+    import pandas
+
+    header = pandas.read_csv(path, header=None, nrows=1, dtype=str).iloc[0].dropna().tolist()
+    for i, name in enumerate(header):
+        if name in header[:i]:
+            raise UserError(f"{path} has two columns {name!r}; rename one")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", pandas.errors.ParserWarning)
+        try:
+            # in parts (low memory) a column could have several types
+            return pandas.read_csv(path, index_col=False, low_memory=False)
+        except pandas.errors.ParserWarning:
+            raise UserError(f"{path}: its rows have more cells than its header; name every column") from None
+
+
 def inputs_of(frame: pandas.DataFrame, path: Path, data: Data) -> Vectors:
-    """Return the input columns of a table, without labels, clients and the split."""
-    inputs = frame.drop(columns=[data.label, "silo", "test"], errors="ignore")
+    """Return the input columns of a table, without labels, clients and the split.
+
+    Raises:
+        UserError: a column that is none of these only by its capitals; or as of
+            :func:`uefl.data.vectors.of_frame`.
+    """
+    others = (data.label, "silo", "test")
+    inputs = frame.drop(columns=list(others), errors="ignore")
+    for name in map(str, inputs.columns):
+        for other in others:
+            if name.strip().casefold() == other.strip().casefold():
+                raise UserError(
+                    f"{path}: column {name!r} differs from {other!r} in capitals or blanks; rename it"
+                )
     return of_frame(inputs, str(path), data.vocabulary)
 
 
@@ -85,14 +133,20 @@ def data_set(path: Path, frame: pandas.DataFrame, data: Data, silo: str | None) 
             f" {', '.join(map(str, frame.columns[:20]))}"
         )
     texts = _texts(frame, data.label, path)
+    _check_labels(path, data.label, texts)
     classes = tuple(sorted(set(texts)))
     place = {name: i for i, name in enumerate(classes)}
     labels = np.array([place[text] for text in texts], np.int64)
     test = _test(frame, path) if "test" in frame.columns else None
+    owners = _texts(frame, "silo", path) if "silo" in frame.columns else None
     if silo is not None:
-        owners: list[str] | None = [silo] * len(texts)
-    else:
-        owners = _texts(frame, "silo", path) if "silo" in frame.columns else None
+        other = next((name for name in owners or () if name != silo), None)
+        if other is not None:
+            raise UserError(
+                f"{path}: column 'silo' has {other!r}, and the file is of client {silo!r}; remove the column,"
+                " or put the rows of all clients into one file"
+            )
+        owners = [silo] * len(texts)
     groups = tuple(sorted(set(owners))) if owners is not None else ()
     group_of = None if owners is None else np.array([groups.index(owner) for owner in owners], np.int64)
     rows = np.arange(len(texts)) if groups else fixed_order(len(texts))
@@ -107,15 +161,32 @@ def data_set(path: Path, frame: pandas.DataFrame, data: Data, silo: str | None) 
         group_of,
         frozenset(groups) if test is None else frozenset(),
         parts={"rows": len(texts)},
+        notes=case_conflicts(classes),
     )
 
 
 def _texts(frame: pandas.DataFrame, column: str, path: Path) -> list[str]:
-    """Return a column as texts."""
+    """Return a column as texts, and whole floats as integers: one empty cell, since filled, makes floats of
+    a column."""
     missing = np.flatnonzero(frame[column].isna().to_numpy())
     if len(missing):
-        raise UserError(f"{path}: column {column!r} has no value in row {missing[0] + 1}; fill it")
-    return [str(value) for value in frame[column].tolist()]
+        raise UserError(
+            f"{path}: column {column!r} has no value in row {missing[0] + 1}, or a word such as NA, None or"
+            " null; write another one"
+        )
+    return [
+        str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+        for value in frame[column].tolist()
+    ]
+
+
+def _check_labels(path: Path, column: str, texts: list[str]) -> None:
+    """Refuse measurements as names of classes."""
+    for i, text in enumerate(texts):
+        if re.fullmatch(r"[+-]?\d*\.\d*(e[+-]?\d+)?", text):
+            raise UserError(
+                f"{path}: column {column!r} has {text} in row {i + 1}; expected classes, not measurements"
+            )
 
 
 def _test(frame: pandas.DataFrame, path: Path) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
@@ -127,7 +198,7 @@ def _test(frame: pandas.DataFrame, path: Path) -> np.ndarray[tuple[int], np.dtyp
     return np.array([text in _TRUE for text in texts])
 
 
-def _together(path: Path, tables: dict[str, DataSet]) -> DataSet:
+def _together(path: Path, tables: dict[str, DataSet], notes: tuple[str, ...]) -> DataSet:
     """Put the tables of several clients one after the other."""
     parts = list(tables.values())
     groups, classes = tuple(tables), tuple(sorted({name for part in parts for name in part.classes}))
@@ -149,4 +220,5 @@ def _together(path: Path, tables: dict[str, DataSet]) -> DataSet:
         np.repeat(np.arange(len(parts)), [part.images.count for part in parts]),
         frozenset(name for part in parts for name in part.undivided),
         parts={"rows": int(starts[-1])},
+        notes=(*notes, *case_conflicts(classes)),
     )
