@@ -8,7 +8,7 @@ from typing import Any
 
 from uefl import config
 from uefl.algorithms.base import registry
-from uefl.report import own_columns, summarize
+from uefl.report import outcomes
 
 ROUNDS = (2, 2)
 CLASSES = ("0", "1", "2", "3")
@@ -88,7 +88,7 @@ def write(
     written = [line | {"round": line["round"] + 1} for line in lines]
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in written))
     if finished:
-        outcome = summarize(lines, columns=own_columns(cfg))
+        outcome = outcomes(lines, cfg)
         for arm in outcome.values():
             arm["seconds"] = 1.5
         (path / "summary.json").write_text(

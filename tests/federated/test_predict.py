@@ -392,7 +392,9 @@ def test_export_as_onnx(models, tmp_path):
 @pytest.mark.parametrize("suffix", [".pt2", ".safetensors"])
 def test_export_to_a_full_disk_is_a_line(models, tmp_path, suffix):
     """torch would end the process. A limit on the size of files stands for the disk."""
-    command = f"ulimit -f 1; {sys.executable} -m uefl export {models['fedavg'][1]} {tmp_path / 'a'}{suffix}"
+    command = (
+        f"ulimit -f 1; {sys.executable} -B -m uefl export {models['fedavg'][1]} {tmp_path / 'a'}{suffix}"
+    )
     result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert (result.returncode, result.stderr.count("\n")) == (2, 1), result.stderr
     assert list(tmp_path.iterdir()) == []

@@ -127,7 +127,7 @@ def test_a_configuration_that_was_changed_is_refused(tmp_path):
 def test_other_images_are_refused(tmp_path, monkeypatch):
     interrupted(tmp_path / "run")
     monkeypatch.setattr(run, "build", lambda *given, **more: replace(build(*given, **more), digest="another"))
-    with pytest.raises(UserError, match=r"clients .*images"):
+    with pytest.raises(UserError, match=r"images .*clients"):
         go_on(tmp_path / "run")
 
 

@@ -82,16 +82,6 @@ def federate(
     }
     record.check_disjoint(manifest)
     mean, std = pixels.mean_and_std()
-    train = np.array([_counts(table, split.share.train) for split in splits])
-    test = np.array([_counts(table, split.test) for split in splits])
-    found_notes = (
-        *table.notes,
-        *notes.of_clients(len(clients)),
-        *notes.of_classes([client.name for client in clients], table.classes, train, test),
-        *notes.of_kinds([table.images]),
-        *notes.of_resizing([table.images], data.image_size),
-        *notes.of_twins(content.twins(), prepare.inputs),
-    )
     return Federation(
         "labeled",
         tuple(clients),
@@ -101,10 +91,30 @@ def federate(
         std,
         tuple(_measured(table, prepare, split) for split in unseen),
         None,
-        found_notes,
+        _notes(table, prepare, splits, content, data.image_size),
         manifest,
         record.digest(manifest),
         inputs=prepare.inputs,
+    )
+
+
+def _notes(
+    table: DataSet,
+    prepare: Preparation | NoPreparation,
+    splits: list[_ClientSplit],
+    content: record.ImageHashes,
+    size: int,
+) -> tuple[str, ...]:
+    """Return what the user should know about the clients and their images."""
+    train = np.array([_counts(table, split.share.train) for split in splits])
+    test = np.array([_counts(table, split.test) for split in splits])
+    return (
+        *table.notes,
+        *notes.of_clients(len(splits)),
+        *notes.of_classes([split.share.name for split in splits], table.classes, train, test),
+        *notes.of_kinds([table.images]),
+        *notes.of_resizing([table.images], size),
+        *notes.of_twins(content.twins(), prepare.inputs),
     )
 
 

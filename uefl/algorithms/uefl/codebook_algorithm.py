@@ -114,9 +114,14 @@ class CodebookAlgorithm(Algorithm):
         images = training.local_steps * training.batch_size or training.local_epochs * reported
         stages = math.ceil(usage.shape[-1] / (self.quantizer.stage or max(usage.shape[-1], 1)))
         most = images * self._rows_per_image * stages
-        if bool((usage < 0).any()) or float(usage.double().sum()) > most:
+        counts = usage.double().flatten() if moving is None else moving[..., -1].double().flatten()
+        # one read from the device
+        least, total, smallest, largest = torch.stack(
+            [usage.min().double(), usage.double().sum(), counts.min(), counts.max()]
+        ).tolist()
+        if least < 0 or total > most:
             return f"usage has negative counts, or more than {most} together"
-        if moving is not None and not bool((moving[..., -1] >= 0).all() and (moving[..., -1] <= most).all()):
+        if moving is not None and not (smallest >= 0 and largest <= most):
             return f"moving has a count below 0, or above {most}"
         return None
 
