@@ -2,6 +2,7 @@
 
 import importlib.util
 import subprocess
+import sys
 
 import pytest
 
@@ -12,7 +13,7 @@ from tests.federated.deploy.chaos.cluster import CONFIG, SILOS, UEFL, open_sandb
 from tests.federated.deploy.machines import images
 from uefl.deploy import own_run
 from uefl.engines.flower.address import Address
-from uefl.engines.flower.commands import folder_of_commands, free_port, named
+from uefl.engines.flower.commands import folder_of_commands, free_port
 from uefl.engines.flower.link import Node, _connection
 from uefl.errors import UserError
 
@@ -84,8 +85,8 @@ class OwnRun:
         (folder / "app" / "pyproject.toml").write_text(APP.format(folder=folder, config=config))
         (folder / "flwr").mkdir(exist_ok=True)
         (folder / "flwr" / "config.toml").write_text(_connection(self.address, ["--insecure"]))
-        command = [*named("flwr"), "run", str(folder / "app"), "here", *options]
-        subprocess.run(command, check=True, capture_output=True)
+        command = [sys.executable, "-m", "uefl.engines.flower.commands", "flwr", "run"]
+        subprocess.run([*command, str(folder / "app"), "here", *options], check=True, capture_output=True)
         log = folder / "superlink.log"
         until("the end of the program", lambda: "Finished task" in log.read_text(), 600.0)
         return without_bytes(self.sandbox.metrics())

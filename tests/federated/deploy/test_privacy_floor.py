@@ -206,7 +206,7 @@ def test_incompatible_options_of_the_floor_are_one_line(path, keys, line):
     pytest.importorskip("flwr")
     options = {"noise_multiplier": None, "delta": 1e-5, "max_epsilon": 0.0, "spent": path} | keys
     rest = dict.fromkeys(
-        ("data", "name", "root_certificates", "key", "algorithms", "state", "strict", "data_root", "parent")
+        ("data", "name", "root_certificates", "key", "label", "algorithms", "state", "strict", "data_root")
     )
     with pytest.raises(UserError, match=line):
         serve(
