@@ -163,7 +163,7 @@ for name, x, centers, spherical in (
              **{n: "*fp64" for n in DOUBLES},
              **{n: "*i64" for n in WHOLE}}
     if hasattr(seeding, name):
-        types |= {n: "i32" for n in ("round", "restart", "stage", "blocks", "first", "count")}
+        types |= {n: "i32" for n in ("round", "restart", "purpose", "blocks", "first", "count")}
     for architecture in (80, 90, 100):
         ptx = build(kernel, architecture, constants, types, enable_fp_fusion=False).asm["ptx"]
         report.append({"kernel": name, "spherical": spherical, "architecture": architecture,
