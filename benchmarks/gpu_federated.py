@@ -37,7 +37,7 @@ Facts = dict[str, Any]
 _ROUND = {"training": {"rounds": [1], "local_steps": 4}, "model": {"dropout": 0.0}}
 _SHORT = ["--set", 'arms=["fedavg","uefl"]', "--set", "rounds=[2,1]", "--set", "local_epochs=2"]
 _REHEARSAL = {"data": {"train_per_client": 48, "test_per_client": 20}}
-_REHEARSED = ["--set", "train_per_client=48", "--set", "test_per_client=20", "--set", "precision=fp32"]
+_REHEARSED = [word for key, value in _REHEARSAL["data"].items() for word in ("--set", f"{key}={value}")]
 
 # Convolutions in float32 use TF32 on a GPU: 10 bits of each factor.
 TOLERANCES = {"train_loss": 0.01, "nll": 0.02, "accuracy": 0.03}
@@ -101,7 +101,7 @@ def agree(device: str, folder: Path) -> Facts:
 
 
 def mnist_9(device: str, folder: Path) -> Facts:
-    """Time rounds at the paper's width beside the published loop; MNIST from UEFL_DATA, or digits."""
+    """Time our rounds and the published loop at the paper's width, on MNIST from UEFL_DATA or on digits."""
     sets = ["local_epochs=1"] if os.environ.get("UEFL_DATA") else ["local_epochs=1", "source=digits"]
     if not os.environ.get("UEFL_DATA") or device == "cpu":
         sets += ["train_per_client=400", "test_per_client=100"]
@@ -134,7 +134,7 @@ def _succeed(command: list[str]) -> str:
 
 
 def _kill_after(process: subprocess.Popen[bytes], file: Path, *, lines: int) -> bool:
-    """Kill a process group once a file has so many lines; return False if the process ends before."""
+    """Kill a process group when a file has this number of lines; return False if the process ends before."""
     while process.poll() is None:
         if file.exists() and _bytes(file).count(b"\n") >= lines:
             os.killpg(process.pid, signal.SIGKILL)

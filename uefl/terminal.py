@@ -39,13 +39,13 @@ class _Output(io.TextIOWrapper):
             return super().write(text)
 
     def flush(self) -> None:
-        """Write what is buffered."""
+        """Write the buffered text."""
         with named(OUTPUT):
             super().flush()
 
 
 def name_output() -> None:
-    """Have the errors of stdout name it: a full disk is not always that of the run folder."""
+    """Have the errors of stdout name it, because its disk can be full while the run folder's is not."""
     out = sys.stdout
     if type(out) is io.TextIOWrapper:
         encoding, errors, by_line = out.encoding, out.errors, out.line_buffering

@@ -90,8 +90,8 @@ constexpr int kSums = 8;  // the same on every instruction set, so that all add 
 constexpr int kOrdered = kSums / kDoubles;  // vectors of a sum in that order
 
 // Adds squared differences of kRows rows, x_pitch apart, and kCenters centers, pitch apart, to sums of kParts
-// vectors. The sums begin at zero if `fresh`; those of a row are `width` apart from the row before. Sums of
-// fewer than kOrdered vectors have no bits to keep, and use fused multiply-adds.
+// vectors. The sums begin at zero if `fresh`. The sums of successive rows are `width` apart. The bits of
+// sums of fewer than kOrdered vectors are not promised, so these use fused multiply-adds.
 template <int kRows, int kCenters, int kParts, class T, class Center>
 UEFL_INLINE void add_squares(const T* x, int64_t x_pitch, const Center* centers, int64_t pitch, int64_t count,
                              bool fresh, double (*sums)[kSums], int64_t width) {
@@ -191,9 +191,9 @@ double distance(const Dense& x, int64_t row, const char* center) {
   return distance_typed(typed_row<float>(x, row), reinterpret_cast<const float*>(center), x.d);
 }
 
-// Rows and centers in groups, whose columns pass in blocks: a block of the rows stays in the first-level
-// cache, and long rows and centers are read once or a few times. Tiles of kTogether rows; an odd last row is
-// its own partner.
+// Processes rows and centers in groups, and the columns of a group in blocks. A block of the rows then stays
+// in the first-level cache, and long rows and centers are read once or a few times. A tile has kTogether
+// rows; an odd last row fills both places of its tile.
 template <class T, int kTogether, int kParts>
 void all_distances(const Dense& x, int64_t lo, int64_t hi, const double* centers, int64_t k, double* out) {
   constexpr int64_t kRows = 8, kCenters = 16, kColumns = 512;

@@ -238,7 +238,7 @@ def test_counts_that_no_training_has_are_rejected(keys, name, value):
         ("accuracy", -0.5, r"accuracy .*-0\.5, .*\b0 to 1$"),
         ("global_accuracy", 1.5, r"global_accuracy .*\b1\.5"),
         ("entropy", -1.0, r"entropy .*-1\b"),
-        ("holdout_entropy", 1.2, r"holdout_entropy .*\b1\.0986"),  # more than that of three classes
+        ("holdout_entropy", 1.2, r"holdout_entropy .*\b1\.0986"),  # above log(3), for three classes
         ("epsilon", 0.1, r"metric .*\bepsilon"),
         ("brier", 2.5, r"brier .*\b2\.5"),
         ("a\x1b[31m", 0.5, r"metric .*\ba\b"),

@@ -597,7 +597,7 @@ class Codebook(ConstantBuffers, Float32Module):
         super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, *args)
         flag = state_dict.get(prefix + "codebook_mean_needs_init")
         if self.affine_param and flag is not None and _is_set(flag):
-            # the peer saves memory that it has not written
+            # the peer saves these buffers before it initializes them
             for name in (*_OF_BATCH, *_OF_CODES):
                 getattr(self, name).zero_()
                 missing[:] = (key for key in missing if key != prefix + name)

@@ -14,7 +14,7 @@ class Sequential(nn.Module):
     """Call modules in a row, exactly one of them a quantizer, and return its further results too.
 
     Args:
-        *fns: the modules; the first takes ``[..., dim]``, or any input that it accepts.
+        *fns: the modules. The first one gets the input of this module, usually ``[..., dim]``.
 
     Raises:
         ValueError: none or several quantizers.

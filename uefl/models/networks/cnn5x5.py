@@ -53,7 +53,7 @@ class GreyOrRGBConv2d(nn.Conv2d):
         """Compute [B, 1 or 3, H, W] -> [B, C, H, W]."""
         if x.shape[1] == 3:
             return super().forward(x)
-        # set the strides: those of images of one channel may mean either layout
+        # set the strides, because the strides of images of one channel fit either layout
         x = x.clone(memory_format=torch.channels_last)
         return nn.functional.conv2d(x, self.weight.sum(1, keepdim=True), self.bias, self.stride, self.padding)
 
