@@ -112,8 +112,10 @@ OWN_CODEWORDS = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", OWN_CODEWORDS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name == "personal" else pytest.mark.slow) for name in OWN_CODEWORDS],
+)
 def test_codewords_of_one_client_stay_at_its_silo(name, tmp_path):
     """The server has zeros, or codewords drawn from the seed, and the metrics are the same."""
     cfg = settings("uefl", **{"extend": "all", "rounds": [2, 2, 1]} | OWN_CODEWORDS[name])

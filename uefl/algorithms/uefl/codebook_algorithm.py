@@ -108,7 +108,7 @@ class CodebookAlgorithm(Algorithm):
     def rejection(self, message: Message, reply: Reply) -> str | None:
         """Reject counts that no training has, because they can be the weights of codewords."""
         usage, moving = reply.tensors.get("usage"), reply.tensors.get("moving")
-        if usage is None:
+        if usage is None or not usage.numel():  # every codeword is the client's own
             return None
         training, reported = self.context.training, self.context.examples.get(reply.client, reply.examples)
         images = training.local_steps * training.batch_size or training.local_epochs * reported
