@@ -27,22 +27,22 @@ class Variant:
 
     @property
     def group(self) -> int:
-        """Return the number of codewords that share a number."""
+        """Return the number of codewords that share one index in the packed scores."""
         return {"packed": 1, "cross": 1, "g4": 4, "g8": 8}[self._parts[0]]
 
     @property
     def shift(self) -> int:
-        """Return the factor of the scores, which makes room for the numbers."""
+        """Return the factor of the scores; it makes room for the packed indices."""
         return 32 // self.group
 
     @property
     def warpgroups(self) -> int:
-        """Return the warpgroups that multiply."""
+        """Return the number of warpgroups that multiply."""
         return int(self._parts[1])
 
     @property
     def chunks(self) -> int:
-        """Return the blocks of 64 elements in a row."""
+        """Return the number of blocks of 64 elements in a row."""
         return int(self._parts[2])
 
     @property
@@ -52,17 +52,17 @@ class Variant:
 
     @property
     def threads(self) -> int:
-        """Return the threads of a block. One more warpgroup copies."""
+        """Return the number of threads of a block. One more warpgroup copies."""
         return (self.warpgroups + 1) * 128
 
     @property
     def starts(self) -> int:
-        """Return the floats of a lane and tile."""
+        """Return the number of start values of a lane in a tile, as floats."""
         return 68 if "first" in self.options else 36
 
     @property
     def tiles(self) -> int:
-        """Return the tiles of rows in shared memory for each warpgroup."""
+        """Return the number of tiles of rows that each warpgroup has in shared memory."""
         return 1 if self.chunks > 2 else 2
 
     def shared(self, places: int) -> int:
@@ -75,7 +75,8 @@ class Variant:
         return places * (128 * 64 * 2 + 16 * self.starts) + rows + barriers + 1024
 
     def rings(self, k: int) -> list[int]:
-        """Return the numbers of places to time: all that the codebook needs, or else two sizes of a ring."""
+        """Return the numbers of codebook tiles in shared memory to time: the whole codebook if it fits,
+        otherwise two sizes of a ring."""
         needed = k // 128 * self.chunks
         fits = [
             places

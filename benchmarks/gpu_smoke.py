@@ -1,8 +1,8 @@
-"""One tiny case of every GPU kernel, each in a process of its own: ``python -m benchmarks.gpu_smoke --help``.
+"""Run one tiny case of every GPU kernel, each in its own process: ``python -m benchmarks.gpu_smoke --help``.
 
-The first thing to run on a new GPU, and after a change of the kernels. One that hangs, or leaves the device
-in an error, costs its own line and nothing else. Every answer is compared with the float64 reference on the
-CPU; ``--device cpu`` rehearses the same without a GPU.
+Run this program first on a new GPU, and after a change of the kernels. If a case hangs or leaves the device
+in an error, the other cases still run. Every result is compared with the float64 reference on the CPU.
+``--device cpu`` runs the same cases without a GPU.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ EXACT, ROUNDED = (0.0, 0.0), (1e-5, 5e-6)  # relative and absolute tolerance
 
 @dataclass(frozen=True)
 class Check:
-    """A call with tensors of the device must answer as the reference on the CPU, on every path."""
+    """A call that must give the same result on the device, on every path, as the reference on the CPU."""
 
     call: Callable[..., Any]
     tensors: tuple[torch.Tensor, ...]
@@ -64,7 +64,7 @@ class Check:
     tolerance: tuple[float, float] = ROUNDED
 
     def run(self, device: str) -> None:
-        """Raise where an answer differs."""
+        """Raise an error if a result differs."""
         found = [
             leaf.cpu() for leaf in tree_leaves(self.call(*(tensor.to(device) for tensor in self.tensors)))
         ]
@@ -73,7 +73,7 @@ class Check:
         rtol, atol = self.tolerance
         for i, (one, other) in enumerate(zip(found, expected, strict=True)):
             torch.testing.assert_close(
-                one, other, rtol=rtol, atol=atol, equal_nan=True, msg=lambda text, i=i: f"answer {i}: {text}"
+                one, other, rtol=rtol, atol=atol, equal_nan=True, msg=lambda text, i=i: f"result {i}: {text}"
             )
 
 
@@ -114,7 +114,7 @@ def vq_output(x: torch.Tensor, codebook: torch.Tensor) -> torch.Tensor:
 
 
 def head(*tensors: torch.Tensor, **options: Any) -> tuple[torch.Tensor, ...]:
-    """Return rows, then weights, then the same number of biases."""
+    """Run ``mc_dropout_mlp`` on rows, the weights of its layers, and the biases of these layers."""
     layers = len(tensors) // 2
     options = {"p": 0.3, "passes": 21, "input_dropout": True, "seed": 3} | options
     return tuple(mc_dropout_mlp(tensors[0], tensors[1 : 1 + layers], tensors[1 + layers :], **options))
@@ -143,7 +143,7 @@ def without_units(x: torch.Tensor, centers: torch.Tensor, *weights: torch.Tensor
 
 
 def _searches() -> dict[str, Check]:
-    """Return searches by dtype, codeword length and layout, which decide the kernel that runs."""
+    """Return searches of each dtype, codeword length and layout, because these decide which kernel runs."""
     cases = {
         "float32": (vq_assign, normal(3000, 64), normal(300, 64)),
         "float16": (vq_assign, normal(3000, 64).half(), normal(300, 64).half()),
@@ -226,7 +226,7 @@ CHECKS = _checks()
 
 
 def paths_here(device: str) -> list[str]:
-    """Return every path that can be requested on that device."""
+    """Return the paths that run on the device."""
     if device == "cpu":
         return ["cpu"]
     return [
@@ -237,12 +237,12 @@ def paths_here(device: str) -> list[str]:
 
 
 _running: set[subprocess.Popen[str]] = set()
-_ended: set[subprocess.Popen[str]] = set()  # not by themselves
+_ended: set[subprocess.Popen[str]] = set()  # processes that this program has killed
 
 
 def in_process(name: str, path: str, device: str, limit: float, under: list[str]) -> tuple[str, float, str]:
-    """Run one check in a process of its own: "ok", "FAILED", "timeout" or, where all end, "stopped"; seconds,
-    and its output."""
+    """Run one check in a process of its own. Return its status ("ok", "FAILED", "timeout", or "stopped" after
+    Ctrl-C), the seconds, and its output."""
     begun = time.perf_counter()
     process = subprocess.Popen(
         [*under, sys.executable, "-m", "benchmarks.gpu_smoke", "--device", device, "--check", name],
@@ -260,7 +260,7 @@ def in_process(name: str, path: str, device: str, limit: float, under: list[str]
         end(process)
         try:
             printed, _ = process.communicate(timeout=10)
-        except subprocess.TimeoutExpired:  # a driver may not let go of it
+        except subprocess.TimeoutExpired:  # a driver may block its end
             printed = ""
         status = "timeout"
     _running.discard(process)
@@ -292,7 +292,7 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
         type=lambda text: text.split(","),
         help=f"of {', '.join(names)} (all but Triton); default: all that run here",
     )
-    parser.add_argument("--only", default="", metavar="REGEX", help="only checks whose name holds it")
+    parser.add_argument("--only", default="", metavar="REGEX", help="only checks with a matching name")
     parser.add_argument("--limit", type=float, default=20.0, help="seconds for each (default: %(default)s)")
     parser.add_argument(
         "--triton-limit",
@@ -301,19 +301,19 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
         help="seconds where Triton compiles (default: %(default)s)",
     )
     parser.add_argument("--jobs", type=int, default=4, help="processes at once (default: %(default)s)")
-    parser.add_argument("--out", type=Path, help="folder for the output of those that fail")
+    parser.add_argument("--out", type=Path, help="folder for the output of failed checks")
     parser.add_argument(
         "--under",
         type=shlex.split,
         default=[],
         metavar="COMMAND",
-        help="run each under this, as compute-sanitizer",
+        help="run each check under this command, such as compute-sanitizer",
     )
     parser.add_argument(
         "--check",
         choices=list(CHECKS),
         metavar="NAME",
-        help="run this one here, on the path that the environment says",
+        help="run this check in this process, on the path that the environment selects",
     )
     options = parser.parse_args(arguments)
     if unknown := set(options.paths or ()) - set(names):
@@ -355,7 +355,7 @@ def main(arguments: list[str] | None = None) -> int:
             options.out.mkdir(parents=True, exist_ok=True)
             (options.out / (re.sub(r"\W+", "-", f"{path} {name}") + ".log")).write_text(printed)
 
-    # Once without a limit that matters: a cold disk takes longer to load torch than a kernel to run.
+    # Load torch once before the limits apply: from a cold disk, this takes longer than a kernel.
     subprocess.run(
         [sys.executable, "-c", f"import benchmarks.gpu_smoke as b; b.normal(1).to({options.device!r})"],
         timeout=120,

@@ -41,7 +41,7 @@ COLUMNS = (
     "GFLOP/s",
     "cores",
 )
-# of the second at least: a shape of one's own may be longer
+# the second is a minimum, because a shape of your own may be longer
 WIDTHS = (25, 20, 24, 10, 10, 7, 7, 8, 8, 7, 8, 6)
 
 
@@ -52,7 +52,8 @@ def about(device: str, threads: int, held: str | None = None) -> dict[str, Any]:
     def git(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(["git", *arguments], capture_output=True, text=True, cwd=Path(__file__).parent)
 
-    # A copy of the sources has no history, and its machine maybe no git: there UEFL_COMMIT names the commit.
+    # A copy of the sources has no history, and its machine may have no git. Then UEFL_COMMIT names the
+    # commit.
     commit, changed = os.environ.get("UEFL_COMMIT", ""), False
     if not commit and shutil.which("git"):
         commit = git("describe", "--always").stdout.strip()
@@ -86,7 +87,7 @@ def _cpu_name() -> str:
 
 
 class ResultTable:
-    """Prints the rows of one case after another, under one header per op.
+    """Print the rows of one case after another, under one header per op.
 
     The ratio is the provider's time divided by the time of "uefl" in its best variant. Above 1, ours is
     faster.
@@ -142,8 +143,8 @@ def load(path: Path) -> list[dict[str, str]]:
 
 
 def save(rows: list[dict[str, Any]], folder: Path, key: tuple[str, ...] = KEY) -> Path:
-    """Put the rows into their machine's file, in place of older ones with the same values in the columns
-    ``key``."""
+    """Write the rows into the file of their machine. They replace older rows with the same values in the
+    columns ``key``."""
     path = path_of(rows[0]["machine"], folder)
     written = [
         {name: "" if v is None else f"{v:.6g}" if isinstance(v, float) else str(v) for name, v in row.items()}
@@ -199,7 +200,7 @@ def summary(rows: list[dict[str, str]]) -> str:
 
 def page(folder: Path) -> str:
     """Return docs/measured.md: results by machine, and the expected times of GPUs."""
-    from . import gpu_model, gpu_search  # which need the results themselves
+    from . import gpu_model, gpu_search  # imported here, because they import this module
 
     parts = [
         "# Measured",
@@ -242,11 +243,11 @@ def page(folder: Path) -> str:
             "Microseconds of a call. `python -m benchmarks.gpu_search` computes them from instructions"
             " counted in compiled sketches of the new kernels. No GPU has run them.\n\n"
             "- Measured before, flash-kmeans: on the H100 above, before the redesign.\n"
-            "- Wall: the least time for the bytes or the products.\n"
+            "- Wall: the lower bound, from the bytes or from the products.\n"
             "- Issue and L2: the time for the instructions and for the second-level cache.\n"
-            "- Expected: from the largest wall at a realistic rate, to products and comparisons one after"
-            " the other.\n"
-            '- "starts first": sums that begin at the starts of the scores.\n'
+            "- Expected: from the largest wall at a realistic rate, to the time if products and comparisons"
+            " do not overlap.\n"
+            '- "starts first": each sum begins at the start value of its score.\n'
             '- "multicast": two blocks of a cluster share their reads of the codebook.'
         ),
         gpu_search.summary(),
@@ -261,8 +262,8 @@ def rounds_page(files: list[Path]) -> str:
         (
             "`python -m benchmarks.uefl_round --save`, `fedul_round` and `simulation` write them: seconds"
             " of a round, medians of turns, and the time relative to ours. Keys after the name of the preset"
-            " were set with `--set`. The rows `fedavg` have clients x images, the clients of a round and the"
-            " batch; they measure nothing."
+            " were set with `--set`. The name of a row `fedavg` has clients x images, the clients of a round"
+            " and the batch size. In these rows the clients only train."
         ),
     ]
     for path in files:

@@ -44,7 +44,7 @@ def label(row: Row) -> str:
 
 
 def _legend(add: Callable[..., Any], axes: Axes, **where: Any) -> None:
-    """Return every label once."""
+    """Add a legend with every label once."""
     handles, labels = axes.get_legend_handles_labels()
     unique = dict(zip(labels, handles, strict=True))
     add(list(unique.values()), list(unique), frameon=False, **where)
@@ -88,8 +88,8 @@ def intensity(row: Row) -> float:
 
 
 def roofline(rows: list[Row]) -> Figure | None:
-    """Return the points (operations per byte, operations per second) of ours, the fastest peer and the limits
-    of the machine; None without a row of ours."""
+    """Draw the points (operations per byte, operations per second) of ours and of the fastest peer, and the
+    limits of the machine; return None without a row of ours."""
     table = by_op(rows)
     limits = [row for found in table.pop("limits", {}).values() for row in found]
     named = [(f"{op} {shape}", found) for op, shapes in table.items() for shape, found in shapes.items()]
@@ -183,9 +183,10 @@ def _ceilings(axes: Axes, limits: list[Row]) -> None:
 
 
 def ratios(shapes: dict[str, list[Row]]) -> Figure | None:
-    """Draw a panel per peer and lower bound with a group of bars per shape: its time divided by ours.
+    """Draw a panel for each peer and lower bound: for each shape, its time divided by ours, as a group of
+    bars.
 
-    Return None where there is nothing to compare.
+    Return None if there is nothing to compare.
     """
     others = list(
         dict.fromkeys(
@@ -245,7 +246,7 @@ def ratios(shapes: dict[str, list[Row]]) -> Figure | None:
 
 
 def draw(path: Path, threads: str | None) -> list[Path]:
-    """Draw everything in one file of results; the pictures' paths."""
+    """Draw everything in one file of results; return the paths of the pictures."""
     rows = results.load(path)
     threads = threads or max((row["threads"] for row in rows), key=int, default="")
     rows = [row for row in rows if row["threads"] == threads]
@@ -268,7 +269,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "csv", type=Path, nargs="*", help="files of results (default: all of benchmarks/results)"
     )
-    parser.add_argument("--threads", help="only runs on so many threads (default: the most)")
+    parser.add_argument("--threads", help="only results with this number of threads (default: the largest)")
     options = parser.parse_args(arguments)
     files = options.csv or sorted(results.FOLDER.glob("*.csv"))
     if missing := [str(path) for path in files if not path.is_file()] or (

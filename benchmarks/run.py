@@ -1,9 +1,9 @@
 """Measure the ops and their peers: ``python -m benchmarks.run --help``. benchmarks/README.md explains the
 rows.
 
-Correctness comes first: every provider's answer is compared with the float64 definition, and an answer of
-ours that is further off than the op's gate allows makes the exit code 1; a shape at which ours fails makes it
-2. Nothing here asserts a time.
+The program first compares the answer of every provider with the float64 definition. The exit code is 1 if an
+answer of ours exceeds the error that the op's gate allows, and 2 if ours fails at a shape. The program does
+not assert times.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .ops import REGISTRY
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.run", description="measure the ops beside their peers"
+        prog="python -m benchmarks.run", description="measure the ops and their peers"
     )
     parser.add_argument(
         "--op", type=_names, default=list(REGISTRY), help="only these ops, separated by commas"
@@ -43,7 +43,7 @@ def _parser() -> argparse.ArgumentParser:
         "--peers", type=_names, help="only these peers, separated by commas; ours are always measured"
     )
     parser.add_argument(
-        "--without", type=_names, default=[], help="not these providers, separated by commas; of ours, too"
+        "--without", type=_names, default=[], help="leave out these providers, ours too, separated by commas"
     )
     parser.add_argument(
         "--threads",
@@ -55,13 +55,13 @@ def _parser() -> argparse.ArgumentParser:
         "--seconds", type=float, help="spent on timing each provider of a shape (default: 1.5, on a GPU 0.3)"
     )
     parser.add_argument(
-        "--variants", type=_names, help="of our CPU kernels, beside the best (default: avx512vnni beside amx)"
+        "--variants",
+        type=_names,
+        help="further variants of our CPU kernels (default: avx512vnni, if the best one is amx)",
     )
     add_options(parser, results.FOLDER, "the numbers of a shape, once measured,")
     parser.add_argument(
-        "--smoke",
-        action="store_true",
-        help="one tiny shape, one call: that it runs and is right, not how fast",
+        "--smoke", action="store_true", help="check one call of one tiny shape, without a measurement"
     )
     return parser
 

@@ -27,8 +27,8 @@ def peak() -> float:
 
 
 def row(clients: int, arm: str, asked: int, rounds: int) -> dict[str, float]:
-    """Run one row in this process: ``mib`` is the peak of all rounds, ``mib_whole`` also of the model and the
-    report."""
+    """Run one row in this process. ``mib`` is the memory peak of the rounds; ``mib_whole`` includes the saved
+    model and the report."""
     import torch
 
     import uefl
@@ -84,7 +84,10 @@ def main() -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=[100, 1000, 10_000])
     parser.add_argument("--arms", nargs="+", default=["fedavg", "fedper"])
     parser.add_argument(
-        "--asked", type=int, default=100, help="clients that train in a round, and that measure its model"
+        "--asked",
+        type=int,
+        default=100,
+        help="number of clients that train in a round, and of clients that measure its model",
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", action="store_true", help="a line of JSON per row")

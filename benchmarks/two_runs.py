@@ -63,7 +63,8 @@ def at_once(preset: str, keys: list[str], runs: int) -> list[Times]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Time a run alone and next to other runs, in turn; print the medians; return the exit code."""
+    """Time one run by itself and several runs at once, in turns; print the medians and return the exit
+    code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -84,7 +85,7 @@ def main(arguments: list[str] | None = None) -> int:
         times = [one for turn in runs for one in turn]
         wall, cpu = (statistics.median(one[i] for one in times) for i in (0, 1))
         table.add_row(str(len(runs[0])), f"{wall:.2f}", f"{cpu:.2f}", str(times[0].threads))
-    ratios = [max(one.wall for one in beside) / alone[0].wall for alone, beside in turns]
+    ratios = [max(one.wall for one in together) / single[0].wall for single, together in turns]
     ratio = statistics.median(ratios)
     console = Console()
     console.print(table)

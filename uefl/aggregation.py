@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .algorithms.base import Algorithm, State
     from .config import RunSection
 
-_MOST_EXAMPLES = 2**53  # beyond it float64 does not count
+_MOST_EXAMPLES = 2**53  # float64 represents every integer up to this one
 # largest element of an update; sums stay within float32 for any number of examples
 LARGEST = 1e15
 
@@ -41,7 +41,7 @@ class WeightedMean:
     """Compute sum of w_k x_k over sum of w_k, adding one client at a time.
 
     Args:
-        old: the tensor before the round, which stays where nothing is added.
+        old: the tensor before the round, the result if nothing is added.
     """
 
     def __init__(self, old: torch.Tensor) -> None:
@@ -53,8 +53,8 @@ class WeightedMean:
         """Add one client's tensor; it may be overwritten afterwards.
 
         Raises:
-            ValueError: a weight that is no number of 0 or more; with NaN or a negative one the average would
-                be of no meaning.
+            ValueError: a weight that is not a number of 0 or more. A NaN or negative weight would make the
+                average meaningless.
         """
         if not isinstance(weight, Real) or not 0 <= weight < math.inf:
             raise ValueError(
@@ -78,7 +78,7 @@ class Updates:
     ``krum``.
 
     Args:
-        old: the tensor before the round, which stays where nothing is added.
+        old: the tensor before the round, the result if nothing is added.
 
     Source: Yin et al. 2018, "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates",
         definitions 1 and 2.
@@ -105,10 +105,10 @@ class Updates:
         if self._rule == "median":
             found = np.median(all_of_them, axis=0)
         else:
-            # its import costs as much as half of torch's, and most runs have no use for it
+            # imported here: the import takes half as long as torch's, and most runs do not need it
             from scipy.stats import trim_mean
 
-            # half a client more, so that rounding cuts off no fewer
+            # half a client more, so that rounding does not cut off one client less
             found = trim_mean(all_of_them, (self._attackers + 0.5) / len(all_of_them), axis=0)
         return torch.as_tensor(found, dtype=torch.float32).to(self._old.device)
 
@@ -142,7 +142,7 @@ def robust(averages: Mapping[str, Mean], rule: str, attackers: int) -> dict[str,
     """Replace every weighted mean by a robust rule; ``mean`` changes nothing.
 
     Raises:
-        TypeError: an average that is no plain weighted mean.
+        TypeError: an average that is not a plain weighted mean.
     """
     if rule == "mean":
         return dict(averages)
@@ -150,8 +150,8 @@ def robust(averages: Mapping[str, Mean], rule: str, attackers: int) -> dict[str,
     for name, mean in averages.items():
         if not isinstance(mean, WeightedMean):
             raise TypeError(
-                f"the average of {name} is no weighted mean, so {rule} cannot replace it; the algorithm must"
-                " say plain_means = False"
+                f"the average of {name} is not a weighted mean, so {rule} cannot replace it; the algorithm"
+                " must set plain_means = False"
             )
         found[name] = Updates(mean.old, rule, attackers)
     return found
@@ -161,10 +161,10 @@ def check_rule(run: RunSection, arm: str, plain_means: bool, clients: int) -> No
     """Refuse a robust rule that would not protect the arm.
 
     Args:
-        plain_means: whether the algorithm takes nothing else from several clients.
+        plain_means: whether weighted means are all that the algorithm takes from several clients.
 
     Raises:
-        UserError: the algorithm takes other things too, or too few clients may be there.
+        UserError: the algorithm takes more than weighted means, or a round may have too few clients.
     """
     if run.aggregation == "mean":
         return
@@ -205,7 +205,7 @@ def choose(averages: Mapping[str, Mean], attackers: int) -> None:
             for j in range(i):
                 squares[i, j] += float((one.double() - stack.tensors[j].double()).square().sum())
     squares = squares + squares.T
-    near = squares.sort(1).values[:, 1 : count - attackers - 1]  # the first is its own
+    near = squares.sort(1).values[:, 1 : count - attackers - 1]  # the first is the distance to itself
     chosen = int(near.sum(1).argmin())
     for stack in whole:
         stack.chosen = chosen
@@ -243,7 +243,7 @@ def rejection(reply: Reply, message: Message, max_norm: float, largest: float = 
             return f"{name} has an element of {found:.3g}, more than {largest:g}"
         old = message.tensors.get(name)
         if max_norm > 0 and old is not None:
-            part = new[tuple(map(slice, old.shape))]  # new rows are no distance
+            part = new[tuple(map(slice, old.shape))]  # new rows have no sent value to differ from
             moved += float((part - old[tuple(map(slice, part.shape))]).double().square().sum())
     if moved**0.5 > max_norm > 0:
         return f"the update is {moved**0.5:.3g} long, more than max_update_norm = {max_norm:g}"

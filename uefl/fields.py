@@ -1,4 +1,4 @@
-"""Tables of keys as models of pydantic; whatever can be wrong with one is one line for the user."""
+"""Parse tables of keys into pydantic models; each error is one line for the user."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .errors import UserError, nearest
 
 S = TypeVar("S", bound=BaseModel)
 SectionsWith = Callable[[str], list[str]]
-"""returns the other places that know a key"""
+"""a function that returns the other places that know a key"""
 _TYPES = frozenset({"bool", "int", "float", "str"})  # pydantic appends these to the location of a union
 _LONGEST = 80
 
@@ -44,7 +44,7 @@ def parse(
 def unknown(
     key: str, place: str, keys: Iterable[str], sections_with: SectionsWith, listed: str = ""
 ) -> UserError:
-    """Return the error for an unknown key. ``keys`` are the valid ones, and ``listed`` tells where to find
+    """Return the error for an unknown key. ``keys`` are the valid keys, and ``listed`` tells where to find
     them."""
     inside = f" in [{place}]" if place else ""
     found = sections_with(key)
@@ -59,7 +59,7 @@ def unknown(
 
 
 def check_unused(values: BaseModel, key: str, why: str, section: str = "") -> None:
-    """Refuse a key without effect, unless it has its default, which a run folder writes out.
+    """Refuse a key without effect, unless it has its default; run folders write out all defaults.
 
     Raises:
         UserError: the key has another value; ``section`` stands before it in the message.

@@ -21,11 +21,12 @@ torch.library.register_fake("uefl::snapshot", torch.empty_like, lib=_library)
 def _saved_for_backward() -> Iterator[None]:
     """Mark ops that are traced inside as saved, as selective checkpointing does, so that no partitioner
     recomputes them."""
-    # it saves the inputs of the graph only, in spite of the marks
+    # with a budget of 0, the partitioner ignores the marks and saves only the inputs of the graph
     if functorch.activation_memory_budget == 0:
         raise RuntimeError(
-            "uefl_kernels: torch._functorch.config.activation_memory_budget is 0, under which torch.compile"
-            " would read the codewords after their update, and gradients would be wrong; set it above 0"
+            "uefl_kernels: torch._functorch.config.activation_memory_budget is 0. With this value,"
+            " torch.compile would read the codewords after their update, and gradients would be wrong; set it"
+            " above 0"
         )
     meta = traceback.current_meta
     before = meta.get("recompute")

@@ -18,13 +18,13 @@ def log_transition_matrix(
     :func:`transition_nll`.
 
     Shares that sum to 1 within 1e-4, or the spacing of their dtype at 1 if that is more, are divided by their
-    sum. Computed in float64. It looks at the values, so on a GPU it waits for the device: call it once, not
-    in a step.
+    sum. The function computes in float64. It checks the values, so on a GPU it waits for the device: call it
+    once, not in every step.
 
     Args:
-        class_priors: ``[M, K]``: the share of each class in each set; rows sum to 1. Zeros are fine in a row.
-        set_priors: ``[M]``: the share of all samples that each set holds; above 0, sums to 1. Default: all
-            alike.
+        class_priors: ``[M, K]``: the share of each class in each set; rows sum to 1. A row may have zeros.
+        set_priors: ``[M]``: the share of all samples that each set holds; above 0, sums to 1. Default: equal
+            shares.
         target_prior: ``[K]``: the class prior under which softmax(logits) shall be the posterior; above 0,
             sums to 1. Default: uniform.
 
@@ -34,7 +34,8 @@ def log_transition_matrix(
 
     Raises:
         TypeError: not a floating-point tensor.
-        ValueError: shapes that do not fit, values that are no shares; the message names the set or the class.
+        ValueError: shapes that do not fit, or values that are not shares; the message names the set or the
+            class.
 
     Source: Lu et al. 2022 (FedUL), Theorem 1.
 

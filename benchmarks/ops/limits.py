@@ -81,7 +81,7 @@ def units(inputs: Inputs) -> Call:
     run = getattr(_compiled(), f"{what}_units", None)
     each = run(1) if run else 0
     if not each:
-        raise ProviderUnavailable("no such arithmetic units here" if run else f"{what} is no arithmetic")
+        raise ProviderUnavailable("no such arithmetic units here" if run else f"{what} is not arithmetic")
     threads = torch.get_num_threads()
     rounds = 2 * len(a) ** 3 // each // threads
     pool = ThreadPoolExecutor(threads)

@@ -54,8 +54,8 @@ def scikit_learn(inputs: Inputs) -> Call:
 
 
 def against(inputs: Inputs) -> Callable[[tuple[Any, Any]], float]:
-    """Return the error of an answer: of the inertia after a fit, else of the answer for the model's own
-    centers."""
+    """Return a function of the error of an answer: of the inertia after a fit, of the answer for the model's
+    own centers after other methods."""
     method, rows, centers = inputs
     if method == "fit":
         relative = against_float64((torch.from_numpy(rows.toarray()), torch.from_numpy(centers)))

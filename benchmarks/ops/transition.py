@@ -42,8 +42,8 @@ class TransitionCase(BenchmarkCase):
 
 
 def inputs(case: TransitionCase, device: str) -> Inputs:
-    """Return logits (a leaf), targets, log_transition, log_marginal, its weights in the mean, and offsets of
-    M sets of similar size."""
+    """Return logits (a leaf), targets, log_transition, log_marginal, the class shares of each set, and
+    offsets of M sets of similar size."""
     generator = torch.Generator().manual_seed(0)
     logits = 3 * torch.randn(case.b, case.k, generator=generator)
     targets = torch.randint(case.m, (case.b,), generator=generator)
@@ -121,7 +121,7 @@ def double(
 
 
 def eager_double(z: torch.Tensor, y: torch.Tensor, matrix: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
-    """Run the published steps. Probabilities do no harm here, because the loss takes no logarithm of them."""
+    """Run the published steps. They may use probabilities, because the loss takes no logarithm of them."""
     g = z.softmax(1) @ matrix.exp().T
     return torch.nn.functional.cross_entropy(g / g.sum(1, keepdim=True), y, reduction="none")
 

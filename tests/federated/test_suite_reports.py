@@ -41,7 +41,7 @@ def test_differences_are_taken_seed_by_seed(tmp_path: Path) -> None:
     fedavg, uefl = [0.5, 0.7, 0.9], [0.6, 0.77, 0.97]
     result = _finished(tmp_path, {"fedavg": fedavg, "uefl": uefl})
     header, rows = report.table(result).header, report.table(result).rows
-    assert header == ["case / arm", "seeds", "accuracy", "paper", "less fedavg, 95 %", "entropy"]
+    assert header == ["case / arm", "seeds", "accuracy", "paper", "minus fedavg, 95 %", "entropy"]
     assert rows[0][:5] == ["few / fedavg", "3", "0.700 ± 0.200", "-", ""]
     difference = _interval([b - a for a, b in zip(fedavg, uefl, strict=True)])
     assert difference.startswith("+0.080 [")

@@ -152,7 +152,7 @@ def test_no_budget_at_all_is_refused():
     torch._dynamo.reset()
     with (
         torch._functorch.config.patch(activation_memory_budget=0),
-        pytest.raises(Exception, match="activation_memory_budget is 0, under"),
+        pytest.raises(Exception, match="activation_memory_budget is 0"),
     ):
         steps(torch.compile(layer(), fullgraph=True), 1)
 

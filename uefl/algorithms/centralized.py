@@ -1,6 +1,6 @@
 """Centralized training: one model on the images of all clients.
 
-This is a yardstick for experiments on one machine, not a federated method: the images leave the clients. In a
+This is a baseline for experiments on one machine, not a federated method: the images leave the clients. In a
 round the server trains over all images for the number of epochs of a client, with the optimizer of the run.
 Clients only measure.
 """
@@ -19,7 +19,7 @@ from .base import Algorithm, Record, State, register
 
 @register("centralized")
 class Centralized(Algorithm):
-    """One model on the training images of all clients, which leave the clients: a yardstick for experiments
+    """One model on the training images of all clients, which leave the clients: a baseline for experiments
     on one machine."""
 
     trains_clients = False

@@ -15,7 +15,7 @@ from .base import Algorithm, register
 
 @register("fedbn")
 class FedBN(Algorithm):
-    """FedAvg of everything but batch norm."""
+    """FedAvg of all layers except batch norm."""
 
     def is_private(self, name: str, owner: nn.Module) -> bool:
         """Return True for parameters and buffers of batch norm layers, by type."""

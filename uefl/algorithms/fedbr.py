@@ -1,4 +1,4 @@
-"""FedBR: pseudo-images without a class get a uniform prediction, and features unlike the client's own.
+"""FedBR: train the network to predict pseudo-images uniformly, with features unlike the client's own.
 
 Source: Guo et al., "FedBR: Improving Federated Learning on Heterogeneous Data via Local Learning Bias
 Reduction" (ICML 2023), and the authors' code, with random sample means as pseudo-images. A projection head,
@@ -30,7 +30,7 @@ from . import base
 from .base import Algorithm, State, register
 
 _MIXED = 10  # images in a mean
-# images of a client per mean: so few means do not determine an image
+# images of a client for each of its means: with fewer images, the means could determine an image
 _SHARE = 50
 
 
@@ -80,7 +80,7 @@ class FedBR(Algorithm):
 
     @property
     def asks_all(self) -> bool:
-        """Return the mean images of all clients are made before the first round."""
+        """True: all clients make their mean images before the first round."""
         return True
 
     def check(self, federation: Federation, arm: str, net: nn.Module) -> None:
@@ -107,7 +107,7 @@ class FedBR(Algorithm):
         return state
 
     def prepare(self, state: State, turn: Turn) -> None:
-        """Ask for the pseudo-images once, before the first round, from randomly drawn clients."""
+        """Ask randomly drawn clients for the pseudo-images, once, before the first round."""
         if not self._on or "pseudo" in state.tensors:
             return
         clients = self.context.clients
@@ -184,15 +184,15 @@ class FedBR(Algorithm):
         if not self._on:
             return super().loss(work, batch)
         p, pairs = self.parameters, min(len(batch.labels), len(work.memory["pseudo"]))
-        pseudo, said = self.of_pseudo(work)
+        pseudo, pseudo_logits = self.of_pseudo(work)
         with work.amp():
             own, logits = _both(work.net, batch.images)
         features = (pseudo[:pairs], own[:pairs].float(), work.memory["received"][:pairs])
         if p.contrast:
             self.ascend(work, features)
-        uniform = torch.full_like(said, 1 / said.shape[1])
+        uniform = torch.full_like(pseudo_logits, 1 / pseudo_logits.shape[1])
         total: torch.Tensor = work.cross_entropy(logits, batch.labels) + p.uniform * cross_entropy(
-            said, uniform
+            pseudo_logits, uniform
         )
         if p.contrast:
             total = total + p.contrast * self.contrast_of(work, features)

@@ -1,5 +1,5 @@
-"""FedCR: a shared encoder of Gaussian features, a private head, and a global Gaussian of every class to which
-the features are drawn.
+"""FedCR: a shared encoder of Gaussian features, a private head, and a global Gaussian of every class, which
+attracts the features of this class.
 
 Source: Zhang et al., "FedCR: Personalized Federated Learning Based on Across-Client Common Representation
 with Conditional Mutual Information Regularization" (ICML 2023), with the formulas of its published code. L =
@@ -30,7 +30,7 @@ _SUMS = ("precision", "weighted_mean")
 
 @register("fedcr")
 class FedCR(GaussianFeatures):
-    """FedPer of Gaussian features that are drawn to a Gaussian of their class."""
+    """FedPer with Gaussian features, and a loss that pulls them towards the Gaussian of their class."""
 
     hidden = True
     average_of = "logits"
@@ -41,7 +41,7 @@ class FedCR(GaussianFeatures):
         beta: float = Field(
             1e-4,
             ge=0,
-            description="weight of the divergence of the Gaussian of an image's class from its own",
+            description="weight of the divergence between the Gaussians of an image and of its class",
         )
         rate: float = Field(
             1.0,
@@ -74,7 +74,7 @@ class FedCR(GaussianFeatures):
 
     @property
     def asks_all(self) -> bool:
-        """All clients send the Gaussians of their classes."""
+        """True: all clients send the Gaussians of their classes."""
         return True
 
     def is_private(self, name: str, owner: nn.Module) -> bool:
@@ -218,8 +218,8 @@ def sums(gaussian: Gaussian, labels: torch.Tensor, classes: int) -> torch.Tensor
 
 
 class ProductOfExperts:
-    """Of every class the product of N(0, 1) and of the Gaussians of all clients' images; classes without
-    images keep the old one.
+    """Multiply, for every class, N(0, 1) and the Gaussians of all clients' images of the class. A class
+    without images keeps its old Gaussian.
 
     Args:
         old: ``[2, classes, d]``, means and deviations before the round.

@@ -26,8 +26,8 @@ from .base import Algorithm, State, register
 
 @register("fediir")
 class FedIIR(Algorithm):
-    """FedAvg with the term, and an exchange of its own before each round; ``invariance = 0`` is FedAvg bit
-    for bit."""
+    """FedAvg with a penalty on the head's gradient, and an exchange of its own before each round;
+    ``invariance = 0`` is FedAvg bit for bit."""
 
     class Parameters(base.Parameters):
         """Parameters of FedIIR."""
@@ -50,7 +50,7 @@ class FedIIR(Algorithm):
         )
 
     def check(self, federation: Federation, arm: str, net: nn.Module) -> None:
-        """Refuse a network without the layers that the gradient is taken of."""
+        """Refuse a network without the layers of the gradient."""
         layers(net, self.parameters.part, f"arms.{arm}.part")
         super().check(federation, arm, net)
 
@@ -82,7 +82,7 @@ class FedIIR(Algorithm):
                 total += reply.tensors["sum"]
                 batches += int(reply.tensors["batches"])
             elif reply.error is None:
-                turn.reject(reply.client, "its gradient of the head is of no batch")
+                turn.reject(reply.client, "its gradient of the head covers no batch")
         if batches:
             state.tensors["gradient"] = torch.lerp((total / batches).float(), average, self.parameters.decay)
 

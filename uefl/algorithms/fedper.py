@@ -19,8 +19,7 @@ from .base import Algorithm, ModelSpec, register
 
 @register("fedper")
 class FedPer(Algorithm):
-    """FedAvg of everything but the head, or but its last layer; with ``personal = "none"`` FedAvg bit for
-    bit."""
+    """FedAvg of all layers except the head or its last layer; ``personal = "none"`` is FedAvg bit for bit."""
 
     class Parameters(base.Parameters):
         """Parameters of FedPer."""

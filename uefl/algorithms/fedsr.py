@@ -1,5 +1,5 @@
-"""FedSR: a simple representation. Samples of Gaussian features are drawn to a small norm, and to a Gaussian
-of their class.
+"""FedSR: a simple representation. The loss pulls samples of Gaussian features to a small norm, and to a
+Gaussian of their class.
 
 Source: Nguyen, Torr and Lim, "FedSR: A Simple and Effective Domain Generalization Method for Federated
 Learning" (NeurIPS 2022), with the formulas of its published code. L = CE + a mean |z|_2 + c mean sum_d KL,
@@ -28,8 +28,8 @@ _ONE = 0.5413248546129181  # softplus of it is 1
 
 @register("fedsr")
 class FedSR(GaussianFeatures):
-    """FedAvg of Gaussian features with two terms; without them and without draws it is FedAvg of the same
-    layers, bit for bit."""
+    """FedAvg with Gaussian features and two further loss terms; without these terms and without draws it is
+    FedAvg of the same layers, bit for bit."""
 
     class Parameters(GaussianParameters):
         """Parameters of FedSR."""

@@ -32,19 +32,19 @@ _BATCH = 500
 
 @register("tpt")
 class TPT(Algorithm):
-    """FedAvg without dropout, which goes on for a while after the training error is gone, and is measured at
-    the end of each iteration."""
+    """FedAvg without dropout that continues after the training error is almost zero. It is measured at the
+    end of each iteration."""
 
     columns: ClassVar[dict[str, str]] = {
-        "train_error": "share of its training images that a client's model predicts wrong, with dropout off",
-        "start_accuracy": "on the test split, when the terminal phase began",
+        "train_error": "share of a client's training images with a wrong prediction, with dropout off",
+        "start_accuracy": "accuracy on the test split when the terminal phase began",
         "nc1": (
-            "spread within classes in units of that between them (neural collapse of all clients' training"
-            " images)"
+            "spread within classes divided by the spread between classes (neural collapse of all clients'"
+            " training images)"
         ),
-        "nc2b": "distance of the angles between class means from those of a simplex",
+        "nc2b": "difference between the angles of class means and the angles of a simplex",
         "nc3": "squared distance of the last layer and the class means",
-        "nc4": "share of images whose class is not that of the nearest mean",
+        "nc4": "share of images with a predicted class other than the class of the nearest mean",
         "nc1_silo": "nc1 within each client",
     }
 
@@ -60,7 +60,7 @@ class TPT(Algorithm):
 
     @property
     def asks_all(self) -> bool:
-        """Every client is measured at the start of an iteration."""
+        """True: every client is measured at the start of an iteration."""
         return True
 
     def check(self, federation: Federation, arm: str, net: nn.Module) -> None:
@@ -90,7 +90,8 @@ class TPT(Algorithm):
         return state
 
     def end_iteration(self, state: State, records: list[Record], turn: Turn) -> bool:
-        """Measure. End the run after the phase has lasted ``extra`` times the iterations before it."""
+        """Measure the collapse; end the run after the phase has lasted ``extra`` times the iterations before
+        it."""
         done, plain, p = turn.iteration + 1, state.plain, self.parameters
         hits, images = self.measured(state, records, turn)
         if plain["start"] is None and hits >= p.threshold * images:
@@ -100,8 +101,8 @@ class TPT(Algorithm):
                 f"after iteration {done}, the terminal phase begins: training accuracy {hits / images:.4f}"
             )
         elif plain["start"] is None and self.rounds(done) is None:
-            said = f"training accuracy {hits / images:.4f}, it begins at {p.threshold:g}"
-            turn.notice(f"the terminal phase was not reached: {said}; raise rounds or max_iterations")
+            reached = f"training accuracy {hits / images:.4f}, the phase begins at {p.threshold:g}"
+            turn.notice(f"the terminal phase was not reached: {reached}; raise rounds or max_iterations")
         for record in records:
             record.setdefault("start_accuracy", plain["start_accuracy"].get(record["client"]))
         return plain["start"] is not None and done >= (1 + p.extra) * plain["start"]

@@ -42,7 +42,7 @@ class PublishedUEFL(CodebookAlgorithm):
 
     @property
     def asks_all(self) -> bool:
-        """Every client has a book of the server from the start."""
+        """True: the server keeps a codebook of every client from the start."""
         return True
 
     def rounds(self, iteration: int) -> int | None:

@@ -62,7 +62,7 @@ def build(data: Data, *, kind: Kind, seed: int, data_root: Path | None = None) -
         return generated.federate(data, seed)
     if kind == "sets" and path is not None and path.is_dir():
         for key in _DEALT:
-            check_unused(data, key, "a folder of sets brings its own")
+            check_unused(data, key, "a folder of sets has its own")
         return unlabeled_sets.federate(own_sets.read(path), {"scheme": "given"}, data, seed)
     table = read_source(data, root)
     scheme = data.partition or default_scheme(table, kind)
@@ -139,7 +139,7 @@ def _check_scheme(table: DataSet, scheme: Scheme) -> None:
     """Refuse to deal given clients again, and refuse domains for a data set without them."""
     if table.groups and not scheme.of_groups:
         raise UserError(
-            f"partition {scheme.name!r} deals a data set; {table.name} brings clients of its own: leave the"
+            f"partition {scheme.name!r} deals a data set; {table.name} has clients of its own: leave the"
             " partition out, or take 'natural'"
         )
     if scheme.of_groups and not table.groups:

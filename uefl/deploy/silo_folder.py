@@ -1,4 +1,4 @@
-"""State of a silo in a folder of its own, from one run to the next; the server sees none of it."""
+"""Keep the secret and the private states of a silo in its own folder. The server never sees them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..json_text import parse_json
 from ..server.private import StateFiles, Tensors
 
 _NAME = re.compile("[0-9a-f]{32}")
-# rounds before the current one with states: a resumed server is at most one behind
+# earlier rounds with kept states; the checkpoint of a resumed server is at most one round behind
 _ROUNDS = 2
 _LENGTH = 32  # bytes
 
@@ -49,8 +49,8 @@ class StateNotFound(UserError):
 
 
 class States:
-    """States of one client in one arm: a file for each, named after its content, with the number of its
-    round.
+    """Store the states of one client in one arm: a file for each state, named after its content, and the
+    number of its round.
 
     Args:
         folder: of these files; created with the first file.
@@ -87,16 +87,15 @@ class States:
             raise StateNotFound(str(error)) from None
 
     def write(self, tensors: Mapping[str, torch.Tensor], before: str, round: int) -> str:
-        """Keep a state, which is on the disk when this returns; states of old rounds are removed, except
-        ``before``.
+        """Write a state to the disk, and remove the states of old rounds except ``before``.
 
         Args:
             tensors: the state.
             before: the name of the state before it.
-            round: of the run.
+            round: the number of the round in the run.
 
         Returns:
-            Its name.
+            The name of the state.
         """
         self._folder.parent.mkdir(mode=0o700, exist_ok=True)
         name = self._files.write(tensors, self._client, before or None)
@@ -116,8 +115,8 @@ class States:
     def _rounds(self) -> dict[str, int]:
         try:
             return dict(parse_json((self._folder / "about.json").read_text())["rounds"])
-        except (OSError, ValueError, KeyError, TypeError):  # without the numbers of rounds, old states stay
-            return {}
+        except (OSError, ValueError, KeyError, TypeError):
+            return {}  # without the numbers of rounds, all states are kept
 
 
 def _secret(path: Path) -> bytes:
@@ -130,7 +129,7 @@ def _secret(path: Path) -> bytes:
             file.flush()
             os.fsync(file.fileno())
         try:
-            os.link(new, path)  # of two processes that begin at once, one makes the secret
+            os.link(new, path)  # if two processes start at the same time, both use the secret of the first
         except FileExistsError:
             pass
         finally:

@@ -1,5 +1,5 @@
 """The interface of an engine: the names of its clients, and one round of messages and replies. An engine
-knows no algorithm."""
+does not depend on algorithms."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Message:
     """the broadcast of the server"""
     options: dict[str, Option] = field(default_factory=dict)
     expects: dict[str, Expected] = field(default_factory=dict)
-    """the tensors of the reply, where the client trains or answers; no others are taken"""
+    """the tensors of the reply after training, or to a question of the algorithm; others are rejected"""
     private: dict[str, torch.Tensor] = field(default_factory=dict)
     """the state of this client, which comes back in the reply after training; no method of the server's half
     sees it"""
@@ -43,7 +43,7 @@ class Message:
 
     @property
     def bytes(self) -> int:
-        """Size of the tensors that the server sends: the broadcast ones and the reference, without the
+        """Return the size of the tensors that the server sends: the broadcast and the reference, without the
         client's own state."""
         return bytes_of(self.tensors) + bytes_of(self.reference)
 
@@ -66,16 +66,16 @@ class Reply:
     examples: int = 0
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     metrics: dict[str, float | list[int] | list[float]] = field(default_factory=dict)
-    """of the model as it was sent"""
+    """metrics of the model that was sent"""
     error: str | None = None
-    """the reason why the client has no result; everything else is then empty"""
+    """the reason why the client has no result; then every other field is empty"""
     private: dict[str, torch.Tensor] = field(default_factory=dict)
     training: dict[str, float] = field(default_factory=dict)
     """results of the training of this round: ``train_loss``, ``steps``, and what the algorithm put into
     ``work.metrics``"""
     states: list[str] = field(default_factory=list)
-    """instead of ``private``, where a client keeps its states itself: a name for each member, empty
-    where it has none"""
+    """used instead of ``private`` if a client keeps its states itself: a name for each member, empty if there
+    is no state"""
 
     @cached_property
     def magnitudes(self) -> dict[str, float]:
@@ -84,7 +84,7 @@ class Reply:
 
     @property
     def bytes(self) -> int:
-        """Size of the tensors that came back, without the private ones."""
+        """Return the size of the returned tensors, without the private ones."""
         return bytes_of(self.tensors)
 
     def to(self, device: torch.device) -> Reply:
@@ -93,8 +93,8 @@ class Reply:
 
 
 class Engine(Protocol):
-    """Clients are known by their names; replies come sorted by name, so that sums have one order, and their
-    tensors on any device."""
+    """Carry messages to clients and replies back. Clients are known by their names. Replies come sorted by
+    name, so that sums have one order; their tensors may be on any device."""
 
     def clients(self) -> list[str]:
         """Return the names of the clients that can be asked, sorted."""
@@ -104,10 +104,9 @@ class Engine(Protocol):
         """Send one message to each named client and yield one reply for each, by name.
 
         Args:
-            messages: by client name. A message may be made when it is looked up: in the caller's thread, and
-                not kept longer than needed.
-            deadline: seconds after which a client that has not answered is given up, with an error in its
-                reply.
+            messages: by client name. A message may be created when it is looked up: do this in the caller's
+                thread, and keep the message no longer than needed.
+            deadline: seconds to wait for replies. After this time, each missing reply has an error.
         """
         ...
 
@@ -127,7 +126,7 @@ def magnitudes(tensors: Mapping[str, torch.Tensor]) -> dict[str, float]:
 
 
 def expected_like(tensors: Mapping[str, torch.Tensor]) -> dict[str, Expected]:
-    """Return the expectation of tensors with these shapes and dtypes."""
+    """Return the entries of ``Message.expects`` for tensors with these shapes and dtypes."""
     return {name: Expected(tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
 
 

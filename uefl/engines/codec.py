@@ -1,5 +1,5 @@
-"""Messages and replies as packets: plain values that JSON holds, and named groups of tensors as raw bytes.
-Nothing is pickled."""
+"""Convert messages and replies to packets: plain values as JSON, and named groups of tensors as raw bytes.
+There is no pickle."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class Unreadable(ValueError):
-    """A packet that is no message of ours, or a damaged one."""
+    """A packet that is damaged, or not a message of this package."""
 
 
 class Packet(NamedTuple):
-    """The messages."""
+    """A message or a reply, ready to be sent: plain values and named groups of tensors."""
 
     header: Header
-    """what JSON holds, NaN and infinities included"""
+    """values that JSON supports, also NaN and infinities"""
     parts: dict[str, Tensors]
 
 
@@ -81,14 +81,14 @@ def reply_of(packet: Packet) -> Reply:
         numbers = all(type(value) in (int, float) for value in training.values())
         known = known and isinstance(states, list) and all(isinstance(state, str) for state in states)
         if not known or not numbers or not all(_is_metric(value) for value in metrics.values()):
-            raise TypeError("a value of another type than that of a reply")
+            raise TypeError("a field of the reply has a wrong type")
         return Reply(client, examples, parts["update"], metrics, error, parts["private"], training, states)
     except (KeyError, TypeError, AttributeError) as error:
         raise Unreadable(f"{type(error).__name__}: {error}") from None
 
 
 def _is_metric(value: Any) -> bool:
-    """Return the metrics of a reply: a number, None where a measurement does not apply, or a list of
+    """Return True for a value that a metric may have: a number, None if it was not measured, or a list of
     numbers."""
     numbers = value if isinstance(value, list) else [] if value is None else [value]
     return all(type(number) in (int, float) for number in numbers)
@@ -135,6 +135,7 @@ def decode(frame: bytearray) -> Packet:
         header = json.loads(layout.text_of(frame))
         groups = layout.tensors_of(frame, header.pop("tensors"))
         parts = {part: {one.name: from_raw(one) for one in group} for part, group in groups.items()}
-    except (RuntimeError, KeyError, TypeError, ValueError, AttributeError) as error:  # the first too of JSON
-        raise Unreadable(f"{type(error).__name__}: {error}") from None  # that is nested without end
+    # json raises RecursionError, a RuntimeError, for deeply nested text
+    except (RuntimeError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise Unreadable(f"{type(error).__name__}: {error}") from None
     return Packet(header, parts)

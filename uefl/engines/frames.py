@@ -7,8 +7,8 @@ import socket
 from typing import Any
 
 HEADER = 2**25
-"""bytes of the JSON of a message or a reply: the names of 100,000 clients are a few million"""
-_LENGTH = 8  # bytes of the length before each of the two
+"""limit on the bytes of the JSON of a message or a reply; the names of 100,000 clients take a few million"""
+_LENGTH = 8  # bytes of the length of the header, and of the length of the body
 
 
 class ConnectionLost(ConnectionError):

@@ -26,18 +26,18 @@ from .suite import Job, Scale, Suite
 
 _COLUMNS = 3  # of panels
 _LEGEND = (
-    "Mean ± sample deviation over the seeds; accuracy, also of an angle, and what ends in _last4 are the mean"
-    " of a run's last four rounds, or of all where it has fewer{of_a_round}; everything else is of its last"
-    " round. The difference to {against} is taken seed by seed, with the 95 % confidence interval of its mean"
-    " (Student's t)."
+    "Numbers are the mean ± the sample deviation over the seeds. `accuracy`, `accuracy@ANGLE` and measures"
+    " that end in `_last4` are means over the last four rounds of a run, or over all rounds if a run has"
+    " fewer.{of_a_round} All other measures are from the last round. Differences to {against} are paired by"
+    " seed. The brackets have the 95 % confidence interval of the mean difference (Student's t)."
 )
 _OF_A_ROUND = {
     "selected_accuracy": (
-        ", selected_accuracy is the accuracy of the round that is best on the server's validation images"
+        " `selected_accuracy` is the accuracy in the round that is best on the server's validation images."
     ),
-    "best_": ", what begins with best_ that of the round whose accuracy on the test images is the highest",
+    "best_": " Measures that begin with `best_` are from the round with the highest test accuracy.",
 }
-_PAPER = "The paper's numbers are of one run each, without a deviation."
+_PAPER = "Each number of the paper comes from one run, so it has no deviation."
 _CPU = (
     "This is the scale `cpu`: smaller networks, fewer images and rounds. Do not expect the numbers of the"
     " full size, which is `--scale paper`."
@@ -132,7 +132,7 @@ def table(result: Result) -> Table:
         header += (
             [measure]
             + (["paper"] if measure in printed else [])
-            + ([f"less {suite.against}, 95 %"] if i == 0 else [])
+            + ([f"minus {suite.against}, 95 %"] if i == 0 else [])
         )
     rows = []
     for case, arm in result.rows():
@@ -465,8 +465,8 @@ def _draw_sweep(result: Result, measure: str) -> Figure:
         ]
         for place, arm in enumerate(arms):
             measured = [(x, list(result.values(name, arm, measure).values())) for name, x, _ in places]
-            less = [(x, _differences(result, name, arm, measure)) for name, x, _ in places]
-            for row, points in enumerate((measured, less)):
+            paired = [(x, _differences(result, name, arm, measure)) for name, x, _ in places]
+            for row, points in enumerate((measured, paired)):
                 known = [(x, values) for x, values in points if values]
                 means, bars = ([f(values) for _, values in known] for f in (statistics.fmean, half_width))
                 style = of_place(place, len(arms))
@@ -480,7 +480,7 @@ def _draw_sweep(result: Result, measure: str) -> Figure:
         if labels:
             below.set_xticks([x for x, _ in labels], [label for _, label in labels], rotation=40, ha="right")
     panels[0][0].set_ylabel(measure)
-    panels[1][0].set_ylabel(f"less {result.suite.against}")
+    panels[1][0].set_ylabel(f"minus {result.suite.against}")
     _legend(figure, arms)
     return figure
 

@@ -1,5 +1,5 @@
-"""``ResidualKMeans``: each k-means clusters the residuals of the one before, so every row gets codes of
-several levels."""
+"""``ResidualKMeans``: each level clusters the residuals of the level before, so every row gets a code for
+each level."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class CollisionReport(NamedTuple):
     """Collisions of codes."""
 
     rows: int
-    """The number of rows,"""
+    """number of rows"""
     distinct: int
-    """different codes among them,"""
+    """number of different codes"""
     colliding: int
-    """rows that share their code,"""
+    """number of rows that share their code with another row"""
     largest: int
-    """rows with the code that most rows have,"""
+    """number of rows with the most frequent code"""
     used: tuple[int, ...]
-    """and, of each level, different entries in use."""
+    """for each level, the number of its clusters in use"""
 
 
 def collision_report(codes: Any) -> CollisionReport:
@@ -42,7 +42,7 @@ def collision_report(codes: Any) -> CollisionReport:
         :class:`CollisionReport` ``(rows, distinct, colliding, largest, used)``.
 
     Raises:
-        ValueError: no such shape.
+        ValueError: a wrong shape.
 
     Equivalent to::
 
@@ -50,7 +50,7 @@ def collision_report(codes: Any) -> CollisionReport:
         used = tuple(len(np.unique(level)) for level in codes.T)
         len(codes), len(counts), counts[counts > 1].sum(), counts.max(), used
     """
-    # whatever the default device
+    # from_numpy, because as_tensor would use the default device
     codes = codes if isinstance(codes, torch.Tensor) else torch.from_numpy(np.asarray(codes))
     if codes.dim() != 2 or 0 in codes.shape:
         raise ValueError(
@@ -63,7 +63,7 @@ def collision_report(codes: Any) -> CollisionReport:
 
 
 class ResidualKMeans(RowEstimator, Estimator):
-    """Codes of several levels for every row ("semantic IDs"): each level is a :class:`KMeans` of the
+    """Compute codes of several levels for every row ("semantic IDs"): each level is a :class:`KMeans` of the
     residuals of the levels before.
 
     Takes NumPy arrays, objects that NumPy converts, or torch tensors, and returns the same kind. Sparse
@@ -133,8 +133,8 @@ class ResidualKMeans(RowEstimator, Estimator):
         self.balanced = balanced
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> ResidualKMeans:
-        """Make the codebooks from the rows of X ``[n_samples, n_features]``, and their codes; ``y`` is
-        ignored. Returns self."""
+        """Compute the codebooks and the codes of the rows of X ``[n_samples, n_features]``; ``y`` is ignored.
+        Return self."""
         self._validate_params()
         if not isinstance(self.init, str):
             raise TypeError(
@@ -190,8 +190,8 @@ class ResidualKMeans(RowEstimator, Estimator):
         return back(torch.stack(codes, 1))
 
     def decode(self, codes: Any) -> Any:
-        """Sum the centers of codes ``[n_samples, n_levels]``: rows ``[n_samples, n_features]``, of the type
-        of ``codebooks_``."""
+        """Return the sums of the centers of codes ``[n_samples, n_levels]``: rows ``[n_samples,
+        n_features]``, of the type of ``codebooks_``."""
         self._check_fitted()
         books = rows_like(self.codebooks_)
         index = torch.as_tensor(codes, device=books.device)
@@ -221,11 +221,11 @@ def rows_like(codebooks: Any) -> torch.Tensor:
 
 
 def balanced_labels(rows: torch.Tensor, centers: torch.Tensor) -> torch.Tensor:
-    """Return labels [n] that give no center more than ceil(n / k) of the rows [n, d]: rows ask, and centers
-    keep the nearest rows, the first of equals.
+    """Return labels [n] that give no center more than ceil(n / k) of the rows [n, d].
 
-    A row asks the nearest center that would keep it, until all are kept. A full center only keeps nearer
-    rows, so a center that refused a row refuses it again.
+    Rows request centers, and a center keeps the nearest rows, in a tie the first. A row requests the nearest
+    center that would keep it, until every row has a center. A full center only accepts nearer rows, so a
+    center that has refused a row will refuse it again.
     """
     n, k = len(rows), len(centers)
     room = -(-n // k)

@@ -18,7 +18,7 @@ from .sets import Labeled, SetAlgorithm, labels_loss
 
 @register("fedavg-labeled")
 class FedAvgLabeled(SetAlgorithm):
-    """The upper bound of learning from sets."""
+    """FedAvg with the true label of every image, an upper bound for learning from sets."""
 
     static_step = True
 

@@ -19,8 +19,8 @@ _DROPOUT = 0.2
 
 @register("fedllp")
 class FedLLP(SetAlgorithm):
-    """Cross-entropy between a set's class shares and the mean of the predictions of its images; every dropout
-    but the logits' is at 0.2."""
+    """Cross-entropy between a set's class shares and the mean of the predictions of its images; the rate of
+    every dropout except the one on the logits is 0.2."""
 
     ops = ("set_proportion_loss",)
 

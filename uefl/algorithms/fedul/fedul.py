@@ -21,7 +21,7 @@ from .sets import Labeled, SetAlgorithm, needs_labeled, server_loss
 
 @register("fedul")
 class FedUL(SetAlgorithm):
-    """The likelihood of the set that an image came from, through the transition from classes to sets."""
+    """Maximize the likelihood of each image's set, through the transition from classes to sets."""
 
     ops = ("transition_nll",)
     static_step = True

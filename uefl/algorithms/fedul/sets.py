@@ -76,7 +76,7 @@ class SetAlgorithm(Algorithm):
 
     @property
     def only_the_model(self) -> bool:
-        """As the base class, although ``end_iteration`` is overridden: it uses the server's images only."""
+        """True, as in the base class: ``end_iteration`` is overridden, but uses the server's images only."""
         return self.plain_means
 
     def weight(self, update: Reply) -> float:

@@ -15,7 +15,7 @@ from .sets import Labeled, SetAlgorithm, needs_labeled
 
 @register("supervised")
 class Supervised(SetAlgorithm):
-    """FedUL's control: the value of the labeled images without the federation."""
+    """Train on the server's labeled images only: a control of FedUL, without the clients."""
 
     trains_clients = False
 

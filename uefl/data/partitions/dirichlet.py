@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from ..settings import Data
 
 _ATTEMPTS = 10_000
-_LOOKS = 100  # draws after which a deal is given up if all of them were far off
-_FAR_OFF = 20  # clients with too few images: their number never varies as much as this between draws
+# The deal fails after _FIRST_DRAWS draws if each of them left at least _TOO_MANY clients with too few images:
+# the number of these clients never varies by _TOO_MANY between draws.
+_FIRST_DRAWS, _TOO_MANY = 100, 20
 
 
 @partition("dirichlet")
@@ -37,8 +38,8 @@ class Dirichlet(Scheme):
     for one alpha.
 
     ``over_clients``: the images of each class are divided among the clients by a draw over the clients; a
-        client that already has its share of all images gets none, and the draw is repeated until every client
-        has at least K images, K the number of classes. Sizes differ.
+        client that already has its share of all images gets no more, and the draw is repeated until every
+        client has at least K images, for K classes. Sizes differ.
     Source: VHL (Tang et al., ICML 2022), after Li et al. 2022.
 
     ``over_classes``: each client draws its shares of the classes, and all clients get the same number of
@@ -123,7 +124,7 @@ def _over_clients(
         for of_class in members:
             drawn = rng.permutation(of_class)
             weights = rng.dirichlet(np.full(clients, alpha)) * (sizes < len(labels) / clients)
-            if weights.sum() == 0:  # whoever has room drew nothing
+            if weights.sum() == 0:  # the clients with room for more images drew a share of zero
                 weights = (sizes < len(labels) / clients).astype(float)
             ends = (weights.cumsum() / weights.sum() * len(drawn)).astype(np.int64)
             ends[-1] = len(drawn)
@@ -134,7 +135,7 @@ def _over_clients(
             parts = zip(*(np.split(drawn, ends[:-1]) for drawn, ends in pieces), strict=True)
             return [np.concatenate(part) for part in parts]
         least_short = min(least_short, short)
-        if attempt == _LOOKS and least_short >= _FAR_OFF:
+        if attempt == _FIRST_DRAWS and least_short >= _TOO_MANY:
             break
     raise UserError(
         f"key 'alpha': {attempt} draws with alpha = {alpha:g} left at least {least_short} of {clients}"
@@ -154,7 +155,7 @@ def _over_classes(
     parts: list[list[int]] = [[] for _ in range(clients)]
     for client, draw in zip(rng.permutation(np.arange(wanted) % clients), rng.random(wanted), strict=True):
         weights = (shares[client] * (left > 0)).cumsum()
-        if weights[-1] <= 0:  # every class that the client has a share of is used up
+        if weights[-1] <= 0:  # no image is left of the classes in which the client has a share
             weights = left.cumsum().astype(float)
         k = int(np.searchsorted(weights, draw * weights[-1], side="right"))
         parts[client].append(supply[k].pop())

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 @partition("leave_one_out")
 class LeaveOneOut(Scheme):
-    """The domains of a source but one are clients; the images of the one left out are the test images of an
-    unseen client.
+    """All domains of a source except one are clients. The images of the other domain are the test images of a
+    client that never trains.
 
     With ``clients`` a multiple of the domains that are trained on, each of these is dealt at random, in equal
     parts, to the same number of clients.

@@ -1,4 +1,4 @@
-"""Silos as they are: folders, a column of an .npz, or the domains of a data set."""
+"""Keep the clients of a source: folders, a column of an .npz, or the domains of a data set."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @partition("natural")
 class Natural(Scheme):
-    """Every client or domain of the source is a client, as large as it is."""
+    """Every client or domain of the source is a client, with all its images."""
 
     of_groups: ClassVar[bool] = True
 
@@ -22,7 +22,7 @@ class Natural(Scheme):
         """Deal one client per group."""
         if data.clients not in (None, len(table.groups)):
             raise UserError(
-                f"key 'clients': {table.name} brings {len(table.groups)} clients, which stay as they are;"
+                f"key 'clients': {table.name} has {len(table.groups)} clients, which stay as they are;"
                 f" leave it out, got {data.clients}"
             )
         return Deal(

@@ -17,20 +17,20 @@ from ..codec import Header, Packet, packed_message, reply_of
 from ..frames import ConnectionLost
 from .worker_pool import WorkerPool, receive, send
 
-# messages for each worker that may be out, or answered, before the reply that is next: the memory of a round
+# messages for each worker that may be sent ahead of the next reply; this limits the memory of a round
 _AHEAD = 4
 _PAUSE = 0.5  # seconds
 
 
 class DistributedEngine:
-    """Clients dealt over the workers of a crew by their number among all, so that a worker reads only the
-    images of its own clients.
+    """Carry messages to clients on the workers of a pool. Each client belongs to one worker, so a worker
+    reads only the images of its own clients.
 
-    A tensor that one worker's last message had under the same name, the model above all, is not sent to it
-    again.
+    If the last message to a worker had a tensor under the same name, such as the model, the tensor is not
+    sent to this worker again.
 
     Args:
-        crew: the workers.
+        pool: the workers.
         clients: all names.
         header: the facts that a worker needs for a client's work, sent with every message.
         started: called with the client's name as its message is sent.
@@ -38,18 +38,18 @@ class DistributedEngine:
 
     def __init__(
         self,
-        crew: WorkerPool,
+        pool: WorkerPool,
         clients: Iterable[str],
         header: Header,
         started: Callable[[str], None] = lambda name: None,
     ) -> None:
-        self._workers, self._header, self._started = crew, header, started
-        self._rank = {name: crew.ranks[i % len(crew.ranks)] for i, name in enumerate(sorted(clients))}
+        self._workers, self._header, self._started = pool, header, started
+        self._rank = {name: pool.ranks[i % len(pool.ranks)] for i, name in enumerate(sorted(clients))}
         self._sent: dict[int, dict[str, tuple[torch.Tensor, int]]] = {}
         """by rank, the tensors of its last message in this round, and the version of each"""
 
     def clients(self) -> list[str]:
-        """Return names of the clients, sorted."""
+        """Return the names of the clients, sorted."""
         return list(self._rank)
 
     def round(self, messages: Mapping[str, Message], deadline: float | None = None) -> Iterator[Reply]:
@@ -83,7 +83,8 @@ class DistributedEngine:
                         self._started(client)
                         awaited[self._send(rank, client, messages[client])] = client
                 found = self._workers.reply(min(left, _PAUSE))
-                if found is not None and found[0] in awaited:  # else it is late, of a round before
+                # a number that is not awaited belongs to a late reply of an earlier round
+                if found is not None and found[0] in awaited:
                     client = awaited.pop(found[0])
                     arrived[client] = self._reply(found[1], client)
             yield arrived.pop(name)

@@ -1,5 +1,5 @@
-"""Packets between the server and its workers, over a pair of sockets for each worker. Nobody listens on an
-address, so no other process can connect."""
+"""Exchange packets between the server and its workers, over a pair of sockets for each worker. No process
+listens on an address, so no other process can connect."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def receive(end: socket.socket) -> Packet:
 
 
 class WorkerPool:
-    """The workers, as the server sees them. Each has one packet at a time.
+    """Send packets to the workers and receive their replies. Each worker has one packet at a time.
 
     Args:
         ends: the server's end of each worker's pair of sockets.

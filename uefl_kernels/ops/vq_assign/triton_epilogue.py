@@ -1,9 +1,9 @@
 """Work on the rows of a tile as soon as their codewords are known: ``Epilogue`` selects it.
 
-x is read again while it is in the cache, so device memory sees it once. Programs add integers to shared
-memory, and each has a place for its part of the loss, so each run gives the same bits. Rows that the first
-pass is not certain of are marked as open and follow in ``_finish_open``.
-Interpreted and compiled in the tests; right on an H100 in small cases, not timed.
+The kernel reads x again while x is in the cache, so x moves from device memory once. Programs add integers to
+counts and sums, and each program has a place for its part of the loss, so each run gives the same bits. The
+search marks the rows that its first pass does not certify as open; ``_finish_open`` finishes them. The tests
+interpret and compile the kernels. Small cases gave correct results on an H100; no times were measured.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -14,28 +14,28 @@ import torch
 import triton
 import triton.language as tl
 
-# Elements of a row at a time: float64 of a tile has to fit the registers. Outputs of a program of
+# Elements of a row at a time: a float64 tile has to fit into the registers. Rows of a program of
 # _finish_open.
 _ELEMENTS, _OPEN_ROWS = 16, 32
 
 
 class Epilogue(NamedTuple):
-    """The requested results, None for others; ``[C]`` counts the codewords of all books."""
+    """The requested results; None for the others. C is the number of codewords of all codebooks."""
 
     counts: torch.Tensor | None = None
-    """``[C]`` int64, zeroed: rows; with ``mass_scale`` round(weight * mass_scale) of each (weight 1 where
-    there are no weights)."""
+    """``[C]`` int64, zeroed: the number of rows; with ``mass_scale``, the sum of round(weight * mass_scale)
+    over the rows (weight 1 without weights)"""
     codebook: torch.Tensor | None = None
-    """``[C, d]``: the codewords, and ``rounded`` the same in the dtype of x where that is another; for
-    ``quantized [outputs, d]``."""
+    """``[C, d]``: the codewords, for ``quantized [outputs, d]``; ``rounded`` has them in the dtype of x, if
+    this is another dtype"""
     rounded: torch.Tensor | None = None
     quantized: torch.Tensor | None = None
     sums: torch.Tensor | None = None
-    """``[C, d]`` int64, zeroed: x * scales of the codeword; with ``middle`` (x - middle) * weight *
-    scales of the column; rounded."""
+    """``[C, d]`` int64, zeroed: the sum of rounded x * scales, with a scale for each codeword; with
+    ``middle``, of rounded (x - middle) * weight * scales, with a scale for each column"""
     scales: torch.Tensor | None = None
     largest: torch.Tensor | None = None
-    """``[C]`` int64, zeroed: the largest |x| as the bits of a double, infinity if a row is not finite."""
+    """``[C]`` int64, zeroed: the largest |x| as the bits of a double, infinity if a row is not finite"""
     middle: torch.Tensor | None = None
     weights: torch.Tensor | None = None
     mass_scale: torch.Tensor | None = None
@@ -58,7 +58,7 @@ def _fixed(value):
     """Round to int64, ties to even. From 2^52 on a double is an integer; below, adding 2^52 rounds to one."""
     magnitude = tl.abs(value)
     units = tl.where(magnitude < 2.0**52, (magnitude + 2.0**52) - 2.0**52, magnitude)
-    # beyond, and NaN: counted again in another unit
+    # larger values and NaN: the caller computes these sums again in another unit
     units = tl.where(units < 2.0**62, units, 2.0**62).to(tl.int64)
     return tl.where(value < 0, -units, units)
 

@@ -1,14 +1,14 @@
-"""``vq_backward``: the gradient of ``vq`` with respect to x, elementwise and in one pass; it is private:
+"""``vq_backward``: the gradient of ``vq`` with respect to x, elementwise and in one pass. The op is private:
 autograd calls it.
 
-Per segment, with q the codeword gathered again from the indices and g the gradient of ``quantized`` (absent:
-0)::
+For each segment, q is the codeword, which the op looks up again by its index, and g is the gradient of
+``quantized`` (0 if it is absent)::
 
     straight through   grad_x = g + pull (x - q)
     rotation           grad_x = lambda R^T g + pull (x - q)        see estimator="rotation" of vq
 
-An index out of range is an error on the CPU; on a GPU, where a check would stall the device, CUDA C++ and
-Triton read nothing for it and give NaN. x and g may have any strides; grad_x has the strides of
+On the CPU, an index out of range is an error. On a GPU, a check would make the host wait: for such an index,
+CUDA C++ and Triton read no codeword and give NaN. x and g may have any strides; grad_x has the strides of
 ``torch.empty_like(x)``. Bytes that must move: x, g and grad_x, once each.
 """
 
