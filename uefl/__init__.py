@@ -1,7 +1,7 @@
 """Federated learning: algorithms, clients, runs and reports.
 
-``uefl.train("demo", out="runs/demo")`` runs a preset, ``uefl.resume`` goes on with a run, ``uefl.load`` reads
-one, and ``uefl.register`` makes an algorithm known by a name.
+``uefl.train("demo", out="runs/demo")`` runs a preset, ``uefl.resume`` continues a run, ``uefl.load`` reads a
+run, and ``uefl.register`` registers an algorithm under a name.
 
 Raises:
     ImportError: a package of the extra ``federated`` is not installed.

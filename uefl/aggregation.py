@@ -129,7 +129,7 @@ class Rule:
         return robust(algorithm.averages(state), self._rule, self._attackers)
 
     def add(self, algorithm: Algorithm, state: State, averages: dict[str, Any], update: Reply) -> None:
-        """Add the sound update of a client."""
+        """Add the valid update of a client."""
         algorithm.add(state, averages, update)
 
     def finish(self, averages: dict[str, Any], *place: str | int) -> None:

@@ -60,7 +60,7 @@ class Run:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """By arm, the outcome: accuracy, entropy, the clients at the last round, bytes; as in
+        """Return the outcome of each arm: accuracy, entropy, the clients at the last round, bytes; as in
         summary.json."""
         return self._read.arms
 
@@ -229,7 +229,7 @@ def resume(
     engine: str | Choice = "local",
     more_rounds: int = 0,
 ) -> Run:
-    """Go on with the run in a folder. The result is the same, bit for bit, as without the interruption.
+    """Continue the run in a folder. The result is the same, bit for bit, as without the interruption.
 
     With ``more_rounds`` a finished run trains this number of further rounds in its last iteration. The result
     is the same as if the run had had these rounds from the start.
@@ -238,7 +238,7 @@ def resume(
     in a new process, the algorithms that no package registers.
 
     Raises:
-        UserError: there is no run, it is of another version, or other objects were given.
+        UserError: there is no run, it comes from another version, or other objects were given.
         RunError: the run stopped early, as in :func:`train`.
     """
     for name, arm in (arms or {}).items():
@@ -334,7 +334,7 @@ def _path(folder: str | Path | None) -> Path | None:
 
 
 def _federation(cfg: Config, clients: Any, federation: Federation | None) -> Federation | None:
-    """Return the clients that were given, if any were."""
+    """Return the clients that were given in Python, or None."""
     if clients is None or isinstance(clients, int):
         return federation
     if federation is not None:
@@ -367,7 +367,7 @@ def _table(arm: str, algorithm: Any) -> dict[str, Any]:
     beside = sorted(vars(algorithm).keys() - {"parameters", "context"})
     if beside:
         raise UserError(
-            f"arm {arm!r}: {beside[0]!r} of {type(algorithm).__name__} is no parameter, and would be lost"
+            f"arm {arm!r}: {beside[0]!r} of {type(algorithm).__name__} is not a parameter, and would be lost"
             " with this process; make it a field of its class Parameters"
         )
     names = {kind: name for name, kind in registry().items()}

@@ -521,7 +521,7 @@ def silo(
 
 
 def _ended(end: BaseException, folder: Path, resume: str) -> typer.Exit:
-    """Say how to go on after an interruption."""
+    """Print how to continue after an interruption."""
     what = "interrupted"
     if isinstance(end, BrokenPipeError):
         what = "the output was closed"
@@ -574,7 +574,7 @@ def suite(
     data_root: _DataRoot = None,
 ) -> None:
     """Run every arm of a suite with several seeds, and report; without a name, list the suites of the papers.
-    Called again, it goes on."""
+    A second call continues where the first one stopped."""
     if name is None:
         from .report.tables import Table
         from .suites.suite import suites
@@ -639,7 +639,7 @@ def report(
     reports.check_arm(read, against)
     console = _console()
     if files:
-        typer.echo(f"note: ignored files, which are no run folders: {', '.join(map(str, files))}")
+        typer.echo(f"note: ignored files, which are not run folders: {', '.join(map(str, files))}")
     if len(once) < len(runs):
         typer.echo("note: a folder is named twice; it counts once")
     for run in read:
@@ -682,7 +682,7 @@ def _written(folder: Path) -> RunFolder:
 
 @app.command()
 def doctor() -> None:
-    """Say which kernels are compiled, and which backend each op takes here, and why."""
+    """Show which kernels are compiled, which backend each op uses on this machine, and why."""
     from uefl_kernels import doctor as kernels
 
     try:

@@ -42,12 +42,12 @@ class ClassSums(NamedTuple):
 
     @property
     def present(self) -> torch.Tensor:
-        """``[c]`` int64, classes that have images; the others take no part."""
+        """Return the classes with images, ``[c]`` int64; other classes do not count."""
         return self.counts.nonzero().flatten()
 
     @property
     def means(self) -> torch.Tensor:
-        """``[c, D]`` float64, of the classes that are present."""
+        """Return the means of the classes with images, ``[c, D]`` float64."""
         return self.sums[self.present] / self.counts[self.present, None]
 
 

@@ -68,7 +68,7 @@ def check_free(out: Path) -> None:
         if (folder / "config.toml").is_file() and (folder / "metrics.jsonl").is_file():
             raise UserError(f"{out} lies inside the run folder {folder}; choose another folder with --out")
     if out.exists() and (not out.is_dir() or any(path.name not in _BEGUN for path in out.iterdir())):
-        raise UserError(f"{out} is not empty and is no run folder; choose another folder with --out")
+        raise UserError(f"{out} is not empty and is not a run folder; choose another folder with --out")
 
 
 class Metrics:

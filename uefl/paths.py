@@ -21,7 +21,7 @@ _SPECIAL = {
 
 
 def check_name(path: Path, what: str) -> None:
-    """Refuse a path that is no text, because no file of a run could contain it.
+    """Refuse a path that is not text, because no file of a run could contain it.
 
     Raises:
         UserError: its bytes are not UTF-8, or are read by another encoding.
@@ -53,7 +53,7 @@ def special(path: Path) -> str | None:
 
 
 def check_file(path: Path, what: str, expected: str = "expected a file") -> None:
-    """Refuse a path that is no regular file.
+    """Refuse a path that is not a regular file.
 
     Args:
         what: begins the message.

@@ -64,7 +64,7 @@ class Predictor:
 
     @property
     def count(self) -> int:
-        """Number of images."""
+        """Return the number of images."""
         return self.images.count
 
     def notes(self) -> list[str]:

@@ -157,13 +157,13 @@ class Privacy:
         averages.
 
         Raises:
-            TypeError: an average that is no plain weighted mean.
+            TypeError: an average that is not a plain weighted mean.
         """
         expected, found = self.run.participation * len(algorithm.context.clients), {}
         for name, mean in algorithm.averages(state).items():
             if not isinstance(mean, WeightedMean):
                 raise TypeError(
-                    f"the average of {name} is no weighted mean; the algorithm must say only_the_model ="
+                    f"the average of {name} is not a weighted mean; the algorithm must say only_the_model ="
                     " False"
                 )
             if mean.old.numel():

@@ -81,7 +81,7 @@ class ClientPool(Protocol):
     silos: Silos
     """the facts about the clients' programs, once they are connected; may be empty"""
 
-    home: bool
+    clients_keep_states: bool
     """whether clients keep their private states themselves"""
 
     def federation(self, cfg: Config, data_root: Path | None, known: Silos) -> Federation:
@@ -173,7 +173,7 @@ def resume(
     iteration from the start. The other arguments are as in :func:`train`.
 
     Raises:
-        UserError: there is no run, it is of another version, or the data have changed.
+        UserError: there is no run, it comes from another version, or the data have changed.
         RunError: the run stopped early, as in :func:`train`.
     """
     where = chosen_device(device)
@@ -256,7 +256,7 @@ def _prepare(
         privacy.check(cfg, name, workspace)
         if (
             deployment is not None
-            and deployment.home
+            and deployment.clients_keep_states
             and cfg.run.private_mean
             and _keeps_what_predicts(workspace)
         ):
@@ -309,7 +309,7 @@ class _Run:
         deployment: ClientPool | None,
     ) -> None:
         self._deployment, self._network = deployment, network
-        self._home = deployment is not None and deployment.home
+        self._clients_keep_states = deployment is not None and deployment.clients_keep_states
         self.privacy: privacy.Privacy | None = None
         self.cfg, self.preset, self.out, self.federation, self.device, self.observer = (
             cfg,
@@ -326,7 +326,14 @@ class _Run:
         about = (federation.classes, federation.shape, names, network, examples)
         tested = {client.name: client.sizes.test for client in (*federation.clients, *federation.unseen)}
         self.context = Context(
-            cfg.run.seed, cfg.run, cfg.model, cfg.training, *about, self._home, federation.inputs, tested
+            cfg.run.seed,
+            cfg.run,
+            cfg.model,
+            cfg.training,
+            *about,
+            self._clients_keep_states,
+            federation.inputs,
+            tested,
         )
         self._resident: tuple[str, Workspace] | None = None
         first = self.workspace(next(iter(cfg.arms)))
@@ -475,7 +482,7 @@ class _Run:
             teacher,
             self.observer.notice,
             self.privacy,
-            self._home,
+            self._clients_keep_states,
         )
         return arm, workspace
 
@@ -514,7 +521,7 @@ class _Run:
             arm.files.sync(arm.named_files())
             checkpoint.save(self.out, tensors, plain | {"state": state, "made_with": self.made_with})
             arm.files.sweep(arm.named_files() | extend.private_files(self.out, self.cfg))
-        if self._home and _keeps_what_predicts(workspace):
+        if self._clients_keep_states and _keeps_what_predicts(workspace):
             self.observer.notice(
                 f"note: arm {arm.name!r} has no model file here: each silo keeps the part that is its own"
             )

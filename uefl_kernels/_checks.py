@@ -75,7 +75,7 @@ def check_reverse_mode(op: str, *tensors: torch.Tensor | None) -> None:
 
 
 def check_weights(op: str, **weights: float) -> None:
-    """Raise ValueError for a weight of a loss that is no finite number."""
+    """Raise ValueError for a weight of a loss that is not a finite number."""
     for name, weight in weights.items():
         if not isinstance(weight, (int, float, torch.SymFloat)) or not -torch.inf < weight < torch.inf:
             raise ValueError(f"{op}: {name} must be a finite number, got {weight!r}")

@@ -9,7 +9,7 @@ namespace uefl::cpu {
 
 enum class Isa { portable, avx2, avx512, avx512vnni, amx };  // each one includes all before it
 
-// Chosen at the first call. Throws std::runtime_error when UEFL_CPU is no variant, or one that this CPU
+// Chosen at the first call. Throws std::runtime_error when UEFL_CPU is not a variant, or one that this CPU
 // cannot run.
 Isa isa();
 

@@ -104,7 +104,7 @@ class _Writing(TorchDispatchMode):
 
 
 def _new(func: Any, out: Any) -> list[torch.Tensor]:
-    """The results that are no views, nor arguments that were changed."""
+    """The results that are not views, nor arguments that were changed."""
     returned = zip(func._schema.returns, out if isinstance(out, tuple) else (out,), strict=False)
     made = (leaf for entry, value in returned if entry.alias_info is None for leaf in tree_leaves(value))
     return [leaf for leaf in made if isinstance(leaf, torch.Tensor)]

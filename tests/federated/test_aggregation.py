@@ -58,8 +58,8 @@ GROWING = Message(
 
 
 def reply(**tensors):
-    sound = {"values": torch.ones(4), "codebook": torch.ones(2, 3), "usage": torch.tensor([5, 0])}
-    return Reply("a", 1, sound | tensors)
+    valid = {"values": torch.ones(4), "codebook": torch.ones(2, 3), "usage": torch.tensor([5, 0])}
+    return Reply("a", 1, valid | tensors)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def reply(**tensors):
         "unasked",
     ],
 )
-def test_unsound_updates_are_rejected(tensors, message):
+def test_invalid_updates_are_rejected(tensors, message):
     assert re.search(message, rejection(reply(**tensors), SENT, 0.0))
 
 
@@ -102,14 +102,14 @@ def test_valid_updates_pass_and_codebooks_grow_as_requested():
 
 def test_private_tensors_must_be_complete_and_finite():
     message = Message(TENSORS, expects=SENT.expects, private={"head": torch.zeros(3)})
-    sound = reply()
+    valid = reply()
     for private, refused in (
         ({"head": torch.ones(3)}, False),
         ({}, True),
         ({"head": torch.full((3,), torch.nan)}, True),
     ):
-        sound.private = private
-        assert (rejection(sound, message, 0.0) is not None) is refused
+        valid.private = private
+        assert (rejection(valid, message, 0.0) is not None) is refused
 
 
 def test_missing_and_failed_clients():
@@ -139,10 +139,10 @@ def test_a_weight_that_is_no_number_of_examples_is_refused(examples):
 
 
 def test_new_private_state_and_loss_must_be_finite():
-    sound = reply()
-    sound.private = {"new": torch.tensor([1, 2])}
-    assert rejection(sound, SENT, 0.0) is None
-    sound.private = {"new": torch.tensor([torch.nan])}
-    assert "private new " in rejection(sound, SENT, 0.0)
+    valid = reply()
+    valid.private = {"new": torch.tensor([1, 2])}
+    assert rejection(valid, SENT, 0.0) is None
+    valid.private = {"new": torch.tensor([torch.nan])}
+    assert "private new " in rejection(valid, SENT, 0.0)
     diverged = Reply("a", 1, reply().tensors, training={"train_loss": float("inf")})
     assert re.search(r"loss .*\binf\b", rejection(diverged, SENT, 0.0))

@@ -66,7 +66,7 @@ def network():
 
 
 class Stateful(nn.Sequential):
-    """A network with a state that is no tensor."""
+    """A network with a state that is not a tensor."""
 
     def __init__(self):
         super().__init__(nn.Flatten(), nn.Linear(64, 3))

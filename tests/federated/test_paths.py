@@ -1,4 +1,4 @@
-"""Paths that users give: other capitals, names that are no text, special files, disks that are full or
+"""Paths that users give: other capitals, names that are not text, special files, disks that are full or
 read-only, locales."""
 
 import os

@@ -70,7 +70,7 @@ def configured(name):
 def test_it_trains_as_the_local_engine(name, tmp_path):
     cfg, fed = configured(name), federation()
     local = arm(cfg, fed)[0]
-    remote = arm(cfg, fed, lambda _: Silos(cfg, fed, tmp_path), home=True)[0]
+    remote = arm(cfg, fed, lambda _: Silos(cfg, fed, tmp_path), clients_keep_states=True)[0]
     assert repr(finish(remote)) == repr(finish(local))
     for key, tensor in local.state()[0].items():
         assert torch.equal(remote.state()[0][key], tensor), key
@@ -85,13 +85,13 @@ def test_run_resumes_after_every_turn_bit_for_bit(name, tmp_path):
     """Over silos that are started again, and that have already done the turn which the server asks for
     again."""
     cfg, fed = configured(name), federation()
-    whole = finish(arm(cfg, fed, lambda _: Silos(cfg, fed, tmp_path / "whole"), home=True)[0])
-    records, one = [], arm(cfg, fed, lambda _: Silos(cfg, fed, tmp_path), home=True)[0]
+    whole = finish(arm(cfg, fed, lambda _: Silos(cfg, fed, tmp_path / "whole"), clients_keep_states=True)[0])
+    records, one = [], arm(cfg, fed, lambda _: Silos(cfg, fed, tmp_path), clients_keep_states=True)[0]
     while not one.finished:
         tensors, plain = one.state()
         tensors, plain = {k: v.clone() for k, v in tensors.items()}, json.loads(json.dumps(plain))
         one.turn()  # the server is killed after it, before its checkpoint
-        one = arm(cfg, fed, lambda _: Silos(cfg, fed, tmp_path), home=True)[0]
+        one = arm(cfg, fed, lambda _: Silos(cfg, fed, tmp_path), clients_keep_states=True)[0]
         one.restore(tensors, plain)
         records += one.turn()
     assert repr(records) == repr(whole)
@@ -121,7 +121,9 @@ def test_codewords_of_one_client_stay_at_its_silo(name, tmp_path):
     cfg = settings("uefl", **{"extend": "all", "rounds": [2, 2, 1]} | OWN_CODEWORDS[name])
     fed, engines = federation(), []
     local = arm(cfg, fed)[0]
-    remote = arm(cfg, fed, lambda _: engines.append(Silos(cfg, fed, tmp_path)) or engines[0], home=True)[0]
+    remote = arm(
+        cfg, fed, lambda _: engines.append(Silos(cfg, fed, tmp_path)) or engines[0], clients_keep_states=True
+    )[0]
     for mine, theirs in zip(finish(local), finish(remote), strict=True):
         moved = ("bytes_sent", "bytes_received")
         assert {k: v for k, v in mine.items() if k not in moved} == {
@@ -140,7 +142,7 @@ def test_codewords_of_one_client_stay_at_its_silo(name, tmp_path):
 
 def test_few_states_are_kept(tmp_path):
     cfg, fed = settings("scaffold", rounds=[8]), federation()
-    finish(arm(cfg, fed, lambda _: Silos(cfg, fed, tmp_path), home=True)[0])
+    finish(arm(cfg, fed, lambda _: Silos(cfg, fed, tmp_path), clients_keep_states=True)[0])
     for name in NAMES:
         assert len(list((tmp_path / name).glob("states/*/*.safetensors"))) == 3
         assert all(path.stat().st_mode & 0o077 == 0 for path in (tmp_path / name).glob("*"))
@@ -148,7 +150,7 @@ def test_few_states_are_kept(tmp_path):
 
 def test_silo_with_a_lost_state_is_left_out(tmp_path):
     cfg, fed = settings("scaffold", quorum=0.5), federation()
-    one, _, notices = arm(cfg, fed, lambda _: Silos(cfg, fed, tmp_path), home=True)
+    one, _, notices = arm(cfg, fed, lambda _: Silos(cfg, fed, tmp_path), clients_keep_states=True)
     one.turn()
     for path in (tmp_path / "silo-1").glob("states/*/*.safetensors"):
         path.write_bytes(b"x")
@@ -183,7 +185,7 @@ def test_server_cannot_request_private_state(how, tmp_path):
                         message.options["state"] = "../secret"
             yield from silos.round(dict(messages))
 
-    one = arm(cfg, fed, lambda _: Asks(), home=True)[0]
+    one = arm(cfg, fed, lambda _: Asks(), clients_keep_states=True)[0]
     messages = one.members[0].messages
     one.members[0].messages = lambda *rest: dict(messages(*rest))
     with pytest.raises(RunError, match="0 of 3"):
@@ -202,7 +204,10 @@ def test_invalid_names_of_states_are_rejected(states, tmp_path):
                 yield reply
 
     one, _, notices = arm(
-        settings("scaffold", quorum=0.1), fed, lambda _: MisnamingSilos(cfg, fed, tmp_path), home=True
+        settings("scaffold", quorum=0.1),
+        fed,
+        lambda _: MisnamingSilos(cfg, fed, tmp_path),
+        clients_keep_states=True,
     )
     if states == [32 * "0"]:
         one.turn()
@@ -216,7 +221,9 @@ def test_reported_tensors_equal_sent_tensors(tmp_path):
     """But for a few thousand bytes of a header: the private state does not."""
     cfg, fed = settings("fedper", private_mean=False, personal="all", hidden=256), federation()
     engines = []
-    one = arm(cfg, fed, lambda _: engines.append(Silos(cfg, fed, tmp_path)) or engines[0], home=True)[0]
+    one = arm(
+        cfg, fed, lambda _: engines.append(Silos(cfg, fed, tmp_path)) or engines[0], clients_keep_states=True
+    )[0]
     records = finish(one)
     reported = [sum(record[key] for record in records) for key in ("bytes_sent", "bytes_received")]
     messages = len(engines[0].said)

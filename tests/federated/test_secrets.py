@@ -107,7 +107,10 @@ def test_silos_with_secrets_match_the_local_engine(tmp_path):
         cfg, fed = settings(name, **keys), federation((148, 148, 148))
         local = arm(cfg, fed, with_secrets)[0]
         remote = arm(
-            cfg, fed, lambda _, cfg=cfg, fed=fed, name=name: Programs(cfg, fed, tmp_path / name), home=True
+            cfg,
+            fed,
+            lambda _, cfg=cfg, fed=fed, name=name: Programs(cfg, fed, tmp_path / name),
+            clients_keep_states=True,
         )[0]
         assert repr(finish(remote)) == repr(finish(local))
         for key, tensor in local.state()[0].items():

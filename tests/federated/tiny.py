@@ -85,11 +85,20 @@ def federation(
     )
 
 
-def context(cfg: Config, fed: Federation, home: bool = False) -> Context:
+def context(cfg: Config, fed: Federation, clients_keep_states: bool = False) -> Context:
     names = tuple(sorted(client.name for client in fed.clients))
     examples = {client.name: client.sizes.train for client in fed.clients}
     return Context(
-        cfg.run.seed, cfg.run, cfg.model, cfg.training, fed.classes, fed.shape, names, None, examples, home
+        cfg.run.seed,
+        cfg.run,
+        cfg.model,
+        cfg.training,
+        fed.classes,
+        fed.shape,
+        names,
+        None,
+        examples,
+        clients_keep_states,
     )
 
 
@@ -98,12 +107,14 @@ def workspace(
     fed: Federation | None = None,
     algorithm: Algorithm | None = None,
     device: str = "cpu",
-    home: bool = False,
+    clients_keep_states: bool = False,
 ) -> Workspace:
     fed = fed or federation()
     (arm,) = cfg.arms.values()
     algorithm = algorithm or find(arm.algorithm)(arm.parameters)
-    return Workspace(algorithm.bound(context(cfg, fed, home)), cfg.data, fed, torch.device(device))
+    return Workspace(
+        algorithm.bound(context(cfg, fed, clients_keep_states)), cfg.data, fed, torch.device(device)
+    )
 
 
 def arm(
@@ -113,19 +124,27 @@ def arm(
     algorithm: Algorithm | None = None,
     privacy: Privacy | None = None,
     device: str = "cpu",
-    home: bool = False,
+    clients_keep_states: bool = False,
 ) -> tuple[ServerLoop, Workspace, list[str]]:
     """The arm, its workspace, and the list that collects its notices."""
     published = next(iter(cfg.arms.values())).algorithm == "uefl-published"
     fed = fed or federation(test_is_holdout=published)
-    room, notices = workspace(cfg, fed, algorithm, device, home), []
+    room, notices = workspace(cfg, fed, algorithm, device, clients_keep_states), []
     engine = wrap(LocalEngine(dict(Clients((*fed.clients, *fed.unseen), room.device).handlers(room))))
     count = cfg.run.members if cfg.run.uncertainty == "ensemble" else 1
     seeds = [derive(cfg.run.seed, "member", i) if i else cfg.run.seed for i in range(count)]
     teacher = Teacher.of(room.algorithm.server_data(fed), room)
     return (
         ServerLoop(
-            "arm", room, seeds, engine, Path(_FOLDER.name) / "private", teacher, notices.append, privacy, home
+            "arm",
+            room,
+            seeds,
+            engine,
+            Path(_FOLDER.name) / "private",
+            teacher,
+            notices.append,
+            privacy,
+            clients_keep_states,
         ),
         room,
         notices,

@@ -145,7 +145,7 @@ import numpy as np
 from uefl_kernels import KMeans
 from uefl_kernels.estimator import _data as data
 
-def anonymous():  # memory of this process that is no page of a file, in bytes
+def anonymous():  # memory of this process that is not a page of a file, in bytes
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) * 1024 for line in status if line.startswith("RssAnon"))
 

@@ -84,8 +84,8 @@ class Algorithm:
 
     @property
     def plain_means(self) -> bool:
-        """True if only the weighted means of :meth:`averages` change the state, so that a robust rule may
-        replace them. An algorithm that overrides :meth:`add` or asks its clients in :meth:`prepare` sets
+        """Return True if only the weighted means of :meth:`averages` change the state, so that a robust rule
+        may replace them. An algorithm that overrides :meth:`add` or asks its clients in :meth:`prepare` sets
         it itself."""
         return (
             type(self).add is Algorithm.add
@@ -95,8 +95,8 @@ class Algorithm:
 
     @property
     def only_the_model(self) -> bool:
-        """True if the mean of ``values`` is the only result that clients contribute: no other tensor is
-        averaged, no measurement steers the run, and clients keep no tensors. Then noise on that mean hides
+        """Return True if the mean of ``values`` is the only result that clients contribute: no other tensor
+        is averaged, no measurement steers the run, and clients keep no tensors. Then noise on that mean hides
         a client."""
         plain = all(
             getattr(type(self), name) is getattr(Algorithm, name)
@@ -106,14 +106,14 @@ class Algorithm:
 
     @property
     def asks_all(self) -> bool:
-        """True if the server asks clients that have not trained yet, or needs all of them from the first
-        round. Then no client can join later."""
+        """Return True if the server asks clients that have not trained yet, or needs all of them from the
+        first round. Then no client can join later."""
         return False
 
     @property
     def static_step(self) -> bool:
-        """True if every step of a turn runs the same operations on the same tensors without waiting for the
-        device: a CUDA graph can then replay it. A class that overrides ``regularize``, ``loss``,
+        """Return True if every step of a turn runs the same operations on the same tensors without waiting
+        for the device: a CUDA graph can then replay it. A class that overrides ``regularize``, ``loss``,
             ``before_step`` or ``after_batch`` must set it, or its steps are not replayed. A replay uses the
         Python values of the recording, such as ``work.step``; tensors of ``work.memory`` must change in
         place, and torch's generator on the device must draw the random numbers."""
@@ -196,7 +196,7 @@ class Algorithm:
         return Message(tensors, expects=expected_like(tensors))
 
     def rejection(self, message: Message, reply: Reply) -> str | None:
-        """Return a reason to reject an update that has all expected tensors; None: it is sound."""
+        """Return a reason to reject an update that has all expected tensors; None: it is valid."""
         return None
 
     def weight(self, update: Reply) -> float:
@@ -208,7 +208,7 @@ class Algorithm:
         return {name: WeightedMean(state.tensors[name]) for name in ("values", "buffers")}
 
     def add(self, state: State, averages: dict[str, Mean], update: Reply) -> None:
-        """Add a sound update to the averages. Clone tensors that are kept: they may belong to the engine.
+        """Add a valid update to the averages. Clone tensors that are kept: they may belong to the engine.
 
         Raises:
             ValueError: there is an average of a tensor that the clients do not send.
@@ -383,7 +383,7 @@ def register(name: str, algorithm: A | None = None) -> A | Callable[[A], A]:
 
     Raises:
         ValueError: another class has that name.
-        TypeError: not a subclass of :class:`Algorithm`, or a name that is no text.
+        TypeError: not a subclass of :class:`Algorithm`, or a name that is not text.
     """
     enter: Callable[[A], A] = ALGORITHMS.decorator(name)
     return enter if algorithm is None else enter(algorithm)

@@ -74,7 +74,7 @@ class Context:
     examples: Mapping[str, int] = field(default_factory=dict)
     """training images of each client, as its silo reported them; empty in the process of a silo, which knows
     its own only"""
-    home: bool = False
+    clients_keep_states: bool = False
     """whether clients keep their private states themselves"""
     inputs: Inputs = IMAGES
     """the kind of the inputs"""

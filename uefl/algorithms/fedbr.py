@@ -80,7 +80,7 @@ class FedBR(Algorithm):
 
     @property
     def asks_all(self) -> bool:
-        """True: all clients make their mean images before the first round."""
+        """Return True: all clients make their mean images before the first round."""
         return True
 
     def check(self, federation: Federation, arm: str, net: nn.Module) -> None:

@@ -74,7 +74,7 @@ class FedCR(GaussianFeatures):
 
     @property
     def asks_all(self) -> bool:
-        """True: all clients send the Gaussians of their classes."""
+        """Return True: all clients send the Gaussians of their classes."""
         return True
 
     def is_private(self, name: str, owner: nn.Module) -> bool:

@@ -106,12 +106,12 @@ class FedGate(Algorithm):
 
     @property
     def only_the_model(self) -> bool:
-        """False: the own layers are no part of the mean."""
+        """Return False: the own layers are not part of the mean."""
         return False
 
     @property
     def static_step(self) -> bool:
-        """True: every step runs the same operations."""
+        """Return True: every step runs the same operations."""
         return True
 
     @torch.no_grad()

@@ -42,7 +42,7 @@ class Scaffold(Algorithm):
 
     @property
     def plain_means(self) -> bool:
-        """True: the changes of c_k are averaged in the same way as the model."""
+        """Return True: the changes of c_k are averaged in the same way as the model."""
         return True
 
     def server_state(self, values: torch.Tensor, buffers: torch.Tensor, net: torch.nn.Module) -> State:

@@ -60,7 +60,7 @@ class TPT(Algorithm):
 
     @property
     def asks_all(self) -> bool:
-        """True: every client is measured at the start of an iteration."""
+        """Return True: every client is measured at the start of an iteration."""
         return True
 
     def check(self, federation: Federation, arm: str, net: nn.Module) -> None:

@@ -42,7 +42,7 @@ class PublishedUEFL(CodebookAlgorithm):
 
     @property
     def asks_all(self) -> bool:
-        """True: the server keeps a codebook of every client from the start."""
+        """Return True: the server keeps a codebook of every client from the start."""
         return True
 
     def rounds(self, iteration: int) -> int | None:

@@ -16,7 +16,7 @@ def fresh(algorithm: Algorithm, client: str, device: torch.device) -> dict[str, 
     """Create the tensors of :meth:`~uefl.Algorithm.client_state`; the result depends on seed and client only.
 
     Raises:
-        TypeError: one of them is no tensor.
+        TypeError: one of them is not a tensor.
     """
     with seeded(device, algorithm.context.seed, "server", "client_state", client):
         state = algorithm.client_state(client)

@@ -156,7 +156,8 @@ class Work:
 
     @property
     def values(self) -> torch.Tensor:
-        """``[P]`` all parameters of the network, flat; detached, and changed by every step."""
+        """Return all parameters of the network as one flat tensor ``[P]``; detached, and changed by every
+        step."""
         return self.workspace.flat.values.detach()
 
     @property
@@ -166,18 +167,18 @@ class Work:
 
     @property
     def passes(self) -> int:
-        """Forward passes with dropout on that a prediction takes; 0: dropout is off."""
+        """Return the number of forward passes with dropout on in a prediction; 0: dropout is off."""
         run = self.workspace.context.run
         return 0 if run.uncertainty == "ensemble" else run.passes
 
     @property
     def amp(self) -> Callable[[], AbstractContextManager[None]]:
-        """Makes the autocast context of a forward pass."""
+        """Return a function that makes the autocast context of a forward pass."""
         return self.workspace.amp
 
     @property
     def examples(self) -> int:
-        """Training images of the client."""
+        """Return the number of training images of the client."""
         return len(self.train.labels)
 
     @property

@@ -135,7 +135,7 @@ class Workspace:
 
     @property
     def example(self) -> torch.Tensor:
-        """One input of the network: noise, normalized."""
+        """Return one input of the network: noise, normalized."""
         return self.normalize(self._noise)
 
     def normalize(self, images: torch.Tensor) -> torch.Tensor:

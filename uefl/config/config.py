@@ -121,7 +121,7 @@ def arms(table: Any) -> dict[str, Arm]:
     """Return the arms of a table ``{name: {"algorithm": ..., parameter: ...}}``.
 
     Raises:
-        UserError: a name that is no file name, an unknown algorithm or parameter, a value out of range; no
+        UserError: a name that is not a file name, an unknown algorithm or parameter, a value out of range; no
             arm; arms of two kinds.
     """
     from ..algorithms.base import find, registry

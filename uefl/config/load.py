@@ -119,10 +119,12 @@ def load_whole(path: Path) -> Config:
     """Read the configuration of a run folder, which names every section.
 
     Raises:
-        UserError: a file that cannot be read, is cut off, or is of another version.
+        UserError: a file that cannot be read, is cut off, or comes from another version.
     """
     table = _read(str(path))
-    advice = "It was changed, is cut off, or is of another version of uefl; restore it, or start a new run"
+    advice = (
+        "It was changed, is cut off, or comes from another version of uefl; restore it, or start a new run"
+    )
     missing = [name for name in (*SECTIONS, "arms") if name not in table]
     if missing:
         raise UserError(f"{path} lacks the section [{missing[0]}]. {advice}")
@@ -154,7 +156,7 @@ def _put(table: dict[str, Any], key: str, value: Any, places_of: dict[str, Any] 
         for part in path:
             inner = inner.setdefault(part, {})
             if not isinstance(inner, dict):
-                raise UserError(f"--set {key}: {part!r} is no table")
+                raise UserError(f"--set {key}: {part!r} is not a table")
         if last == "scheme" and inner.get("scheme", value) != value:
             inner.clear()  # keys of the old scheme do not belong to the new one
         inner[last] = value

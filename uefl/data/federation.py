@@ -67,7 +67,7 @@ class SetData:
 
     @property
     def sizes(self) -> torch.Tensor:
-        """``[M]`` int64, images of each set."""
+        """Return the number of images of each set, ``[M]`` int64."""
         return self.sets.bincount(minlength=len(self.priors))
 
 

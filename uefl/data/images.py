@@ -190,7 +190,7 @@ def on_files(paths: Sequence[Path]) -> ImageList:
     """List image files at any place, under the names that are given; see :func:`from_files`.
 
     Raises:
-        UserError: a path that is no file; or as of :func:`from_files`.
+        UserError: a path that is not a file; or as of :func:`from_files`.
     """
     for path in paths:
         check_file(path, "the image", "expected an image file")
@@ -202,7 +202,7 @@ def from_files(place: str, files: Sequence[File]) -> ImageList:
     :mod:`uefl.data.pixels`.
 
     Raises:
-        DamagedImages: files that are no images, or have values of no known range. A file with a good header
+        DamagedImages: files that are not images, or have values of no known range. A file with a good header
             that is damaged behind it is found when it is read, or here, where another file has no good
             header.
     """
@@ -253,7 +253,7 @@ class DamagedImages(UserError):
     def __init__(self) -> None:
         super().__init__()
         self.found: dict[str, str] = {}
-        """by path, why it cannot be read"""
+        """for each damaged file, by path, why it cannot be read"""
 
     def __str__(self) -> str:
         """Name the files."""
@@ -268,7 +268,7 @@ class DamagedImages(UserError):
 
     @contextmanager
     def noted(self, place: str, file: File) -> Iterator[None]:
-        """Note a file that cannot be read, and go on."""
+        """Note a file that cannot be read, and continue."""
         try:
             yield
         except _UNREADABLE as error:
@@ -281,32 +281,32 @@ class DamagedImages(UserError):
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
-        """Note the files that a whole read could not read, and go on."""
+        """Note all files that the block could not read, and continue."""
         try:
             yield
         except DamagedImages as error:
             self.found |= error.found
 
     def names(self, place: str, file: File) -> bool:
-        """Return True if a file is among them."""
+        """Return True if a file was noted."""
         return str(Path(place) / file.name) in self.found
 
     def check(self) -> None:
-        """Raise where there is one."""
+        """Raise this error if a file was noted."""
         if self.found:
             raise self
 
 
 @cache
 def _formats() -> list[str]:
-    """Return the formats that Pillow itself reads: it starts Ghostscript for EPS, which is a program."""
+    """Return the formats that Pillow reads itself: for EPS it starts another program, Ghostscript."""
     Image.init()
     return [name for name in Image.ID if name != "EPS"]
 
 
 @contextmanager
 def _opened(file: BinaryIO) -> Iterator[Image.Image]:
-    """Open a file with Pillow, without its warning about large images, which names no file."""
+    """Open a file with Pillow, without the warning about large images, because it does not name the file."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         image = Image.open(file, formats=_formats())

@@ -119,7 +119,7 @@ def _notes(
 
 
 def trained_on(data: LabeledData) -> list[torch.Tensor]:
-    """Return the images that the mean and the deviation of a client are of: training images and holdout."""
+    """Return the images for the mean and the deviation of a client: training images and holdout."""
     return [data.train.images] if data.holdout is data.test else [data.train.images, data.holdout.images]
 
 

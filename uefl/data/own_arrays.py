@@ -24,7 +24,7 @@ from .vectors import Vectors, is_frame, joined, of_array
 Part = Any
 """A :class:`Split`, a pair of images and labels, or a torch ``Dataset`` of such pairs."""
 Labels = torch.Tensor | list[str]
-_MANY = 10_000  # labels that are no numbers of classes, such as dates, make many empty classes
+_MANY = 10_000  # labels that are not numbers of classes, such as dates, make many empty classes
 """``[N]`` int64, or names of classes."""
 
 
@@ -45,7 +45,7 @@ def from_arrays(
     a list. A Dataset yields pairs of an image (a tensor or array of one image, or a PIL image) and a label.
     It is read once, here, so that random changes in it are drawn once.
 
-    Data that are no images: floats ``[N, F]``, or a pandas DataFrame, are the columns of a table. Integers
+    Data that are not images: floats ``[N, F]``, or a pandas DataFrame, are the columns of a table. Integers
     ``[N, L]`` are sequences of tokens, with 0 as padding. A Dataset yields them with one axis less.
 
     Args:
@@ -130,7 +130,7 @@ def _numbered(
         known = classes or tuple(sorted(set(texts)))
         unknown = sorted(set(texts) - set(known))
         if unknown:
-            raise UserError(f"label {unknown[0]!r} is no class; expected one of {', '.join(known)}")
+            raise UserError(f"label {unknown[0]!r} is not a class; expected one of {', '.join(known)}")
         place = {name: i for i, name in enumerate(known)}
         return np.array([place[text] for text in texts], np.int64), known
     everything = torch.cat(integers).numpy()

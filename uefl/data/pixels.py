@@ -192,8 +192,8 @@ def as_labels(labels: Any, count: int, where: str) -> torch.Tensor:
     sequence of integers.
 
     Raises:
-        UserError: a label that is no integer (a float, a bool, a text), that is negative, or another number
-            of them.
+        UserError: a label that is not an integer (a float, a bool, a text), that is negative, or another
+            number of them.
     """
     expected = f"{where}: expected labels as {count} integers"
     if isinstance(labels, (list, tuple)):  # an array made of them would hide a bool among the integers
@@ -227,7 +227,7 @@ def as_label(label: Any, where: str) -> int:
     """Return one label of a Dataset.
 
     Raises:
-        UserError: it is no integer.
+        UserError: it is not an integer.
     """
     if isinstance(label, torch.Tensor) and label.ndim == 0:
         label = label.detach().cpu().numpy()

@@ -173,7 +173,7 @@ def check_priors(
         names: other names of the sets, for the messages; may be empty.
 
     Raises:
-        InvalidPriors: the priors are no such matrix; the message names client and set.
+        InvalidPriors: the priors are not such a matrix; the message names client and set.
     """
     priors = np.asarray(priors, dtype=np.float64)
     if priors.ndim != 2 or priors.shape[1] != classes:
@@ -222,7 +222,7 @@ def _set(m: int, names: Sequence[str]) -> str:
 
 
 def check_targets(client: str, sets: npt.NDArray[np.generic], count: int) -> None:
-    """Refuse sets ``[n]`` of images that are no whole numbers in [0, count).
+    """Refuse sets ``[n]`` of images that are not whole numbers in [0, count).
 
     Raises:
         InvalidPriors: the first of them.

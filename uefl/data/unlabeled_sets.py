@@ -46,7 +46,7 @@ class LabeledRows:
         return LabeledRows(self.images, self.rows[positions], self.labels[positions])
 
     def load(self, prepare: Preparation | NoPreparation) -> Split:
-        """Read them."""
+        """Read the images and their labels."""
         return Split(prepare(self.images, self.rows), torch.from_numpy(self.labels))
 
 
@@ -69,7 +69,7 @@ class ClientSets:
 
     @property
     def count(self) -> int:
-        """Number of sets."""
+        """Return the number of sets."""
         return int(self.sets.max(initial=-1)) + 1 if self.priors is None else len(self.priors)
 
 
@@ -313,10 +313,10 @@ def doubts_of_all(coverages: Sequence[PriorCoverage], classes: tuple[str, ...]) 
 
 
 def check_doubts(doubts: list[str], *, strict: bool) -> list[str]:
-    """Return the same doubts.
+    """Return the doubts, or raise an error for them.
 
     Raises:
-        InvalidPriors: there are some, and ``strict`` is set.
+        InvalidPriors: there are doubts, and ``strict`` is set.
     """
     if doubts and strict:
         raise InvalidPriors(f"{doubts[0]} (strict = true; {len(doubts)} such findings)")

@@ -1,4 +1,4 @@
-"""Inputs that are no images: the columns of a table, and sequences of tokens.
+"""Inputs that are not images: the columns of a table, and sequences of tokens.
 
 A table of numbers becomes float64 ``[N, F]``, so that large numbers such as times keep their digits until
 they are standardized. Sequences become int64 ``[N, L]``, with 0 as padding.
@@ -43,7 +43,7 @@ class Vectors:
 
     @property
     def count(self) -> int:
-        """Number of inputs."""
+        """Return the number of inputs."""
         return len(self.values)
 
     def content(self, rows: Rows) -> Iterator[bytes]:

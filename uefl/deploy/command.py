@@ -128,7 +128,7 @@ def _check_key(path: Path, strict: bool) -> None:
     except (ValueError, UnsupportedAlgorithm):
         raise UserError(f"--key: {path} is not {made}") from None
     if not isinstance(key, EllipticCurvePrivateKey):
-        raise UserError(f"--key: {path} is no key of an elliptic curve; expected {made}")
+        raise UserError(f"--key: {path} is not a key of an elliptic curve; expected {made}")
     check_private(path, "--key", strict, logging.getLogger("uefl").warning)
 
 

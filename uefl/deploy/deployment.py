@@ -42,7 +42,7 @@ class Deployment:
             link, the members, and the facts to store.
         threads: CPU threads of every client; 0: each client decides.
         told: the part of the configuration that a client gets.
-        home: whether clients keep their private states themselves.
+        clients_keep_states: whether clients keep their private states themselves.
     """
 
     def __init__(
@@ -50,9 +50,14 @@ class Deployment:
         join: Callable[[Config, Path | None, Silos], Joined],
         threads: Callable[[], int],
         told: Callable[[Config], Config] = lambda cfg: cfg,
-        home: bool = False,
+        clients_keep_states: bool = False,
     ) -> None:
-        self._join, self._threads, self._told, self.home = join, threads, told, home
+        self._join, self._threads, self._told, self.clients_keep_states = (
+            join,
+            threads,
+            told,
+            clients_keep_states,
+        )
         self.silos: Silos = {}
 
     def federation(self, cfg: Config, data_root: Path | None, known: Silos) -> Federation:
@@ -161,7 +166,7 @@ def joined(
                 raise UserError(str(error)) from None
             return gather(cfg, link, address, silos, patience, notice, known)
 
-        yield Deployment(join, lambda: 0, without_files, home=True)
+        yield Deployment(join, lambda: 0, without_files, clients_keep_states=True)
 
 
 def _too_few(together: list[str], wanted: str, refused: list[str]) -> UserError:

@@ -85,7 +85,7 @@ def _with_silos(link: Link, silos: int, patience: float, notice: Notice) -> Depl
         keys = any(node.key for node in link.nodes())
         return gather(cfg, link, Address(_PLACE, insecure=not keys), silos, patience, notice, known)
 
-    return Deployment(join, lambda: 0, without_files, home=True)
+    return Deployment(join, lambda: 0, without_files, clients_keep_states=True)
 
 
 def _simulated(link: Link) -> Deployment:

@@ -177,6 +177,6 @@ def _read(path: Path) -> dict[float, int]:
         raise UserError(f"--spent: {path} cannot be read ({error.strerror})") from None
     except (ValueError, KeyError, TypeError, AttributeError):
         raise UserError(
-            f"--spent: {path} is no count of updates, or damaged; restore it, or name another file"
+            f"--spent: {path} is not a count of updates, or damaged; restore it, or name another file"
         ) from None
     return updates

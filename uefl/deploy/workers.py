@@ -86,7 +86,7 @@ class Workers:
         self._count, self._device, self._notice = count, device, notice
         self._processes, self._stack, self._module = processes, stack, module
         self._workers: WorkerPool | None = None
-        self.home = False
+        self.clients_keep_states = False
         self.silos: Silos = {}
 
     def federation(self, cfg: Config, data_root: Path | None, known: Silos) -> Federation:

@@ -15,7 +15,7 @@ Header = dict[str, Any]
 Tensors = dict[str, torch.Tensor]
 
 _PLAIN = ("client", "examples", "metrics", "error", "training", "states")
-"""fields of a reply that are no tensors"""
+"""fields of a reply that are not tensors"""
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in layout.SIZES}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -47,7 +47,7 @@ def message_of(packet: Packet) -> Message:
     """Undo :func:`packed_message`.
 
     Raises:
-        Unreadable: it is no message.
+        Unreadable: it is not a message.
     """
     header, parts = packet
     try:
@@ -129,7 +129,7 @@ def decode(frame: bytearray) -> Packet:
     """Undo :func:`encode`; the tensors share the memory of the frame.
 
     Raises:
-        Unreadable: the bytes are no packet.
+        Unreadable: the bytes are not a packet.
     """
     try:
         header = json.loads(layout.text_of(frame))

@@ -31,7 +31,7 @@ _WORDS = {
 
 
 def describe(code: str) -> str:
-    """Translate a code for a person; no text of a client is ever shown."""
+    """Return the description of an error code. It contains no text of the client."""
     return (
         f"{_WORDS.get(code, 'it reports an unknown fault')} (fault {code if code in _WORDS else 'unknown'};"
         " its own log says more)"

@@ -509,12 +509,12 @@ def load(path: str | Path, network: Callable[[], nn.Module] | None = None) -> Sa
     try:
         with safe_open(str(path), "pt") as file:
             metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is no mapping
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is not a mapping
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path} cannot be read: {error}") from None
     if _FORMAT not in metadata:
         raise UserError(
-            f"{path} is no model of this version of uefl (expected {_FORMAT!r}, found"
+            f"{path} is not a model of this version of uefl (expected {_FORMAT!r}, found"
             f" {', '.join(metadata) or 'nothing'})"
         )
     try:
@@ -523,7 +523,7 @@ def load(path: str | Path, network: Callable[[], nn.Module] | None = None) -> Sa
             return _model(about, tensors, network)
     except (UserError, json.JSONDecodeError) as error:
         raise UserError(
-            f"{path}: {error}. The file was changed, or is of another version of uefl; restore it"
+            f"{path}: {error}. The file was changed, or comes from another version of uefl; restore it"
         ) from None
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise UserError(

@@ -87,7 +87,7 @@ class RunFolder:
 
     @cached_property
     def labels(self) -> dict[str, str]:
-        """Short names of the clients for tables."""
+        """Return short names of the clients for tables."""
         return labels(dict.fromkeys([*(r["client"] for r in self.records), *self.clients]))
 
     @property
@@ -139,7 +139,7 @@ class RunFolder:
 
     @property
     def on_sets(self) -> bool:
-        """True if the arms learn from unlabeled sets."""
+        """Return True if the arms learn from unlabeled sets."""
         return self.config.kind == "sets"
 
     def series(self, arm: str, key: str) -> npt.NDArray[np.float64]:

@@ -66,7 +66,7 @@ def metrics_rejection(reply: Reply, classes: int, columns: Collection[str] = ())
     for key in sorted(reply.metrics.keys() & RESERVED.union(columns)):
         value, length = reply.metrics[key], lengths.get(key)
         if length is not None and not (isinstance(value, list) and len(value) == length):
-            return f"its {key} is no list of {length} numbers"
+            return f"its {key} is not a list of {length} numbers"
         if isinstance(value, list) and length is not None and min(value, default=0) < 0:
             return f"its {key} has a number below 0"
         if length is None and isinstance(value, list):
@@ -173,7 +173,7 @@ def check_course(
     return first
 
 
-def written(state: State) -> State:
+def through_json(state: State) -> State:
     """Convert the plain values to JSON and back, so that their types do not depend on a checkpoint.
 
     Raises:

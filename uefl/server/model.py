@@ -22,7 +22,7 @@ from ..errors import RunError
 from ..lazy import Lazy
 from ..privacy import Privacy
 from ..seeds import seeded
-from .checks import blame, written
+from .checks import blame, through_json
 from .private import PrivateStates, StateFiles, Tensors
 from .teacher import Teacher
 from .turn import Turn
@@ -39,13 +39,23 @@ class ServerModel:
         workspace: has the algorithm and creates the initial weights.
         seed: of the initial weights and of every draw.
         have_trained: clients with an accepted update; the server loop adds to it.
-        home: whether each client stores its own private state. The server then knows only the state's name.
+        clients_keep_states: whether each client stores its own private state. The server then knows only the
+        state's name.
     """
 
     def __init__(
-        self, workspace: Workspace, seed: int, files: StateFiles, have_trained: set[str], home: bool
+        self,
+        workspace: Workspace,
+        seed: int,
+        files: StateFiles,
+        have_trained: set[str],
+        clients_keep_states: bool,
     ) -> None:
-        self._workspace, self._device, self._home = workspace, workspace.device, home
+        self._workspace, self._device, self._clients_keep_states = (
+            workspace,
+            workspace.device,
+            clients_keep_states,
+        )
         self._have_trained = have_trained
         self.algorithm = workspace.algorithm.bound(replace(workspace.context, seed=seed))
         self._known = frozenset(workspace.context.clients)
@@ -54,7 +64,7 @@ class ServerModel:
         with seeded(self._device, seed, "server", 0, 0, "server_state"):
             self.state = self.algorithm.server_state(shared["values"], shared["buffers"], workspace.net)
         self.state.tensors = {name: tensor.to(self._device) for name, tensor in self.state.tensors.items()}
-        written(self.state)
+        through_json(self.state)
         self.private = PrivateStates(files, workspace.context.clients, start, self._fresh, self._device)
         self.turn: Turn
 
@@ -96,18 +106,18 @@ class ServerModel:
     def address(self, client: str) -> dict[str, Any]:
         """Return the options that every message has."""
         options = {"seed": self.algorithm.context.seed, "round": self.turn.round}
-        return options | ({"state": self.private.named.get(client, "")} if self._home else {})
+        return options | ({"state": self.private.named.get(client, "")} if self._clients_keep_states else {})
 
     def private_state(self, client: str, reference: Tensors) -> Tensors:
         """Return the state to send: the client's own, or a new one for a client that is only measured."""
-        if self._home:
+        if self._clients_keep_states:
             return {}
         if client in self._known:
             return self.private[client]
         return self.private.fresh(client) | (reference or self.private.start)
 
     def rejection(self, message: Message, reply: Reply) -> str | None:
-        """Return why an update must not be averaged; None: it is sound."""
+        """Return why an update must not be averaged; None: it is valid."""
         return (
             rejection(reply, message, self.algorithm.context.run.max_update_norm)
             or self._fault(message, reply)
@@ -140,13 +150,13 @@ class ServerModel:
         self._averages = rule.averages(self.algorithm, self.state)
 
     def add(self, rule: Rule | Privacy, reply: Reply) -> None:
-        """Add a sound update, and keep the client's private state."""
+        """Add a valid update, and keep the client's private state."""
         rule.add(self.algorithm, self.state, self._averages, replace(reply, private={}))
         self.keep(reply)
 
     def keep(self, reply: Reply) -> None:
         """Keep the private state of a client, or its name."""
-        if not self._home:
+        if not self._clients_keep_states:
             self.private.put(reply.client, reply.private)
         elif reply.states[0]:
             self.private.named[reply.client] = reply.states[0]
@@ -200,7 +210,9 @@ class ServerModel:
         model = {name: self.state.tensors[name] for name in ("values", "buffers")}
         trained = sorted(self._have_trained)
         reference = (
-            dict(self.private.start) if self._home else self.private.reference(self.algorithm, trained)
+            dict(self.private.start)
+            if self._clients_keep_states
+            else self.private.reference(self.algorithm, trained)
         )
         own = partial(self._own, workspace, workspace.private_names(), model, reference)
         return workspace.named(model, reference), Lazy(self.private, own)
@@ -210,7 +222,7 @@ class ServerModel:
     ) -> Tensors:
         """Return the tensors of one client in the saved model."""
         tensors = self.algorithm.client_tensors(self.state, client)
-        if self._home:
+        if self._clients_keep_states:
             return tensors
         parts = self.private[client]
         if client not in self._have_trained:

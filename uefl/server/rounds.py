@@ -28,7 +28,7 @@ from ..engines.base import Engine, Message, Reply, join, member, split
 from ..engines.bounds import size_rejection
 from ..lazy import Lazy
 from ..privacy import Privacy
-from .checks import check_course, check_quorum, metrics_rejection, not_finite, printable, written
+from .checks import check_course, check_quorum, metrics_rejection, not_finite, printable, through_json
 from .model import ServerModel, named_states, silent
 from .participants import Participants
 from .private import StateFiles, Tensors
@@ -48,7 +48,8 @@ class ServerLoop:
         engine: carries messages to all clients, also to clients that are only measured.
         folder: of the private states of the clients; it contains nothing else.
         teacher: has the server's images; None: there are none.
-        home: whether clients store their own private states. The server then knows only the names.
+        clients_keep_states: whether clients store their own private states. The server then knows only the
+        names.
     """
 
     def __init__(
@@ -61,15 +62,22 @@ class ServerLoop:
         teacher: Teacher | None = None,
         notice: Callable[[str], None] = silent,
         privacy: Privacy | None = None,
-        home: bool = False,
+        clients_keep_states: bool = False,
     ) -> None:
         self.name, self.engine, self.teacher, self.notice = name, engine, teacher, notice
-        self.context, self.privacy, self._home = workspace.context, privacy, home
+        self.context, self.privacy, self._clients_keep_states = (
+            workspace.context,
+            privacy,
+            clients_keep_states,
+        )
         self.run, self._device = workspace.context.run, workspace.device
         self.files = StateFiles(folder)
         self._known = frozenset(self.context.clients)
         self._have_trained: set[str] = set()
-        self.members = [ServerModel(workspace, seed, self.files, self._have_trained, home) for seed in seeds]
+        self.members = [
+            ServerModel(workspace, seed, self.files, self._have_trained, clients_keep_states)
+            for seed in seeds
+        ]
         self.algorithm = self.members[0].algorithm
         clients, seed = self.context.clients, self.context.seed
         central = privacy if privacy is not None and privacy.central else None
@@ -113,7 +121,7 @@ class ServerLoop:
         """Run one turn and return the metrics of the round before it; none at the start of an iteration.
 
         Raises:
-            RunError: fewer sound replies than the quorum, or a model that has diverged.
+            RunError: fewer valid replies than the quorum, or a model that has diverged.
         """
         measure = self.trained > 0
         spent = self.privacy is not None and not self.privacy.affords(
@@ -137,7 +145,7 @@ class ServerLoop:
             self.trained += 1
             self.round += 1
         for each in self.members:
-            written(each.state)
+            through_json(each.state)
         return records
 
     def exchange(self, *, measure: bool, train: bool) -> list[Record]:
@@ -190,7 +198,7 @@ class ServerLoop:
             records.sort(key=lambda record: record["client"])
             self.first_loss = check_course(records, self.last.values(), self.first_loss, self.round)
         if trains:
-            check(len(trained), len(participants), "sent a sound update")
+            check(len(trained), len(participants), "sent a valid update")
             for each in self.members:
                 each.aggregate(self._rule, self.name, magnitudes, predict=self.privacy is None)
         if train:
@@ -231,7 +239,7 @@ class ServerLoop:
                 yield Reply(client, error=self._reject(client, reason))
                 continue
             if client in self._known:
-                before = {} if self._home else each.private[client]
+                before = {} if self._clients_keep_states else each.private[client]
                 each.keep(reply)
                 if any(
                     name not in before or not torch.equal(before[name], tensor)
@@ -261,7 +269,7 @@ class ServerLoop:
         ]
 
     def _rejection(self, reply: Reply, message: Message) -> str | None:
-        """Return why an update is rejected; None: the update of every member is sound.
+        """Return why an update is rejected; None: the update of every member is valid.
 
         All members average the same clients.
         """
@@ -281,7 +289,7 @@ class ServerLoop:
         return not_finite(reply.training)
 
     def _names_states(self, reply: Reply, members: int) -> bool:
-        return not self._home or named_states(reply, members)
+        return not self._clients_keep_states or named_states(reply, members)
 
     def _reject(self, client: str, reason: str, measured: bool = False) -> str:
         """Count a rejected reply and tell the user; return the reason in printable characters.
@@ -351,5 +359,7 @@ class ServerLoop:
     def named_files(self) -> set[str]:
         """Return the files of private states that :meth:`state` names."""
         return (
-            set() if self._home else {name for each in self.members for name in each.private.named.values()}
+            set()
+            if self._clients_keep_states
+            else {name for each in self.members for name in each.private.named.values()}
         )

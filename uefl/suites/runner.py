@@ -47,8 +47,8 @@ def run(
     ended: Callable[[JobResult], None],
     report: Callable[[dict[Job, int]], None],
 ) -> None:
-    """Run all jobs that are not finished, in their order. Ctrl-C stops all of them; each goes on from its
-    last round when called again.
+    """Run all jobs that are not finished, in their order. Ctrl-C stops all of them; the next call continues
+    each job from its last round.
 
     Args:
         jobs: see :func:`uefl.suites.suite.jobs`; one for each folder, after :func:`check_configurations`.

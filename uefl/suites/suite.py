@@ -21,7 +21,7 @@ A file ``NAME.toml`` begins with a comment line about its purpose, and holds:
 A run has one arm and one seed, so that arms and seeds can go on side by side, and an arm that is added later
 takes no other one again.
 
-The suites of the papers are no part of the package: they lie in ``reproduction/`` of the repository.
+The suites of the papers are not part of the package: they lie in ``reproduction/`` of the repository.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ class Suite(_Table):
         """Return the configuration of every case, with all its arms.
 
         Raises:
-            UserError: a case that is no configuration, the message names it; an arm to compare with that no
-                case has.
+            UserError: a case that is not a configuration, the message names it; an arm to compare with that
+                no case has.
         """
         made = {}
         for name, case in self.cases.items():
@@ -210,7 +210,7 @@ def load(name: str) -> Suite:
     """Read a suite by its name, or a ``.toml`` file by its path.
 
     Raises:
-        UserError: no such suite or file, or it is no suite.
+        UserError: no such suite or file, or it is not a suite.
     """
     path = Path(name)
     if path.suffix != ".toml":

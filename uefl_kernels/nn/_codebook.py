@@ -289,8 +289,8 @@ class Codebook(ConstantBuffers, Float32Module):
             ema: overrides ``ema_update``.
         """
         counts, sums = counts.view_as(self.counts), sums.view_as(self.embed)
-        unsound = sums.isnan().any(-1)
-        counts, sums = counts.masked_fill(unsound, 0), sums.masked_fill(unsound.unsqueeze(-1), 0)
+        invalid = sums.isnan().any(-1)
+        counts, sums = counts.masked_fill(invalid, 0), sums.masked_fill(invalid.unsqueeze(-1), 0)
         if self._affine_param:  # sums of the rows, mapped to where the codewords are
             size = counts.unsqueeze(-1)
             sums = (sums - size * self.batch_mean) * self._ratio() + size * self.codebook_mean
@@ -495,7 +495,8 @@ class Codebook(ConstantBuffers, Float32Module):
 
     @property
     def waiting(self) -> bool:
-        """True while the codebook waits for k-means of its first batch, as the buffer ``initted`` records.
+        """Return True while the codebook waits for k-means of its first batch, as the buffer ``initted``
+        records.
 
         In a graph and on fake tensors the host cannot read the buffer. The property is then True unless the
         host has read True from this buffer before, and :meth:`initialize` skips a codebook that is

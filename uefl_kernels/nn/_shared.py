@@ -24,7 +24,7 @@ _INDICES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torc
 
 
 def counts(layer: str, **values: Any) -> tuple[int, ...]:
-    """Return the values as ints; raise ValueError for one that is no int of at least 1."""
+    """Return the values as ints; raise ValueError for one that is not an int of at least 1."""
     for name, value in values.items():
         if not is_count(value):
             raise ValueError(f"{layer}: {name} is {value!r}, expected an int of at least 1")
@@ -32,7 +32,7 @@ def counts(layer: str, **values: Any) -> tuple[int, ...]:
 
 
 def numbers(layer: str, most: float | None, **values: Any) -> None:
-    """Raise ValueError for a value that is no finite number of at least 0, or not from 0 to ``most``."""
+    """Raise ValueError for a value that is not a finite number of at least 0, or not from 0 to ``most``."""
     for name, value in values.items():
         number = float(value) if isinstance(value, Real) else -1.0
         if not 0 <= number <= (float("inf") if most is None else most) or number == float("inf"):
@@ -257,7 +257,7 @@ def project(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 
 class ConstantBuffers(nn.Module):
-    """A module with buffers whose first values follow from its arguments. They are no state: where they come
+    """A module with buffers whose first values follow from its arguments. They are not state: where they come
     from the meta device, as by ``to_empty``, they are made again.
 
     The module also knows the dtype that the model around it was cast to, which decoding gives to vectors.

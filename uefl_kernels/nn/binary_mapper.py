@@ -143,7 +143,7 @@ class BinaryMapper(ConstantBuffers):
         on_host = logits.device.type == "cpu" and not torch.compiler.is_compiling()
         readable = on_host and torch._C._functorch.peek_interpreter_stack() is None
         if readable and not deterministic and bool(prob.isnan().any()):
-            raise ValueError("BinaryMapper: logits hold NaN, which is no probability of a bit")
+            raise ValueError("BinaryMapper: logits hold NaN, which is not a probability of a bit")
         drawn = (prob > 0.5).long() if deterministic else prob.bernoulli().long()
         indices = (self.power_two * drawn).sum(-1)
         one_hot = F.one_hot(indices, self.num_codes).float()

@@ -476,7 +476,7 @@ class GroupedScalar(Coder):
 
     @property
     def codebooks(self) -> torch.Tensor:
-        """Codewords, ``[groups, Q, K, d]``."""
+        """Return the codewords, ``[groups, Q, K, d]``."""
         return torch.stack([rvq.codebooks for rvq in self._residuals])
 
     @property
@@ -500,7 +500,7 @@ class GroupedScalar(Coder):
 
     @property
     def _moved(self) -> bool:
-        """True if the channels of images go last for quantizers that expect them there."""
+        """Return True if the channels of images go last for quantizers that expect them there."""
         return self.accept_image_fmap and not getattr(self._residuals[0], "is_channel_first", False)
 
     def _joined(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:

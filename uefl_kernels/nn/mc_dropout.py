@@ -82,8 +82,8 @@ class MCDropout(nn.Module):
     Raises:
         TypeError: ``model`` is not a module; a dropout is reached by integers.
         ValueError: ``passes`` or ``max_rows`` below 1; ``class_dim`` is 0 or no integer; the model has no
-            dropout with p > 0, a rate is 1; ``insert`` is no rate in (0, 1), names no module or one that the
-            model does not call; also in a call, where the model was changed so. In a call with
+            dropout with p > 0, a rate is 1; ``insert`` is not a rate in (0, 1), names no module or one that
+            the model does not call; also in a call, where the model was changed so. In a call with
             ``consistent``: rows see each other, or a tensor does not have the batch first.
         RuntimeError: in a call, for a model that cannot be traced: no dropout is reached, or a module of
             ``insert`` is not called.
@@ -137,7 +137,7 @@ class MCDropout(nn.Module):
 
     @property
     def fused(self) -> bool:
-        """True when everything from the first dropout on runs in ``mc_dropout_mlp``."""
+        """Return True if everything from the first dropout on runs in ``mc_dropout_mlp``."""
         return self._parts is not None and self._parts.chain is not None
 
     def extra_repr(self) -> str:
@@ -187,7 +187,7 @@ class MCDropout(nn.Module):
         return values.movedim(-1, self.class_dim + passes if self.class_dim > 0 else self.class_dim)
 
     def _logits(self, output: Any) -> torch.Tensor:
-        """Move the classes last, and refuse outputs that are no logits of several classes."""
+        """Move the classes last, and refuse outputs that are not logits of several classes."""
         dims = output.dim() if isinstance(output, torch.Tensor) else 0
         if dims < 2 or not output.is_floating_point() or not -dims < self.class_dim < dims:
             got = list(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__

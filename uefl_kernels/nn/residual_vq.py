@@ -348,7 +348,7 @@ class ResidualVQ(ResidualQuantizer):
 
     @property
     def codebooks(self) -> torch.Tensor | tuple[torch.Tensor, ...]:
-        """Codewords, ``[Q, K, d]``, or a tuple of ``[K, d]`` where sizes differ."""
+        """Return the codewords, ``[Q, K, d]``, or a tuple of ``[K, d]`` where sizes differ."""
         books = tuple(layer.codebook for layer in self._quantizers)
         return torch.stack(books) if self.uniform_codebook_size else books
 
@@ -789,8 +789,8 @@ class GroupedResidualVQ(Coder):
 
     @property
     def codebooks(self) -> torch.Tensor | tuple[tuple[torch.Tensor, ...], ...]:
-        """Codewords, ``[groups, Q, K, d]``, or a tuple of ``[K, d]`` per group where the quantizers' sizes
-        differ."""
+        """Return the codewords, ``[groups, Q, K, d]``, or a tuple of ``[K, d]`` per group where the
+        quantizers' sizes differ."""
         books = tuple(tuple(rvq.codebooks) for rvq in self._residuals)
         return (
             torch.stack([torch.stack(group) for group in books])

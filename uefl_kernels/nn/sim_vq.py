@@ -87,7 +87,7 @@ class SimVQ(Coder):
 
     @property
     def codebook(self) -> torch.Tensor:
-        """Codewords, ``[K, dim]``."""
+        """Return the codewords, ``[K, dim]``."""
         with no_autocast(self.frozen_codebook.device):
             return project(self.code_transform, self.frozen_codebook)
 
@@ -194,7 +194,7 @@ class ResidualSimVQ(ResidualQuantizer):
 
     @property
     def codebooks(self) -> torch.Tensor:
-        """Codewords, ``[Q, K, dim]``."""
+        """Return the codewords, ``[Q, K, dim]``."""
         return torch.stack([layer.codebook for layer in self._quantizers])
 
     def get_codes_from_indices(self, indices: torch.Tensor) -> torch.Tensor:

@@ -347,12 +347,13 @@ class VectorQuantize(Coder):
 
     @property
     def ema_update(self) -> bool:
-        """True if moving averages make the codewords; ``_codebook.ema_update`` may be set."""
+        """Return True if moving averages make the codewords; ``_codebook.ema_update`` may be set."""
         return self._codebook.ema_update
 
     @property
     def orthogonal_reg_weight(self) -> float:
-        """Weight of the loss that keeps codewords apart; it needs codewords that are a parameter."""
+        """Return the weight of the loss that keeps codewords apart; it needs codewords that are a
+        parameter."""
         return self._orthogonal_reg_weight
 
     @orthogonal_reg_weight.setter
@@ -718,7 +719,7 @@ class VectorQuantize(Coder):
 
     @property
     def _pull(self) -> float:
-        """Factor of the gradient of codewords in the commitment loss; the input has factor 1."""
+        """Return the factor of the gradient of codewords in the commitment loss; the input has factor 1."""
         weight = self.codebook_loss_weight
         return 1.0 if weight is None else weight / self.commitment_weight
 
@@ -938,7 +939,7 @@ class VectorQuantize(Coder):
 
     @property
     def codebook(self) -> torch.Tensor:
-        """Codewords, ``[K, d]`` or ``[heads, K, d]``; setting them sets their averages."""
+        """Return the codewords, ``[K, d]`` or ``[heads, K, d]``; setting them sets their averages."""
         return self._codebook.embed if self.separate_codebook_per_head else self._codebook.embed[0]
 
     @codebook.setter
@@ -954,21 +955,21 @@ class VectorQuantize(Coder):
 
     @property
     def counts(self) -> torch.Tensor:
-        """Number of times that the last forward pass of this process chose each codeword, ``[K]`` or
-        ``[heads, K]``."""
+        """Return the number of times that the last forward pass of this process chose each codeword, ``[K]``
+        or ``[heads, K]``."""
         return self._codebook.counts if self.separate_codebook_per_head else self._codebook.counts[0]
 
     @property
     def perplexity(self) -> torch.Tensor:
-        """Exp of the entropy of ``counts``: 1 when one codeword takes all or the batch is empty, K when all
-        are used alike."""
+        """Return exp of the entropy of ``counts``: 1 when one codeword takes all or the batch is empty, K
+        when all are used alike."""
         share = self.counts.float() / self.counts.sum(-1, keepdim=True).clamp(min=1)
         entropy: torch.Tensor = torch.special.entr(share).sum(-1)
         return entropy.exp()
 
     @property
     def usage(self) -> torch.Tensor:
-        """Share of codewords that ``counts`` holds at least once, between 0 and 1."""
+        """Return the share of codewords that ``counts`` holds at least once, between 0 and 1."""
         return (self.counts > 0).float().mean(-1)
 
     def get_codes_from_indices(self, indices: torch.Tensor) -> torch.Tensor:

@@ -134,7 +134,7 @@ def test_a_silo_killed_in_its_third_round_resumes_bit_for_bit(algorithm, step, t
     cfg, found = settings(algorithm, **keys), []
     for name, processes in (("whole", ()), ("killed", ("silo-1",))):
         with silos(cfg, tmp_path / name, processes, step) as engine:
-            one = arm(cfg, federation(), lambda _, engine=engine: engine, home=True)[0]
+            one = arm(cfg, federation(), lambda _, engine=engine: engine, clients_keep_states=True)[0]
             records = repr(finish(one))
             names = [member.private.named for member in one.members]
             found.append((records, names, states(tmp_path / name)))
@@ -153,10 +153,10 @@ def test_reported_bytes_are_those_a_silo_reads_and_writes(algorithm, tmp_path):
     cfg = settings(algorithm, **keys)
     with silos(cfg, tmp_path) as engine:
         for _ in range(2):  # after which it imports no module any more
-            finish(arm(cfg, federation(), lambda _: engine, home=True)[0])
+            finish(arm(cfg, federation(), lambda _: engine, clients_keep_states=True)[0])
         engine.said.clear()
         before = {name: engine.programs[name].io() for name in NAMES}
-        records = finish(arm(cfg, federation(), lambda _: engine, home=True)[0])
+        records = finish(arm(cfg, federation(), lambda _: engine, clients_keep_states=True)[0])
         for name in NAMES:
             after = engine.programs[name].io()
             names = [reply.states[0] for reply in engine.said if reply.client == name]

@@ -76,7 +76,8 @@ class SetAlgorithm(Algorithm):
 
     @property
     def only_the_model(self) -> bool:
-        """True, as in the base class: ``end_iteration`` is overridden, but uses the server's images only."""
+        """Return True, as in the base class: ``end_iteration`` is overridden, but uses the server's images
+        only."""
         return self.plain_means
 
     def weight(self, update: Reply) -> float:

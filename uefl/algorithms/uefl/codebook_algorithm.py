@@ -69,7 +69,7 @@ class CodebookAlgorithm(Algorithm):
 
     @property
     def static_step(self) -> bool:
-        """False for moving averages: each step makes a new tensor."""
+        """Return False for moving averages: each step makes a new tensor."""
         return not self.quantizer.decay
 
     def build_model(self, spec: ModelSpec) -> torch.nn.Module:

@@ -59,7 +59,7 @@ class UEFL(CodebookAlgorithm):
         for name in sorted({*grouped, *self.context.clients}):
             if name not in self.context.clients or grouped[name] != 1:
                 what = (
-                    "it is no client"
+                    "it is not a client"
                     if name not in self.context.clients
                     else f"it is in {grouped[name]} of them"
                 )
@@ -124,10 +124,10 @@ class UEFL(CodebookAlgorithm):
 
     @property
     def kept_at_silos(self) -> bool:
-        """True if a client's own codewords stay at its silo. They travel if the server computes with them:
-        moving averages, revival, and k-means over several clients."""
+        """Return True if a client's own codewords stay at its silo. They travel if the server computes with
+        them: moving averages, revival, and k-means over several clients."""
         p = self.parameters
-        return self.context.home and not (p.ema_decay or p.revive_below or self.asks_all)
+        return self.context.clients_keep_states and not (p.ema_decay or p.revive_below or self.asks_all)
 
     def first_own_row(self, state: State, client: str) -> int:
         """Return the first row of a client's codebook that no other client shares."""
@@ -273,7 +273,7 @@ class UEFL(CodebookAlgorithm):
 
     @property
     def by_use(self) -> bool:
-        """True if codewords are weighted by their usage; moving averages contain it already."""
+        """Return True if codewords are weighted by their usage; moving averages contain it already."""
         return bool(self.parameters.usage_aware and not self.parameters.ema_decay)
 
     def weights(self, counts: torch.Tensor) -> torch.Tensor:
@@ -332,14 +332,14 @@ class UEFL(CodebookAlgorithm):
 
     @property
     def asks_all(self) -> bool:
-        """True if k-means pools the centers of clients."""
+        """Return True if k-means pools the centers of clients."""
         p = self.parameters
         return bool(p.codebook_after or p.reinit or p.ext_share == "group")
 
     @property
     def plain_means(self) -> bool:
-        """True if each block belongs to all clients or to one, codewords are not weighted by usage, and no
-        k-means pools centers."""
+        """Return True if each block belongs to all clients or to one, codewords are not weighted by usage,
+        and no k-means pools centers."""
         p = self.parameters
         return not (p.usage_aware or p.ema_decay or p.revive_below or self.asks_all)
 

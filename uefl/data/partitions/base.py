@@ -104,9 +104,9 @@ def checked(deal: object, scheme: str, count: int) -> Deal:
     """Return the deal of ``count`` labeled images after a check that all of it is valid.
 
     Raises:
-        TypeError: no deal, or rows that are no int64 arrays of NumPy.
-        ValueError: no clients; a row that is no image; an unseen client with training images or without test
-            images.
+        TypeError: no deal, or rows that are not int64 arrays of NumPy.
+        ValueError: no clients; a row that is not an image; an unseen client with training images or without
+            test images.
     """
     from ..images import check_rows  # which imports torch
 

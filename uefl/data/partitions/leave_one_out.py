@@ -36,7 +36,7 @@ class LeaveOneOut(Scheme):
         """Deal one or several clients per domain."""
         if self.domain not in table.groups:
             raise UserError(
-                f"key 'domain': {self.domain!r} is no domain of"
+                f"key 'domain': {self.domain!r} is not a domain of"
                 f" {table.name}{nearest(self.domain, table.groups)}; it has {', '.join(table.groups)}"
             )
         sources = [group for group in table.groups if group != self.domain]

@@ -19,13 +19,13 @@ def read(root: Path) -> DataSet:
     """Look through ``root/CLIENT/CLASS/*`` or ``root/CLIENT/{train,test}/CLASS/*``; classes are the union
     over all clients, sorted by name.
 
-    Every file in a class folder must be an image that Pillow reads. Files next to folders that are no images,
-    and class folders without images, are skipped with a note. Hidden files are skipped without a note.
-    Classes that differ only in case are noted. Images are RGB if any of them is in color, else gray, by the
-    rules of :mod:`uefl.data.pixels`.
+    Every file in a class folder must be an image that Pillow reads. Files next to folders that are not
+    images, and class folders without images, are skipped with a note. Hidden files are skipped without a
+    note. Classes that differ only in case are noted. Images are RGB if any of them is in color, else gray, by
+    the rules of :mod:`uefl.data.pixels`.
 
     Raises:
-        UserError: folders or images missing or misplaced, a file that is no image.
+        UserError: folders or images missing or misplaced, a file that is not an image.
     """
     return _table(
         root,

@@ -38,7 +38,7 @@ def read(path: Path, data: Data) -> DataSet:
     ``silo`` the rows are dealt by a partition.
 
     Raises:
-        UserError: a file cannot be read, has no labels, or has values that are no numbers.
+        UserError: a file cannot be read, has no labels, or has values that are not numbers.
     """
     if path.is_dir():
         entries = visible(path)
@@ -125,7 +125,7 @@ def data_set(path: Path, frame: pandas.DataFrame, data: Data, silo: str | None) 
     """Return a table as a data set: of one client, of the clients in its column, or to be dealt.
 
     Raises:
-        UserError: it has no labels, or values that are no numbers.
+        UserError: it has no labels, or values that are not numbers.
     """
     if data.label not in frame.columns:
         raise UserError(

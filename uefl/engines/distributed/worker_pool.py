@@ -25,7 +25,7 @@ def receive(end: socket.socket) -> Packet:
 
     Raises:
         ConnectionLost: the process at the other end has ended.
-        Unreadable: the bytes are no packet.
+        Unreadable: the bytes are not a packet.
     """
     _, body = frames.receive(end)
     return decode(body)
@@ -65,7 +65,7 @@ class WorkerPool:
 
         Raises:
             ConnectionLost: a worker has ended.
-            Unreadable: the bytes are no packet.
+            Unreadable: the bytes are not a packet.
         """
         ready = wait(list(self._ends.values()), timeout=seconds)
         for rank, end in self._ends.items():

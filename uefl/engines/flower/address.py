@@ -31,12 +31,12 @@ class Address:
 
     @property
     def host(self) -> str:
-        """Name or number of the machine."""
+        """Return the name or number of the machine."""
         return self.place.rpartition(":")[0].strip("[]")
 
     @property
     def port(self) -> int:
-        """TCP port."""
+        """Return the TCP port."""
         return int(self.place.rpartition(":")[2])
 
     @property
@@ -54,7 +54,8 @@ class Address:
             os.environ["no_proxy"] = f"{hosts},{self.host}".strip(",")
 
     def options(self, folder: Path) -> list[str]:
-        """Options of Flower's commands that say whom to trust; a file of certificates is written there."""
+        """Return the options of Flower's commands that tell whom to trust; write the certificates to the
+        folder."""
         if self.insecure:
             return ["--insecure"]
         if self.root_certificates is None:

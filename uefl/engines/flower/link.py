@@ -182,7 +182,7 @@ def connect(address: Address, secret: Path | None = None) -> Iterator[Link]:
 
 @contextmanager
 def _begun(address: Address, secret: Path | None, folder: Path) -> Iterator[socket.socket]:
-    """Start a run and its program; its connection to this process."""
+    """Start a run and its program; return the connection between the program and this process."""
     path = commands.folder_of_commands(folder / "bin")
     environment = {"FLWR_HOME": str(folder), "PATH": path, RUN: str(folder / "run")}
     # one task is wanted, and it takes the first at once

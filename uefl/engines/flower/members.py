@@ -70,7 +70,7 @@ class Members:
         """by node, why it was refused"""
 
     def refresh(self) -> list[str]:
-        """Greet new nodes and read their replies; names that have moved to another node or
+        """Greet new nodes and read their replies; return the names that have moved to another node or
         activation."""
         if time.monotonic() - self._looked < _EVERY:
             return []

@@ -119,7 +119,7 @@ def transition_double_softmax(
     sum exp(g).
 
     It is bounded and not proper: its minimizer is not the posterior of the classes. It is here to reproduce
-    published results; use :func:`transition_nll` for everything else. It is no kernel of its own but
+    published results; use :func:`transition_nll` for everything else. It is not a kernel of its own but
     :func:`log_transition_probs` and PyTorch's cross-entropy: for a training batch slower than the plain
     product of probabilities (docs/design/learning-from-sets.md).
 

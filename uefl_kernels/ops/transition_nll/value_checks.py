@@ -83,7 +83,7 @@ def require_logarithms(op: str, log_transition: torch.Tensor) -> None:
 def are_shares(rows: torch.Tensor) -> torch.Tensor:
     """Return for rows [..., K] whether they look like shares: nothing below 0, a sum of 1 with room for half
     precision, more than one class. Logarithms of priors or counts never do; logarithms of other weights (1 to
-    e) may. One class is no fault: a constant changes nothing.
+    e) may. One class is not a fault: a constant changes nothing.
     """
     return (rows >= 0).all(-1) & ((rows.sum(-1) - 1).abs() <= 0.01) & (rows.shape[-1] > 1)
 

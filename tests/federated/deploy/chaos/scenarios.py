@@ -44,7 +44,7 @@ def _quorum(folder: Path, cluster: LocalCluster) -> str:
         ended = sandbox.end(sandbox.train())
         check(ended.code == 1 and "the quorum is 3" in ended.said, "expected a line on the quorum", ended)
         sandbox.check_rejected("values is not finite", {1})
-        return "stops: 2 of 3 clients sent a sound update, the quorum is 3; exit code 1"
+        return "stops: 2 of 3 clients sent a valid update, the quorum is 3; exit code 1"
 
 
 def _client_killed(fault: str) -> Callable[[Path, LocalCluster], str]:
@@ -377,7 +377,7 @@ SCENARIOS = {
         _client_killed("answering"),
     ),
     "gone": Scenario("a client killed -9, not started again", _GOES_ON, _client_gone),
-    "quorum": Scenario("fewer sound updates than the quorum", "the run stops, exit code 1", _quorum),
+    "quorum": Scenario("fewer valid updates than the quorum", "the run stops, exit code 1", _quorum),
     "server": Scenario(
         "the server killed -9 in a round, resumed", "the same run, bit for bit", _server_killed
     ),
