@@ -17,7 +17,7 @@ from .whole_run import Watcher, start
 
 @contextmanager
 def undrawn():
-    """Reports without pictures, which take most of the time of a tiny run."""
+    """Write reports without pictures, because pictures take most of the time of a tiny run."""
 
     def write_plots(run):
         (run.path / "plots").mkdir(exist_ok=True)
@@ -30,14 +30,14 @@ def undrawn():
 
 @pytest.fixture(scope="module", autouse=True)
 def _undrawn():
-    """For the runs that a module shares too."""
+    """Leave out pictures in the runs that the tests of a module share, too."""
     with undrawn():
         yield
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _not_on_disk():
-    """No test outlives a power failure, and a tiny run waits for the disk forty times."""
+    """Do not wait for the disk: no test survives a power failure, and a tiny run would wait forty times."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield
@@ -45,19 +45,19 @@ def _not_on_disk():
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """For tests that look at the pictures of a report; all others do without."""
+    """Draw the pictures of a report, for the tests that look at them."""
     monkeypatch.setattr("uefl.report.write.write_plots", write_plots)
 
 
 @pytest.fixture(autouse=True)
 def _registered_here(monkeypatch):
-    """An algorithm that a test registers is known only in this test."""
+    """Remove the algorithms that a test has registered after this test."""
     monkeypatch.setattr(base.ALGORITHMS, "_entries", base.registry())
 
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory):
-    """A finished run: its folder, who watched it, and its summary."""
+    """Return a finished run: its folder, its observer, and its summary."""
     out, observer = tmp_path_factory.mktemp("runs") / "whole", Watcher()
     with undrawn():
         summary = start(out, observer=observer)
@@ -66,7 +66,7 @@ def finished(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def every_source(tmp_path_factory):
-    """A data root with a small generated data set of every name."""
+    """Return a data root with a small generated data set of every name."""
     root = tmp_path_factory.mktemp("data")
     for name in ("MNIST", "FashionMNIST"):
         write_idx(root / name / "raw", ("train", "t10k"), (900, 120))

@@ -42,7 +42,7 @@ class Killer:
 
 
 def outcome(path: Path):
-    """All of a finished run that must not depend on how often it was interrupted."""
+    """Return everything in a finished run that must not depend on interruptions."""
     summary = json.loads((path / "summary.json").read_text())
     for arm in summary["arms"].values():
         arm.pop("seconds")
@@ -75,8 +75,8 @@ def run_twice(tmp_path: Path, arms: dict[str, Any], **overrides: Any) -> uefl.Ru
 
 
 def killed_and_resumed(tmp_path: Path, arms: dict[str, Any], turns: Iterable[int], **overrides: Any) -> None:
-    """A run of two clients ends alike where its process is killed at the n-th turn of a client, for each n,
-    and the run resumed."""
+    """Check that a run of two clients has the same end if its process is killed at the n-th turn of a client,
+    for each n, and the run is resumed."""
     from tests import fresh  # not above: the process to fork from would start for every federated test
 
     keys = KEYS | {"arms": arms}
@@ -91,8 +91,8 @@ def killed_and_resumed(tmp_path: Path, arms: dict[str, Any], turns: Iterable[int
 
 
 def saved_accuracy(run: uefl.Run, arm: str, client: str | None = None) -> tuple[float, float]:
-    """Accuracy on the images of ``silo-1`` of the saved model, with dropout off, and as the run measured it,
-    with dropout on."""
+    """Return the accuracy of the saved model on the images of ``silo-1``, with dropout off, and the accuracy
+    that the run measured, with dropout on."""
     test = build(run.config.data, kind="labeled", seed=run.config.run.seed).clients[1].load().test
     probs = run.model(arm).predict(test.images, client)
     assert torch.allclose(probs.sum(1), torch.ones(len(test)), atol=1e-5)

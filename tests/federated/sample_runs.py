@@ -58,8 +58,8 @@ def records(arms: tuple[str, ...] = ("fedavg", "uefl"), clients: int = 3) -> lis
 
 
 def table(arms: tuple[str, ...], **keys: Any) -> dict[str, Any]:
-    """Sections of a small configuration; ``keys`` as with ``--set``. Arms that are no algorithm are
-    uefl's."""
+    """Return the sections of a small configuration; ``keys`` as with ``--set``. Arms with other names than an
+    algorithm's use uefl."""
     known = registry()
     sets = known.get(arms[0], known["uefl"]).kind == "sets"
     plan: dict[str, Any] = {"rounds": [sum(ROUNDS)] if sets else list(ROUNDS)}

@@ -94,8 +94,8 @@ class _Writing(TorchDispatchMode):
         return out
 
     def _keep(self, given: Any) -> None:
-        """Batch norm changes its statistics without a word in its schema, so every tensor from outside is
-        kept."""
+        """Keep a copy of every tensor from outside, because batch norm changes its statistics without a mark
+        in its schema."""
         for tensor in tree_leaves(given):
             if isinstance(tensor, torch.Tensor) and tensor.untyped_storage().data_ptr() not in self._seen:
                 self._seen.add(tensor.untyped_storage().data_ptr())
@@ -104,7 +104,7 @@ class _Writing(TorchDispatchMode):
 
 
 def _new(func: Any, out: Any) -> list[torch.Tensor]:
-    """The results that are not views, nor arguments that were changed."""
+    """Return the results that are neither views nor changed arguments."""
     returned = zip(func._schema.returns, out if isinstance(out, tuple) else (out,), strict=False)
     made = (leaf for entry, value in returned if entry.alias_info is None for leaf in tree_leaves(value))
     return [leaf for leaf in made if isinstance(leaf, torch.Tensor)]

@@ -30,7 +30,7 @@ SMALL = {"width": 4, "hidden": 8}
 
 
 def part(count, seed):
-    """Stripes at the place of their class, with some noise: uint8 [count, 8, 8], and labels."""
+    """Return stripes at the position of their class, with some noise: uint8 [count, 8, 8], and labels."""
     rng = np.random.default_rng(seed)
     labels = np.arange(count) % 3
     images = rng.integers(0, 60, (count, 8, 8), dtype=np.uint8)
@@ -53,7 +53,7 @@ class ImageDataset(torch.utils.data.Dataset):
 
 
 def clients():
-    """One of arrays, one of tensors, one of a Dataset without a test part."""
+    """Return a client of arrays, one of tensors, and one of a Dataset without a test part."""
     return {
         "arrays": (part(30, 0), part(12, 1)),
         "tensors": tuple(tuple(map(torch.from_numpy, part(n, s))) for n, s in ((30, 2), (12, 3))),
@@ -284,7 +284,7 @@ def test_models_are_looked_up_by_existing_arms(finished):
 
 
 def test_counts_of_the_last_round_equal_its_metrics(finished):
-    """Confusion and reliability are of the predictions that accuracy and ECE are of."""
+    """Confusion and reliability use the same predictions as accuracy and ECE."""
     for line in (r for r in finished._read.records if r["round"] == 2):
         confusion = np.reshape(line["confusion"], (3, 3))
         assert confusion.trace() / confusion.sum() == pytest.approx(line["accuracy"])

@@ -22,8 +22,8 @@ runner = CliRunner()
 
 @pytest.fixture
 def fake_run(monkeypatch, tmp_path):
-    """A module ``uefl.run`` that writes a folder by hand and keeps its arguments; its ``fails`` is raised
-    instead."""
+    """Replace ``uefl.run`` by a module that writes a folder by hand and keeps its arguments, or raises its
+    ``fails``."""
     monkeypatch.chdir(tmp_path)
     for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):  # with either, rich takes anything for a terminal
         monkeypatch.delenv(name, raising=False)

@@ -10,7 +10,8 @@ from uefl.collapse import ClassSums, Collapse, class_sums, geometry, neural_coll
 
 
 def frame(classes, dimensions=16):
-    """Vertices ``[C, D]`` of a simplex equiangular tight frame of unit vectors, turned at random."""
+    """Return the vertices ``[C, D]`` of a simplex equiangular tight frame of unit vectors, in a random
+    rotation."""
     generator = torch.Generator().manual_seed(classes)
     turn, _ = torch.linalg.qr(torch.randn(dimensions, classes, generator=generator, dtype=torch.float64))
     return (

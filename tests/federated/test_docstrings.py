@@ -17,7 +17,7 @@ SAID_ONCE = {"check": "Algorithm", "build_model": "Algorithm", "deal": "Scheme"}
 
 
 def functions(node: ast.AST) -> Iterator[tuple[ast.FunctionDef, str]]:
-    """Public functions and methods, each with the name of its class."""
+    """Return public functions and methods, each with the name of its class."""
     for inner in ast.iter_child_nodes(node):
         if isinstance(inner, (ast.FunctionDef, ast.ClassDef)) and inner.name.startswith("_"):
             continue
@@ -28,7 +28,7 @@ def functions(node: ast.AST) -> Iterator[tuple[ast.FunctionDef, str]]:
 
 
 def raised(node: ast.AST) -> Iterator[str]:
-    """The names of the errors that a function raises itself; errors of inner functions are not its own."""
+    """Return the names of the errors that a function raises itself, without its inner functions."""
     for inner in ast.iter_child_nodes(node):
         if isinstance(inner, ast.Raise) and isinstance(inner.exc, ast.Call):
             yield ast.unparse(inner.exc.func)

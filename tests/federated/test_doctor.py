@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch):
-    """As on a machine without settings; the compiled parts are as each test says."""
+    """Remove all settings; each test defines the compiled parts."""
     for name in doctor.ENVIRONMENT:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(library, "_forced", "auto")
@@ -27,7 +27,7 @@ def plain_environment(monkeypatch):
 
 @pytest.fixture
 def host(monkeypatch):
-    """A stand-in for the compiled NumPy front end."""
+    """Return a replacement of the compiled NumPy front end."""
     module = types.SimpleNamespace(
         variant=lambda: "avx2", cpu_features=lambda: {"avx2": True, "avx512f": False}
     )
@@ -177,7 +177,7 @@ def test_command_without_the_extra_has_only_the_doctor():
 
 
 def test_the_extra_lists_every_package_that_uefl_imports():
-    """Packages of other extras apart."""
+    """Packages of other extras are left out."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     federated = {re.split("[<>=]", line)[0] for line in project["optional-dependencies"]["federated"]}
     of_extras = {"flwr", "httpx", "cryptography", "opacus", "tensorboard", "google", "grpc"}

@@ -197,7 +197,7 @@ def test_sets_that_allow_no_step_are_refused(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("sets", [10, 40])
 def test_the_preset_of_the_baselines_trains_them_all(tmp_path, sets):
-    """On digits instead of its data, for one round."""
+    """Train on digits instead of the preset's data, for one round."""
     small = [
         "source=digits",
         "clients=2",

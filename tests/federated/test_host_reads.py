@@ -81,7 +81,7 @@ def test_a_client_that_trains_is_read_once(name):
 
 @pytest.mark.parametrize(("name", "most"), [("fedavg", 1), ("uefl", 2)])
 def test_a_client_that_measures_is_read_for_its_metrics(name, most):
-    """The algorithm's own metrics are the second read."""
+    """The second read is for the algorithm's own metrics."""
     found = reads(name, measure=True, train=True)
     found.subtract(reads(name, measure=False, train=True))
     assert 0 < sum(found.values()) <= most

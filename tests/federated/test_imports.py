@@ -14,8 +14,8 @@ ROOT = Path(uefl.__file__).parent
 
 @cache
 def imports() -> dict[str, set[str]]:
-    """For every module the modules of the package that it imports, also inside of functions, except imports
-    only for types."""
+    """Return for every module the imported modules of the package, also inside of functions, except imports
+    for types."""
     modules = {module_name(path, ROOT): path for path in ROOT.rglob("*.py")}
     return {
         name: imported(path, name, set(modules)) & modules.keys() - {name} for name, path in modules.items()
@@ -51,7 +51,8 @@ LAYERS = (
 
 
 def _layer(module: str) -> int | None:
-    """The row that a module stands in, by the longest name that fits; None: it is not in the picture."""
+    """Return the row of a module in the picture, by the longest matching name; None if the picture does not
+    have it."""
     fitting = [
         (len(name), row)
         for row, names in enumerate(LAYERS)

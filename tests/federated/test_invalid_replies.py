@@ -51,7 +51,7 @@ def measured(name, value):
 
 
 def more(part, value):
-    """Unrequested tensors in addition to the requested ones."""
+    """Send unrequested tensors in addition to the requested ones."""
 
     def change(reply):
         getattr(reply, part).update(value)
@@ -129,7 +129,7 @@ def test_run_without_any_entropy_stops():
 
 
 def constant(part, value):
-    """Every element of a tensor that trains is this number, which is finite."""
+    """Set every element of each trained tensor to this finite number."""
 
     def change(reply):
         if part in reply.tensors:
@@ -151,7 +151,7 @@ def constant(part, value):
     ],
 )
 def test_finite_updates_that_break_the_model_are_rejected(part, value, reason):
-    """The attack on the mean: in float32 it overflows, and the model of every later round with it."""
+    """Otherwise the mean would overflow in float32, and with it the model of every later round."""
     notices, measured = outcome(constant(part, value))
     assert measured == {"silo-0", "silo-1", "silo-2"}
     found = [notice for notice in notices if "rejected" in notice]
@@ -193,7 +193,7 @@ def test_no_client_is_named_if_all_diverge():
 
 
 def test_more_examples_than_reported_are_rejected():
-    """The attack on the weights: with 2**53 examples the others would have no weight."""
+    """Otherwise a client with 2**53 examples would leave the others without weight."""
 
     def change(reply):
         if reply.tensors:
@@ -217,7 +217,8 @@ def test_more_examples_than_reported_are_rejected():
     ],
 )
 def test_counts_that_no_training_has_are_rejected(keys, name, value):
-    """The attack on the codewords: their weights are counts, and with 2**62 the others would have none."""
+    """Counts are weights of codewords: with 2**62, the codewords of the other clients would have no
+    weight."""
 
     def change(reply):
         if name in reply.tensors:
@@ -254,7 +255,7 @@ def test_metrics_that_no_measurement_has_are_rejected(name, value, reason):
 
 
 def test_a_client_that_claims_no_training_images_ends_no_run():
-    """In the measurements of the terminal phase its number of images divides."""
+    """The measurements of the terminal phase divide by the number of images."""
 
     def change(reply):
         if "counts" in reply.tensors:

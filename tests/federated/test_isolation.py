@@ -32,14 +32,14 @@ KEYS = {
 
 
 def small(out, **keys):
-    """A run with dropout, draws and steps, of a network given in Python."""
+    """Train a network given in Python, with dropout, draws and steps."""
     return uefl.train(
         out=out, **{"clients": clients(), "model": network, "arms": {"fedavg": {}}, **KEYS, **keys}
     )
 
 
 def result(out):
-    """The results of the run: the model, and the metrics."""
+    """Return the model and the metrics of the run."""
     return {
         name: hashlib.sha256((out / name).read_bytes()).hexdigest()
         for name in ("model-fedavg.safetensors", "metrics.jsonl")
@@ -47,7 +47,7 @@ def result(out):
 
 
 def setting(change, restore):
-    """A context manager that changes a global setting."""
+    """Return a context manager that changes a global setting."""
 
     @contextmanager
     def changed():
@@ -96,7 +96,7 @@ CALLERS = {
 
 
 def process():
-    """All of the process and of this thread that a run could change."""
+    """Return all global state of the process and of this thread that a run could change."""
     return {
         "gradients": torch.is_grad_enabled(),
         "inference": torch.is_inference_mode_enabled(),
@@ -120,7 +120,7 @@ def process():
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    """The result of the run in no context."""
+    """Return the result of the run without any context."""
     torch.set_num_threads(1)
     small(out := tmp_path_factory.mktemp("alone") / "run")
     return result(out)
@@ -153,7 +153,7 @@ def test_caller_of_many_contexts(tmp_path, alone):
 
 
 def test_resumed_in_a_context(tmp_path, alone):
-    """The second half of a run with another caller than the first half."""
+    """The second half of the run has another caller than the first half."""
 
     class StopTraining(Exception):
         pass
@@ -195,7 +195,7 @@ def test_warnings_as_errors(tmp_path, alone):
 
 
 def test_two_threads(tmp_path, alone):
-    """Both draw from torch's global generator; each has the bits of a run by itself."""
+    """Both runs draw from torch's global generator, and each has the bits of a separate run."""
     failed = []
 
     def work(out):
@@ -214,7 +214,7 @@ def test_two_threads(tmp_path, alone):
 
 
 def test_run_within_a_run(tmp_path, alone):
-    """An observer may start another run; the outer one goes on as if it had not."""
+    """An observer may start another run without an effect on the outer run."""
 
     class Nested(PlainProgress):
         def round(self, arm, round, records):
@@ -232,8 +232,8 @@ def test_frozen_network_is_refused(tmp_path):
 
 
 def test_predictions_of_several_clients_in_threads(tmp_path):
-    """Layers of a client are put into the network for a call; calls for other clients at that time do not see
-    them."""
+    """A call puts the layers of its client into the network. Calls for other clients at the same time do not
+    see these layers."""
     arms = {"fedbn": {"algorithm": "fedper"}}
     run = uefl.train(
         "demo", out=tmp_path / "run", clients=clients(), arms=arms, **KEYS | {"width": 4, "hidden": 8}

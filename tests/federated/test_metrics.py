@@ -68,7 +68,7 @@ def test_perplexity_of_a_batch_of_histograms():
 
 
 def test_a_record_has_each_metric_under_its_name():
-    """Of the last model, without dropout: for the test images, and for the holdout."""
+    """The metrics are of the last model, without dropout, for the test and the holdout images."""
     one, room, _ = arm(settings("fedavg", dropout=0.0))
     last = finish(one)[-3:]
     room.flat.set(*(one.members[0].state.tensors[name] for name in ("values", "buffers")))

@@ -77,7 +77,7 @@ def test_segments_are_contiguous_parts_of_a_token(segments, pooled):
 
 
 def small_images(*sizes):
-    """A client for every number of training images, 3 x 32 x 32."""
+    """Return a client for every number of training images, 3 x 32 x 32."""
 
     def split(n):
         return Split(
@@ -95,8 +95,8 @@ def small_images(*sizes):
     [*(pytest.param(name, marks=pytest.mark.slow) for name in ("vgg16_bn", "resnet18")), "resnet18_nopool"],
 )
 def test_the_large_encoders_train_on_a_last_batch_of_one(encoder):
-    """Nine images in batches of eight, so small that batch norm would see one value per channel of the last
-    one."""
+    """There are nine images in batches of eight. The images are so small that batch norm would see one value
+    per channel in the last batch."""
     own_head = encoder == "resnet18_nopool"
     base = KEYS | {"model": {"encoder": encoder} | ({} if own_head else {"hidden": 16})}
     one, _, _ = arm(
@@ -125,7 +125,7 @@ OURS = {name: kind for name, kind in registry().items() if kind.__module__.start
     "name", [name for name, kind in OURS.items() if kind.kind == "labeled" and kind.trains_clients]
 )
 def test_every_algorithm_refuses_a_client_of_one_image(name):
-    """Batch norm sees one value per channel, here after the encoder."""
+    """After the encoder, batch norm would see one value per channel."""
     fed = federation(sizes=(48, 1), noise=(0.1, 0.1))
     room = workspace(settings(name), fed)
     net = getattr(room.net, "net", room.net)  # FedGate has a network around it
@@ -136,7 +136,7 @@ def test_every_algorithm_refuses_a_client_of_one_image(name):
 
 @pytest.fixture(scope="module")
 def imagenet(tmp_path_factory):
-    """Files as torchvision's, with other numbers in them; the size of VGG without its large classifier."""
+    """Write files in torchvision's format with other numbers; VGG has no large classifier."""
     from torchvision.models import resnet18, vgg16_bn
 
     torch.manual_seed(3)
@@ -318,7 +318,7 @@ def test_flat_module_set_changes_the_module_in_place():
 
 
 def test_weights_can_be_loaded_into_a_copy():
-    """The recipe of docs/algorithms.md for a second model."""
+    """This is the recipe of docs/algorithms.md for a second model."""
     flat = FlatModule(Net(TINY, (1, 8, 8), 3))
     before, other = flat.values.detach().clone(), copy.deepcopy(flat.module)
     other.load_state_dict(

@@ -21,7 +21,7 @@ KEYS = {
 
 
 def clients():
-    """Two clients with test splits of 10 and of 30 rows."""
+    """Return two clients with test splits of 10 and of 30 rows."""
     rng = np.random.default_rng(0)
     return {
         name: tuple((rng.normal(size=(n, 3)), rng.integers(0, 2, n)) for n in (20, tests))

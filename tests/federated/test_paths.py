@@ -30,7 +30,7 @@ def cli(*arguments):
 
 
 def refused(*arguments):
-    """The message of a command that ends with a line and exit code 2."""
+    """Return the message of a command that ends with one line and exit code 2."""
     result = cli(*arguments)
     assert result.exit_code == 2, result.output
     assert not isinstance(result.exception, Exception) or isinstance(result.exception, SystemExit)
@@ -92,7 +92,7 @@ BYTES = os.fsdecode(b"caf\xe9")
 
 
 def test_names_that_are_not_utf8(tmp_path):
-    """They could stand in no file of a run; nothing is made."""
+    """No file of a run can contain such a name, so the command writes nothing."""
     for arguments in (
         ("train", "demo", "--out", tmp_path / BYTES),
         ("train", "--resume", tmp_path / BYTES),

@@ -32,7 +32,7 @@ from .test_saved import IMAGES, write
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """By algorithm, a model after one round, and its file."""
+    """Return, for each algorithm, a model after one round, and its file."""
     out, found = tmp_path_factory.mktemp("models"), {}
     for name, keys in {
         "fedavg": {"passes": 4},
@@ -57,7 +57,7 @@ def entropy(probs):
 
 @pytest.mark.slow
 def test_uncertainty_of_dropout_uses_drawn_masks(models):
-    """Against whole passes of the network in plain PyTorch, each with masks of its own, in float64."""
+    """Compare with whole passes of the network in plain PyTorch, each with its own masks, in float64."""
     model = saved.load(models["fedavg"][1])
     net, x = model.members[0].net, (IMAGES - model.mean) / model.std
     net.head.fc2.weight.data *= 20  # after one round the passes hardly differ
@@ -149,7 +149,7 @@ def test_training_apart_leaves_no_model_for_another_site(models):
 
 @pytest.fixture
 def files(tmp_path):
-    """The images as files: gray, in color, 16 bits, of another size."""
+    """Write the images as files: gray, in color, with 16 bits, and of another size."""
     folder = tmp_path / "images"
     (folder / "more").mkdir(parents=True)
     for i, image in enumerate(IMAGES.numpy()[:4, 0]):
@@ -227,7 +227,7 @@ def test_predict_writes_csv(models, files, tmp_path):
 
 
 def test_csv_into_a_pipe_and_through_a_link(models, files, tmp_path):
-    """Neither gives its place to a file."""
+    """The command does not replace the pipe or the link by a file."""
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("file.csv")
     read = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
@@ -264,7 +264,7 @@ def test_an_output_takes_the_place_of_no_input(models, files):
 
 
 def test_predictions_leave_other_files_alone(models, files, tmp_path):
-    """Such as those with the name of a temporary file."""
+    """One such file has the name of a temporary file."""
     (tmp_path / "a.tmp").write_text("mine")
     assert cli("predict", models["uefl"][1], files / "0.png", "--csv", tmp_path / "a.csv").exit_code == 0
     assert (tmp_path / "a.tmp").read_text() == "mine"
@@ -391,7 +391,7 @@ def test_export_as_onnx(models, tmp_path):
 
 @pytest.mark.parametrize("suffix", [".pt2", ".safetensors"])
 def test_export_to_a_full_disk_is_a_line(models, tmp_path, suffix):
-    """torch would end the process. A limit on the size of files stands for the disk."""
+    """torch would end the process. A limit on the size of files replaces the full disk."""
     command = (
         f"ulimit -f 1; {sys.executable} -B -m uefl export {models['fedavg'][1]} {tmp_path / 'a'}{suffix}"
     )

@@ -15,7 +15,7 @@ TEMPLATES = ("own-silos", "own-sets")
 
 
 def presets():
-    """Their names; a ResNet takes its time also for tiny rounds."""
+    """Return the names of the presets; presets with a ResNet are marked as slow."""
     marks = {
         name: [pytest.mark.slow] if "resnet" in config.load(name).model.encoder else []
         for name in config.presets()
@@ -26,12 +26,13 @@ def presets():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", presets())
 def test_every_arm_of_a_preset_trains(name, every_source):
-    """On small generated files instead of its data."""
+    """Train on small generated files instead of the preset's data."""
     trains(config.load(name), every_source)
 
 
 def trains(cfg: Config, root: Path) -> None:
-    """Each arm of a configuration takes a round in each iteration, and every client is measured."""
+    """Check that each arm of a configuration trains a round in each iteration, and that every client is
+    measured."""
     data = None
     for one_arm in smallest(cfg):
         data = data or build(one_arm.data, kind=one_arm.kind, seed=0, data_root=root)

@@ -231,7 +231,7 @@ def test_with_local_noise_the_server_gets_only_noisy_updates():
 
 
 def test_the_accountant_gives_published_numbers():
-    """4.634 at delta 1e-9: McMahan et al. 2018, table 1, by a conversion that was a little looser than
+    """McMahan et al. 2018, table 1, has 4.634 at delta 1e-9. Their conversion is a little looser than
     today's."""
     of_paper = privacy(participation=5000 / 763_430, noise_multiplier=1.0, delta=1e-9)
     assert 0.9 * 4.634 < of_paper.epsilon(5000) <= 4.634
@@ -243,7 +243,7 @@ def test_the_accountant_gives_published_numbers():
 
 @pytest.mark.parametrize(("multiplier", "rounds"), [(1.0, 1), (5.0, 20), (2.0, 300), (40.0, 10)])
 def test_without_sampling_it_is_close_above_the_exact_epsilon(multiplier, rounds):
-    """The exact one of a normal mechanism: Balle and Wang 2018, theorem 8."""
+    """The exact epsilon of the Gaussian mechanism is from Balle and Wang 2018, theorem 8."""
     sigma, spent = multiplier / math.sqrt(rounds), privacy(noise_multiplier=multiplier).epsilon(rounds)
 
     def delta(epsilon):
@@ -304,7 +304,7 @@ def room(name="fedavg", **keys):
 
 @pytest.mark.parametrize("name", registry())
 def test_only_algorithms_that_send_just_a_model_are_private(name):
-    """Any that is accepted is watched over two turns: its clients send the model, and keep nothing."""
+    """For each accepted algorithm, the test checks two turns: its clients send the model and keep nothing."""
     cfg, place = room(name)
     refused = ""
     try:

@@ -82,8 +82,7 @@ def test_it_trains_as_the_local_engine(name, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["scaffold", "fedper", "uefl"])
 def test_run_resumes_after_every_turn_bit_for_bit(name, tmp_path):
-    """Over silos that are started again, and that have already done the turn which the server asks for
-    again."""
+    """The silos are started again, and have already done the turn that the server requests again."""
     cfg, fed = configured(name), federation()
     whole = finish(arm(cfg, fed, lambda _: Silos(cfg, fed, tmp_path / "whole"), clients_keep_states=True)[0])
     records, one = [], arm(cfg, fed, lambda _: Silos(cfg, fed, tmp_path), clients_keep_states=True)[0]
@@ -162,8 +161,7 @@ def test_silo_with_a_lost_state_is_left_out(tmp_path):
 
 @pytest.mark.parametrize("how", ["asked", "sent", "name"])
 def test_server_cannot_request_private_state(how, tmp_path):
-    """The attack of a server of its own: it leaves out the name, sends a state of its own, or names a
-    file."""
+    """The server leaves out the name of the state, sends its own state, or names a file."""
     cfg, fed = configured("fedper"), federation()
     silos = Silos(cfg, fed, tmp_path)
 
@@ -218,7 +216,7 @@ def test_invalid_names_of_states_are_rejected(states, tmp_path):
 
 
 def test_reported_tensors_equal_sent_tensors(tmp_path):
-    """But for a few thousand bytes of a header: the private state does not."""
+    """They differ by a few thousand bytes of a header; the private state is not sent."""
     cfg, fed = settings("fedper", private_mean=False, personal="all", hidden=256), federation()
     engines = []
     one = arm(

@@ -35,7 +35,8 @@ def named(out):
 
 
 def start(out, observer=None):
-    """For the process that is killed; to turn images, it would import torchvision."""
+    """Return the start of the process that is killed, without turned images, because these need
+    torchvision."""
     return start_demo(out, "arms=fedper", "angles=[]", observer=observer)
 
 
@@ -80,7 +81,7 @@ def test_run_stopped_at_any_step_resumes_bit_for_bit(whole, tmp_path, monkeypatc
 
 @pytest.mark.slow
 def test_kill_9_during_a_round(tmp_path):
-    """The process is gone after some of the round's clients have written their states."""
+    """The process ends after some clients of the round have written their states."""
     start(tmp_path / "whole")
     killed(__name__, tmp_path / "run", "fedper", 1, "silo-2")
     assert named(tmp_path / "run") < files(tmp_path / "run").keys()

@@ -91,8 +91,8 @@ def test_bytes_are_the_sizes_of_the_tensors():
 
 
 def test_messages_that_only_measure_are_counted():
-    """By hand, in models: rounds 0 and 1 of one iteration and round 2 of another; two of three clients train
-    in each."""
+    """Count by hand, in models: rounds 0 and 1 of one iteration and round 2 of another; two of three clients
+    train in each."""
     one, _, _ = arm(settings("fedavg", participation=0.6), federation(unseen=1))
     records = finish(one)
     model = 4 * (len(values(one)) + len(state(one).tensors["buffers"]))
@@ -141,7 +141,7 @@ def test_unseen_clients_are_measured_and_decide_nothing(name):
 
 
 def test_a_round_is_selected_by_the_validation_images():
-    """The first of the best ones; the accuracy on the test images is higher later."""
+    """The run selects the first of the best rounds; the accuracy on the test images is higher later."""
     validation = (0.5, 0.8, 0.8, 0.6)
     lines = [
         line | {"validation_accuracy": validation[line["round"]]} for line in sample_runs.records(("fedavg",))
@@ -180,7 +180,7 @@ def test_steps_of_three_epochs():
 
 
 def lines(accuracies, **more):
-    """Records of one round per row, with an accuracy for each client."""
+    """Return records, one round per row, with an accuracy for each client."""
     first = sample_runs.records(("fedavg",), len(accuracies[0]))[: len(accuracies[0])]
     return [
         line | {"round": i, "iteration": 0, "accuracy": value, "bytes_sent": 3, "bytes_received": 2} | more

@@ -21,7 +21,7 @@ STATIC = sorted(
 
 
 def trained(recorder, name, algorithm=None, fed=None, **keys):
-    """The arm's records and parameters, the arm, and the recorder."""
+    """Return the arm's records and parameters, the arm, and the recorder."""
     keys = {"local_epochs": 6, "rounds": [1], "max_iterations": 1, **keys}
     one, room, _ = arm(settings(name, **keys), fed or federation(SIZES), algorithm=algorithm)
     room.recorder = recorder if is_static(room.algorithm) else None  # as a Workspace has it
@@ -29,12 +29,13 @@ def trained(recorder, name, algorithm=None, fed=None, **keys):
 
 
 def both(name, algorithm=None, fed=None, tape=None, **keys):
-    """Without a recording, and with one."""
+    """Train without and with a recording."""
     return [trained(recorder, name, algorithm, fed, **keys) for recorder in (None, tape or Tape())]
 
 
 def test_list_of_algorithms_with_a_static_step():
-    """The current algorithms; a method that leaves the step as it is joins them by itself."""
+    """The list has the current algorithms. An algorithm that does not override the step is static by
+    default."""
     assert {
         "fedavg",
         "fedavg-wide",
@@ -145,7 +146,7 @@ def test_replay_is_exact_for_a_partly_frozen_network():
 
 
 def test_replay_is_exact_for_pooled_images():
-    """The server's own training is a turn like any other."""
+    """The server's own training can be recorded like the turn of a client."""
     plain, taped = both("centralized")
     assert taped[0] == plain[0]
     assert torch.equal(taped[1], plain[1])
@@ -264,7 +265,7 @@ def test_recording_without_a_gpu_is_noted(tmp_path):
 
 @pytest.fixture
 def repeatable():
-    """Kernels of a GPU as a run has them."""
+    """Select the kernels that a run uses on a GPU."""
     before = torch.backends.cudnn.benchmark
     make_repeatable(torch.get_num_threads(), torch.device("cuda"))
     yield

@@ -63,7 +63,7 @@ def test_suite_progress_counts_measured_rounds(tmp_path):
 
 
 def test_an_algorithm_rejects_a_useless_reply():
-    """FedIIR: a client that reports no batch."""
+    """FedIIR rejects a client that reports no batch."""
     one, _, notices = arm(settings("fediir", rounds=[1], quorum=0.5))
     honest = one.engine._clients["silo-1"]
 

@@ -233,8 +233,7 @@ def test_the_entropy_plot_shows_the_threshold_of_each_iteration(tmp_path, draw):
 
 @pytest.mark.parametrize("count", [2, 3, 5, 8])
 def test_equal_arms_are_all_visible(tmp_path, count):
-    """In a picture of equal curves every color has its share of the pixels; arms that differ have whole
-    lines."""
+    """If curves are equal, every color has a share of the pixels. If arms differ, each has a whole line."""
     arms = ("fedavg", "uefl", *(f"arm-{i}" for i in range(count - 2)))
     lines = sample_runs.records(arms)
     for line in lines:
@@ -284,7 +283,8 @@ def test_the_report_explains_its_columns(tmp_path, validation):
 
 
 def test_the_report_lists_the_codebooks_of_unseen_clients(tmp_path):
-    """Each with the accuracy of the last round of its client; an arm without codebooks has none."""
+    """Each codebook has the accuracy of the last round of its client; an arm without codebooks has no such
+    list."""
     lines = sample_runs.records()
     for line in [line for line in lines if line["client"] == "silo-2"]:
         line["unseen"] = True

@@ -175,7 +175,8 @@ def test_samples_of_unlabeled_sets_and_of_colors_are_shown(tmp_path):
 
 
 def test_samples_are_labeled_with_their_measured_clients(tmp_path):
-    """With ``evaluation`` below 1 the first client measured need not be the first of the federation."""
+    """With ``evaluation`` below 1, the first measured client need not be the first client of the
+    federation."""
     with_samples(
         sample_runs.write(tmp_path, [line for line in sample_runs.records() if line["client"] == "silo-2"])
     )
@@ -193,7 +194,7 @@ def test_counts_of_the_clients_are_added_up(tmp_path):
 
 
 def test_a_class_is_a_row_of_the_confusion(tmp_path):
-    """Of class 0 two of three images are predicted right, and all of class 1."""
+    """Two of three images of class 0 are predicted correctly, and all of class 1."""
     (line,) = [line for line in sample_runs.records(("fedavg",), clients=1) if "confusion" in line]
     run = read_run(sample_runs.write(tmp_path, [line | {"confusion": [2, 1, 0, 1]}], classes=("a", "b")))
     figures = {picture.name: figure for picture, figure in quality.draw(run)}

@@ -32,7 +32,7 @@ def result(sent, rule, attackers):
 
 
 def plain(sent, rule, attackers):
-    """The definitions, in float64."""
+    """Compute the definitions of the rules in float64."""
     rows = np.array(
         [np.concatenate([x.numpy().ravel() for x in one.values()]) for one in sent], dtype=np.float64
     )
@@ -224,7 +224,7 @@ def test_flipped_labels_do_not_spoil_a_robust_rule(rule):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", registry())
 def test_every_algorithm_declares_its_means(name):
-    """One that says it takes means trains with a rule; any other is refused."""
+    """An algorithm with ``plain_means`` trains with a robust rule; any other algorithm is refused."""
     make, fed = (tiny_sets.arm, None) if registry()[name].kind == "sets" else (arm, federation(**FIVE))
     cfg = (tiny_sets.settings if fed is None else settings)(name, aggregation="median")
     one = make(cfg, fed)[0]

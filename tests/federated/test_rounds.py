@@ -84,7 +84,7 @@ STATES = {name: (name, {}) for name in registry()} | {
 
 @pytest.mark.parametrize("case", STATES)
 def test_a_run_that_is_resumed_is_the_uninterrupted_one(case):
-    """With few participants and a client that never trains."""
+    """The run has few participants and a client that never trains."""
     name, keys = STATES[case]
     if registry()[name].kind == "sets":
         cfg, fed, make = (

@@ -21,7 +21,7 @@ from uefl.models.networks import resnet18
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder of three models, each after one round."""
+    """Return a folder of three models, each after one round."""
     out = tmp_path_factory.mktemp("models")
     for name in ("fedavg", "uefl", "fedper"):
         write(out / f"model-{name}.safetensors", settings(name))

@@ -20,7 +20,7 @@ MOST = 6
 @pytest.mark.slow
 @pytest.mark.parametrize("arm", ["fedavg", "local"])
 def test_memory_does_not_follow_the_number_of_clients(arm):
-    """Of ``local`` the whole network is private: 9 KB of each client, 16 MiB of the 1,800."""
+    """With ``local`` the whole network is private: 9 KB for each client, 16 MiB for 1,800 clients."""
     few, many = (scale.measured(clients, arm, asked=50, rounds=2) for clients in (200, 2000))
     assert many["mib"] - few["mib"] < MOST
     if arm == "fedavg":  # the header of a saved model names every private tensor of every client, in memory

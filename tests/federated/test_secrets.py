@@ -44,15 +44,15 @@ class Programs:
 
 
 def with_secrets(engine):
-    """The local engine, with these secrets."""
+    """Return the local engine with these secrets."""
     for name, secret in SECRETS.items():
         engine._clients[name]._secret = secret
     return engine
 
 
 def test_pseudo_images_do_not_reveal_the_images(monkeypatch):
-    """The attack on FedBR: the server, or another silo, draws the matrix of the means again from the seed,
-    and solves for the images."""
+    """An attacker (the server or another silo) draws the matrix of the means again from the seed, and solves
+    for the images."""
     fed, asked, original = federation((48, 48, 48)), {}, FedBR.reply
 
     def watched(self, work):
@@ -76,7 +76,8 @@ def test_pseudo_images_do_not_reveal_the_images(monkeypatch):
 
 
 def test_repeated_requests_get_the_same_means():
-    """However often, and as whatever round, member or exchange it is asked: so that means do not add up."""
+    """The means are the same for any number of requests, in any round, member or exchange. Otherwise means
+    could add up."""
     fed, found = federation((148, 148, 148)), []
     for seed in (0, 7):
         one = arm(settings("fedbr", pseudo=9, seed=seed), fed, with_secrets)[0]

@@ -14,7 +14,7 @@ def make(cfg, algorithm):
 
 
 def again(cfg, kind):
-    """All records of a run that goes on in a new arm after every turn, and that arm."""
+    """Return all records of a run that continues in a new arm after every turn, and the last arm."""
     records, one = [], make(cfg, kind())
     while not one.finished:
         tensors, plain = one.state()

@@ -20,7 +20,7 @@ from .test_suites import REPRODUCTION, TINY, tiny
 
 
 def _finished(tmp_path: Path, accuracies: dict[str, list[float]]) -> report.Result:
-    """Runs of the case ``few`` by hand, whose accuracy is these numbers by seed."""
+    """Write runs of the case ``few`` by hand, with these accuracies by seed."""
     whole = suite.load(tiny(tmp_path))
     jobs = [job for job in suite.jobs(whole, "cpu", 3, tmp_path / "out", threads=1) if job.case == "few"]
     for job in jobs:
@@ -66,7 +66,7 @@ def test_every_measure_has_its_paired_difference(tmp_path: Path) -> None:
 
 
 def test_a_case_is_compared_with_an_arm_of_another_case(tmp_path: Path) -> None:
-    """Of FedAvg at a learning rate of its own."""
+    """The other arm is FedAvg with its own learning rate."""
     text = TINY.replace('data.source = "cifar100"\n', 'training.lr = 0.5\nagainst = "few"\n').replace(
         "[cases.few]", '[cases.few]\narms = ["fedavg"]'
     )
@@ -153,7 +153,7 @@ def test_a_report_has_pages_pictures_and_numbers(tmp_path: Path) -> None:
 
 
 def test_an_average_over_cases_is_paired_by_seed(tmp_path: Path) -> None:
-    """Of the seeds that all its cases have; an arm that one of them lacks has no average."""
+    """The average uses the seeds that all its cases have. If a case lacks an arm, the arm has no average."""
     (tmp_path / "mine.toml").write_text(
         TINY.replace('data.source = "cifar100"\n', "arms.fedprox = {}\n")
         + '[averages.both]\ncases = ["few", "absent"]\n[averages.both.paper]\nuefl = { accuracy = 0.5 }\n'
@@ -252,7 +252,7 @@ def test_tables_of_a_saved_page_match_its_numbers(name: str, tmp_path: Path) -> 
 
 
 def test_saved_results_are_small_and_complete(tmp_path: Path) -> None:
-    """Table, numbers by seed and one picture; missing numbers are named."""
+    """There are a table, numbers by seed and one picture; missing numbers are named."""
     result = replace(
         _finished(tmp_path, {"fedavg": [0.5] * 3, "uefl": [0.61234567] * 3}),
         missing={"few/uefl/seed-3": "/some/where: why"},
@@ -336,8 +336,8 @@ def test_a_measure_may_average_a_column_over_four_rounds(tmp_path: Path) -> None
 
 
 def test_a_measure_may_be_of_the_clients_of_one_angle(tmp_path: Path) -> None:
-    """Two clients upright and one turned, by either partition; accuracies of a round are 0.01 apart,
-    accuracies of rounds 0.1."""
+    """Two clients have unturned images and one has turned images, in each partition. Accuracies differ by
+    0.01 in a round, and by 0.1 between rounds."""
     found = {}
     schemes = {
         "rotations": {"clients": 3, "partition": {"scheme": "rotations", "angles": [0, 0, -50]}},

@@ -38,8 +38,7 @@ def test_folder_with_another_run_is_not_reused(tmp_path: Path) -> None:
 
 
 def test_folders_of_other_suites_and_runs_keep_their_report(tmp_path: Path) -> None:
-    """Known by its results, by its runs where it was interrupted before there were any, or by being a run
-    itself."""
+    """A folder is recognized by its results, by its runs, or as a run."""
     whole = suite.load(tiny(tmp_path))
     jobs = suite.jobs(whole, "cpu", 1, tmp_path / "out", threads=1)
     runner.check_own(tmp_path / "out", "tiny", jobs)  # not there yet
@@ -93,7 +92,7 @@ def test_a_changed_suite_names_all_its_runs_before_it_starts(tmp_path: Path) -> 
 def test_requested_number_of_runs_share_one_device(
     device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three at a time, also on a GPU: each is a process of its own, which is told the device."""
+    """Three runs train at a time, also on a GPU. Each is a separate process with the same device."""
     going: list[FakeProcess] = []
     most, seen = 0, []
 
@@ -127,7 +126,8 @@ def test_requested_number_of_runs_share_one_device(
 
 
 def test_one_display_shows_all_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rounds of all runs in one bar, the runs under way by name, and a line for each that has ended."""
+    """One bar shows the rounds of all runs; current runs have their names, and each finished run has a
+    line."""
 
     def two_of_four(jobs: list[suite.Job], *, ended: Callable, report: Callable, **_: object) -> None:
         ended(runner.JobResult(jobs[0], 2.0, None))
@@ -258,8 +258,8 @@ def test_residual_codewords_are_drawn_from_the_mean() -> None:
 
 
 def test_the_server_of_forks_ignores_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It inherits what its parent does at its start; a Ctrl-C in a suite's first seconds would print the
-    traceback of its imports."""
+    """The fork server inherits the signal handling of its parent. Otherwise Ctrl-C in the first seconds of a
+    suite would print the traceback of its imports."""
     before, seen = signal.getsignal(signal.SIGINT), []
     monkeypatch.setattr(
         "multiprocessing.forkserver.ensure_running", lambda: seen.append(signal.getsignal(signal.SIGINT))
@@ -302,7 +302,8 @@ def test_runs_end_with_a_suite_that_is_killed(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_stopped_run_is_resumed(tmp_path: Path) -> None:
-    """Before its last measurement; the suite ends it with the bits of one that nothing stopped."""
+    """The run stops before its last measurement. The suite finishes it with the bits of an uninterrupted
+    run."""
     (tmp_path / "mine.toml").write_text(TINY.partition("[cases.absent]")[0])
     mine = str(tmp_path / "mine.toml")
     first = suite.jobs(suite.load(mine), "cpu", 1, tmp_path / "stopped", threads=1)[0]

@@ -79,8 +79,8 @@ def test_every_suite_is_a_list_of_runs(name: str, scale: suite.Scale) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", suite.suites())
 def test_every_arm_and_every_case_trains(name: str, every_source: Path) -> None:
-    """A round in each of two iterations, on small generated files: each arm in the first case that has it,
-    and another one in each case."""
+    """Train a round in each of two iterations on small generated files: each arm in its first case, and each
+    case with one arm."""
     trained: set[str] = set()
     for number, cfg in enumerate(suite.load(name).configs("cpu").values()):
         names = [arm for arm in cfg.arms if arm not in trained] or [list(cfg.arms)[number % len(cfg.arms)]]
@@ -90,8 +90,8 @@ def test_every_arm_and_every_case_trains(name: str, every_source: Path) -> None:
 
 @pytest.mark.slow
 def test_every_network_takes_a_step_at_the_scale_of_the_paper(every_source: Path) -> None:
-    """At its own size, on images of theirs, except a narrower CNN and weights from scratch; few images, and
-    the last arm of a case."""
+    """Networks have their full size and their own images, except a narrower CNN and random initial weights.
+    There are few images, and only the last arm of a case trains."""
     trained: set[tuple[object, ...]] = set()
     for name in suite.suites():
         for cfg in suite.load(name).configs("paper").values():
@@ -121,7 +121,7 @@ def test_every_network_takes_a_step_at_the_scale_of_the_paper(every_source: Path
     "file", sorted((REPRODUCTION / "preregistration").glob("*.toml")), ids=lambda file: file.stem
 )
 def test_a_comparison_that_was_planned_can_still_be_run(file: Path) -> None:
-    """With the methods that it was written for and their present keys."""
+    """The plans use the methods that they name, with the present keys."""
     configs = suite.load(str(file)).configs("cpu")
     assert all(cfg.arms for cfg in configs.values())
 
@@ -143,7 +143,7 @@ def test_the_small_scale_is_smaller() -> None:
 
 
 def test_the_scale_of_the_paper_has_the_published_settings() -> None:
-    """Which the results that are kept, of the small scale, have not."""
+    """The saved results use the small scale, so they do not test these settings."""
     for name in ("table2", "table3"):
         for case, cfg in suite.load(name).configs("paper").items():
             invariance = cfg.arms["fediir"].parameters.model_dump()["invariance"]
@@ -156,7 +156,8 @@ def test_the_scale_of_the_paper_has_the_published_settings() -> None:
 
 
 def test_the_wide_network_matches_a_codebook_extended_twice() -> None:
-    """The control for the size of a method, in the preset and at both scales of its suite."""
+    """`fedavg-wide` is the control for the size of a method, in the preset and at both scales of its
+    suite."""
     scales = [suite.load("controls").configs(scale)["mnist"] for scale in ("cpu", "paper")]
     assert [(cfg.model.width, cfg.data.clients, sum(cfg.training.iterations())) for cfg in scales] == [
         (8, 9, 24),
@@ -173,7 +174,7 @@ def test_the_wide_network_matches_a_codebook_extended_twice() -> None:
 def test_a_clone_has_paper_suites_and_an_installation_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file by its path runs from anywhere."""
+    """A suite given by its path runs from any folder."""
     monkeypatch.chdir(tmp_path)
     assert suite.suites().keys() == {file.stem for file in REPRODUCTION.glob("*.toml")}
     monkeypatch.setattr(
@@ -226,7 +227,8 @@ def test_seeds_begin_at_the_seed_of_the_case(tmp_path: Path) -> None:
 
 
 def test_runs_that_cases_have_in_common_are_made_once(tmp_path: Path) -> None:
-    """The codebook of a sweep is not FedAvg's: its run of a seed is one, in the folder of the first case."""
+    """A sweep over the codebook does not change FedAvg, so FedAvg has one run for each seed, in the folder of
+    the first case."""
     (tmp_path / "mine.toml").write_text(TINY.replace('data.source = "cifar100"\n', ""))
     jobs = suite.jobs(suite.load(str(tmp_path / "mine.toml")), "cpu", 1, tmp_path, threads=1)
     folders = [str(job.folder.relative_to(tmp_path)) for job in jobs]
@@ -267,7 +269,7 @@ def test_invalid_suite_is_refused_in_one_line(text: str, message: str, tmp_path:
 
 
 def test_size_of_an_own_suite_follows_its_file(tmp_path: Path) -> None:
-    """The example of docs/suites.md."""
+    """This is the example of docs/suites.md."""
     text = Path("docs/suites.md").read_text().partition("```toml\n")[2].partition("```")[0]
     (tmp_path / "mine.toml").write_text(text)
     own = suite.load(str(tmp_path / "mine.toml"))
@@ -296,7 +298,7 @@ def test_a_case_picks_arms_by_name(tmp_path: Path) -> None:
 
 
 def test_data_of_ones_own_is_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run folder keeps the whole path, which is compared when the suite goes on."""
+    """A run folder keeps the whole path. A suite that continues compares this path."""
     (tmp_path / "silos").mkdir()
     (tmp_path / "mine.toml").write_text(
         'against = "fedavg"\n[cases.a]\nbase = "own-silos"\ndata.source = "silos"\n'

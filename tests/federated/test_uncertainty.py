@@ -110,7 +110,7 @@ def test_a_network_of_any_kind_draws_passes_with_dropout_on():
 
 
 def test_layers_before_dropout_run_once_for_all_passes(monkeypatch):
-    """And once more for the pass with dropout off; a network is traced once, and runs with its current
+    """They run once more for the pass with dropout off. A network is traced once, and runs with its current
     weights."""
     torch.manual_seed(0)
     calls, forward = [], torch.nn.Flatten.forward

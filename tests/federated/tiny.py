@@ -36,7 +36,8 @@ CODEBOOK = {"codewords": 4, "segments": 4, "gamma": 0.0, "stop_when_certain": Fa
 
 
 def settings(algorithm: str = "uefl", base: dict[str, Any] = KEYS, **keys: Any) -> Config:
-    """A configuration of one arm, called ``arm``; keys go where they belong, as with ``--set``."""
+    """Return a configuration of one arm with the name ``arm``; keys go into their sections, as with
+    ``--set``."""
     fields = registry()[algorithm].Parameters.model_fields
     own = {key: value for key, value in CODEBOOK.items() if key in fields}
     if keys.get("uncertainty") == "ensemble" or not registry()[algorithm].draws:
@@ -126,7 +127,7 @@ def arm(
     device: str = "cpu",
     clients_keep_states: bool = False,
 ) -> tuple[ServerLoop, Workspace, list[str]]:
-    """The arm, its workspace, and the list that collects its notices."""
+    """Return the arm, its workspace, and the list that collects its notices."""
     published = next(iter(cfg.arms.values())).algorithm == "uefl-published"
     fed = fed or federation(test_is_holdout=published)
     room, notices = workspace(cfg, fed, algorithm, device, clients_keep_states), []
@@ -162,17 +163,17 @@ def finish(arm: ServerLoop, limit: int = 50) -> list[dict[str, Any]]:
 
 
 def state(arm: ServerLoop) -> State:
-    """That of the first member."""
+    """Return the state of the first member."""
     return arm.members[0].state
 
 
 def values(arm: ServerLoop) -> torch.Tensor:
-    """The parameters of the first member."""
+    """Return the parameters of the first member."""
     return arm.members[0].state.tensors["values"]
 
 
 def visible(arm: ServerLoop, client: str, member: int = 0) -> torch.Tensor:
-    """The codebook that a client sees."""
+    """Return the codebook that a client sees."""
     return arm.members[member].algorithm.client_tensors(arm.members[member].state, client)["codebook"]
 
 
@@ -214,7 +215,7 @@ def message_to(arm: ServerLoop, client: str, *, train: bool) -> Message:
 
 
 def first_turn(cfg: Config, fed: Federation | None = None) -> Work:
-    """The turn of the first client in the first round, before its first step."""
+    """Return the turn of the first client in the first round, before its first step."""
     one, room, _ = arm(cfg, fed)
     clients = one.context.clients
     one.members[0].prepare(turn_of(one, clients))
@@ -228,8 +229,8 @@ def first_turn(cfg: Config, fed: Federation | None = None) -> Work:
 
 
 def smallest(cfg: Config) -> Iterator[Config]:
-    """Each arm of a configuration by itself, as small as possible: a round in each of two iterations, or of
-    unlabeled sets in the only one."""
+    """Yield each arm of a configuration separately and as small as possible: with a round in each of two
+    iterations, or for unlabeled sets in the only iteration."""
     sets = getattr(cfg.data.partition, "sets", 0)
     keys: dict[str, Any] = {
         "data": {"test_per_client": 10},
@@ -273,8 +274,8 @@ def smallest(cfg: Config) -> Iterator[Config]:
 
 
 def again(cfg: Config, fed: Federation | None = None, make: Callable[..., Any] = arm) -> list[dict[str, Any]]:
-    """All records of a run that goes on in a new arm, as after a new start of the process, after every
-    turn."""
+    """Return all records of a run that continues in a new arm after every turn, as after a restart of the
+    process."""
     records: list[dict[str, Any]] = []
     one = make(cfg, fed)[0]
     while not one.finished:

@@ -67,7 +67,7 @@ def go_on(out: Path, observer: Watcher | None = None):
 
 
 def outcome(out: Path):
-    """All of a finished run that must repeat itself bit for bit."""
+    """Return everything in a finished run that must repeat bit for bit."""
     summary = json.loads((out / "summary.json").read_text())
     for arm in summary["arms"].values():
         assert arm.pop("seconds") > 0
@@ -98,8 +98,7 @@ start(Path(sys.argv[1]), observer=Killer())
 
 
 def killed(module: str, out: Path, *when: object) -> None:
-    """A run of the tests of that module, in a process that ends itself when that client of that round has its
-    turn."""
+    """Run a test of that module in a process that ends itself at the turn of this client in this round."""
     from tests import fresh  # not above: the process to fork from would start for every federated test
 
     done = fresh.python(_CHILD.format(module=module, when=when), str(out))

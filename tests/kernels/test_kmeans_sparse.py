@@ -90,7 +90,8 @@ def test_equal_rows_and_ties(seed):
 
 
 def test_labels_are_right_if_float64_products_are_too_close():
-    """Rows next to the middle of two centers, by less than the rounding of |c|^2 - 2 x.c."""
+    """Rows lie so close to the middle of two centers that the rounding of |c|^2 - 2 x.c is larger than the
+    difference."""
     rng = np.random.default_rng(0)
     centers = rng.standard_normal((2, 50)) * 1e4
     x = np.zeros((200, 50))
@@ -309,7 +310,8 @@ def test_formats_of_the_indices():
 
 
 def test_ties_go_to_the_lowest_center():
-    """Rows of zeros are as far from all centers of length 1, and other rows from two equal ones."""
+    """Rows of zeros have the same distance to all centers of length 1, and other rows have the same distance
+    to two equal centers."""
     centers = np.eye(6, 40)
     centers[4] = centers[1]
     x = np.zeros((30, 40))

@@ -94,7 +94,7 @@ def test_odd_values(n, d, k, scale, steps, weighted, seed):
 
 
 def test_steps_are_kmeans():
-    """Bit for bit, as long as no cluster is empty."""
+    """The bits are equal as long as no cluster is empty."""
     x = normal(400, 6, scale=2.0)
     fit = kmeans(x, 5, init=x[:5], tol=0.0)
     step = kmeans_step(x, x[:5])
@@ -151,7 +151,7 @@ def test_number_of_threads_does_not_matter():
 )
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_triton_equals_the_reference(monkeypatch, dtype):
-    """Interpreted, as one kernel or as steps around the search."""
+    """Triton is interpreted, as one kernel or as steps around the search."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     for n, d, k in ((0, 3, 2), (90, 17, 7)):
         x, centers, weights = normal(n, d, dtype=dtype), normal(k, d, seed=1, dtype=dtype), torch.rand(n)

@@ -29,7 +29,7 @@ def _interpreted(monkeypatch):
 
 
 def after(module, x, centers, weights, spherical, ended=False, limit=0.0):
-    """The state after one iteration."""
+    """Return the state after one iteration."""
     data = composed.Problem(x, weights, composed.Grid)
     state = composed.FitState(centers.clone(), torch.tensor(ended), torch.tensor(3))
     module.advance(
@@ -54,7 +54,7 @@ def assert_same_advance(*arguments, **options):
     [(torch.float32, False), (torch.float32, True), (torch.float64, True), (torch.half, False)],
 )
 def test_advance_equals_the_reference(dtype, spherical):
-    """Also with more empty clusters than rows to fill them, and with rows of weight zero."""
+    """The cases include more empty clusters than rows to fill them, and rows of weight zero."""
     for n, d, k, far in ((1, 1, 1, 0), (70, 9, 5, 2), (3, 2, 6, 5)):
         x = normal(n, d, seed=n).to(dtype)
         centers = normal(k, d, seed=k, dtype=result_dtype(x))
@@ -77,7 +77,7 @@ def test_an_iteration_after_the_end_changes_nothing():
 
 
 def test_moves_are_added_up_in_one_order(monkeypatch):
-    """torch sums many clusters, a kernel few."""
+    """With many clusters torch computes the sums, with few clusters a kernel."""
     x, centers = normal(60, 2, dtype=torch.float64), normal(33, 2, seed=1, dtype=torch.float64)
     data = composed.Problem(x, None, composed.Grid)
     moved = composed.update(

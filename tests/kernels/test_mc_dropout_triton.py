@@ -71,7 +71,7 @@ def test_equals_the_definition(shape, logit_dropout, consistent):
 @pytest.mark.slow
 @pytest.mark.parametrize(("classes", "consistent"), [(10, False), (10, True), (300, True)])
 def test_logit_dropout_with_strides_and_in_half_precision(classes, consistent):
-    """Also for more classes than one program keeps in registers."""
+    """The cases include more classes than one program keeps in registers."""
     for logits in (torch.randn(classes, 40).T, torch.randn(40, classes).bfloat16()):
         arguments = (logits, torch.empty(0), [classes], [0.3], 3, "gelu", consistent, torch.tensor(1))
         found, expected = (

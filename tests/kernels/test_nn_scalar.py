@@ -36,7 +36,7 @@ def test_fsq_rounds_to_the_levels():
 
 
 def test_gradient_of_fsq_ignores_rounding():
-    """Of tanh(x + shift) half - offset, for an even and an odd number of levels."""
+    """The gradient is that of tanh(x + shift) half - offset, for an even and an odd number of levels."""
     x, weight = normal(40, 2).double().requires_grad_(), normal(40, 2, seed=1).double()
     quantized, _ = FSQ([4, 5])(x)
     (quantized * weight).sum().backward()
@@ -48,7 +48,7 @@ def test_gradient_of_fsq_ignores_rounding():
 
 
 def test_lfq_returns_signs_and_passes_the_gradient():
-    """Zero is negative."""
+    """The sign of zero is negative."""
     x, weight = torch.tensor([[0.3, -2.0, 0.0]], requires_grad=True), torch.tensor([[0.7, -1.5, 2.0]])
     quantized, indices, _ = LFQ(dim=3)(x)
     assert quantized.tolist() == [[1.0, -1.0, -1.0]]

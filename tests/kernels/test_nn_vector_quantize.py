@@ -87,7 +87,7 @@ def test_learned_codewords_get_the_gradient_of_the_loss():
 
 
 def test_averages_do_not_disturb_the_backward_pass():
-    """Codewords move in place between forward and backward; the gradient belongs to the chosen ones."""
+    """Codewords move in place between forward and backward; the gradient uses the chosen codewords."""
     gradients = []
     for freeze in (True, False):
         vq, x = (

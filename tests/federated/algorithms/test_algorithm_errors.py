@@ -14,7 +14,7 @@ from uefl.errors import RunError
 
 
 def turns(algorithm):
-    """Two turns: the first one trains, the second one measures."""
+    """Run two turns: the first one trains, the second one measures."""
     one = arm(settings("fedavg"), algorithm=algorithm)[0]
     one.turn()
     one.turn()

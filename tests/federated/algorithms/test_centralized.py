@@ -11,7 +11,8 @@ from uefl.errors import UserError
 
 
 def one_client():
-    """Its name makes the same order of the batches and the same dropout as the server has."""
+    """Return a federation of one client. The name of the client gives the server's order of batches and
+    dropout."""
     fed = alone(federation(), 0)
     return replace(fed, clients=(replace(fed.clients[0], name="server"),))
 
@@ -31,8 +32,8 @@ def test_one_client_equals_fedavg_bit_for_bit(keys):
 
 @pytest.mark.parametrize("keys", [{}, {"optimizer": "sgd", "momentum": 0.9}], ids=["adam", "momentum"])
 def test_rounds_with_the_optimizer_kept_are_one_long_training(keys):
-    """Three rounds of one pass are three passes: the order of the batches is another one, so there is one
-    batch in a pass."""
+    """Compare three rounds of one epoch with one round of three epochs. An epoch has one batch, because the
+    orders of the batches differ."""
     keys |= {"batch_size": 1000, "dropout": 0.0}
     rounds = arm(settings("centralized", rounds=[3], **keys))[0]
     once = arm(settings("centralized", rounds=[1], local_epochs=3, **keys))[0]

@@ -14,7 +14,7 @@ from uefl.models.net import Net
 
 
 def test_the_mixtures_mirror_each_other():
-    """x = 1, t = 3, alpha = 0.2."""
+    """Check x = 1 and t = 3 with alpha = 0.2."""
     plus, minus = mixtures(torch.ones(2, 1, 1, 1), torch.full((1, 1, 1), 3.0), 0.2)
     assert plus.flatten().tolist() == pytest.approx([1.4, 1.4])
     assert minus.flatten().tolist() == pytest.approx([0.6, 0.6])
@@ -37,8 +37,8 @@ class Halves(DisTrans):
 
 
 def test_without_offset_it_trains_as_fedavg():
-    """The sums have another order, so not bit for bit; 30 steps by gradient descent, and the server's
-    averages between them."""
+    """Compare 30 steps of gradient descent in several rounds. The sums have another order, so the bits
+    differ."""
     keys = {"optimizer": "sgd", "lr": 0.05, "dropout": 0.0, "rounds": [5], "local_epochs": 2}
     twin, single = (
         arm(settings("distrans", alpha=0.0, **keys), algorithm=Halves(alpha=0.0)),
@@ -118,7 +118,8 @@ def test_a_step_of_the_offset_goes_down_its_gradient():
 
 
 def test_an_offset_moves_by_its_own_learning_rate():
-    """A step of gradient descent, whatever optimizer the model has: twice the rate is twice the way."""
+    """The offset takes steps of gradient descent, whatever the optimizer of the model: twice the rate gives
+    twice the distance."""
     moved = []
     start = arm(settings("distrans", offset_lr=0.0, local_steps=1))[0]
     start.turn()

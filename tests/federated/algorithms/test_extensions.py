@@ -19,7 +19,7 @@ from uefl.report import plots, read_run, write_report
 
 
 def decided(threshold, values, criterion="entropy"):
-    """Records with a decision after each iteration of uefl."""
+    """Return records with a decision after each iteration of uefl."""
     lines = sample_runs.records()
     for line in lines:
         if line["arm"] == "uefl" and line["round"] in (1, 3):
@@ -128,7 +128,7 @@ def test_algorithms_choose_the_codebook_columns_of_a_report(tmp_path):
 
 
 def test_report_separates_initial_and_new_codewords(tmp_path):
-    """Of the picture of their use: the white line, and the words below it."""
+    """Check the white line in the picture of codeword usage, and the caption below it."""
     lines = [
         line | ({"usage": list(range(8))} if "usage" in line else {})
         for line in sample_runs.records(("uefl",))

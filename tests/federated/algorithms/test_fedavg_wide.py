@@ -15,7 +15,7 @@ def test_zero_extra_parameters_is_fedavg_bit_for_bit():
 
 @pytest.mark.parametrize(("more", "units"), [(1, 1), (20, 1), (21, 2)])
 def test_extra_parameters_are_whole_hidden_units(more, units):
-    """One unit: 16 weights in, a bias, three weights out."""
+    """One hidden unit has 16 input weights, a bias and three output weights."""
     plain, wide = arm(settings("fedavg"))[0], arm(settings("fedavg-wide", more_parameters=more))[0]
     assert len(values(wide)) - len(values(plain)) == 20 * units
     encoder = len(values(plain)) - (17 * 16 + 17 * 3)

@@ -41,7 +41,7 @@ def test_the_contrast_is_differentiable():
 
 
 def watched(monkeypatch, name):
-    """The arguments and the work of every call of one of FedBR's methods."""
+    """Return the arguments and the work of every call of one method of FedBR."""
     calls, original = [], getattr(FedBR, name)
 
     def spy(self, work, *rest):
@@ -56,8 +56,7 @@ def watched(monkeypatch, name):
 
 
 def test_loss_equals_the_formula():
-    """Of a model that has moved since it was sent; each weight and each similarity has a number of its
-    own."""
+    """The model has moved since it was sent, and every weight and similarity differs."""
     keys = {"contrast": 0.3, "uniform": 0.2, "pull": 3.0, "push": 0.5, "projection_lr": 1e-30, "dropout": 0.0}
     work = first_turn(settings("fedbr", pseudo=8, **keys), MANY)
     received = work.memory["received"] = work.memory["received"] + torch.randn(
@@ -95,8 +94,8 @@ def test_the_projection_step_ascends_and_keeps_the_network(monkeypatch):
 
 
 def test_the_network_does_not_move_the_projection_head():
-    """Between two of its own steps it stays: with a learning rate of next to nothing it comes back as it
-    went."""
+    """The projection head does not move between two of its own steps: with a learning rate of almost zero,
+    the client returns the head that it received."""
     one = arm(settings("fedbr", projection_lr=1e-30))[0]
     before = state(one).tensors["projection"].clone()
     one.turn()
@@ -114,7 +113,7 @@ def test_first_pseudo_features_come_from_the_global_model(monkeypatch):
 
 
 def test_pseudo_images_do_not_change_running_statistics():
-    """After one step from the same model they equal the metrics of FedAvg."""
+    """After one step from the same model, the running statistics equal FedAvg's."""
     own, average = (arm(settings(name, local_steps=1))[0] for name in ("fedbr", "fedavg"))
     own.turn(), average.turn()
     assert torch.equal(state(own).tensors["buffers"], state(average).tensors["buffers"])
@@ -122,8 +121,8 @@ def test_pseudo_images_do_not_change_running_statistics():
 
 
 def test_pseudo_features_do_not_depend_on_running_statistics():
-    """Else the network could tell them by these, be unsure where they are in use, and so predict nothing when
-    it is measured."""
+    """Otherwise the network could learn to be uncertain whenever running statistics are in use, that is,
+    whenever it is measured."""
     work = first_turn(settings("fedbr", pseudo=8), MANY)
     found = []
     for scale in (1.0, 50.0):
@@ -196,6 +195,6 @@ def test_a_network_without_such_a_head_is_refused():
 
 @pytest.mark.slow
 def test_a_killed_run_resumes_bit_for_bit(tmp_path):
-    """Killed while pseudo-images are made, which no checkpoint has yet, in the first round, and in a later
-    one."""
+    """Kill the run while clients make pseudo-images, when there is no checkpoint yet, in the first round, and
+    in a later round."""
     killed_and_resumed(tmp_path, {"fedbr": {"pseudo": 8}}, (2, 4, 6))

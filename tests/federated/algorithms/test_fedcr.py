@@ -44,7 +44,8 @@ def test_without_divergence_and_draws_it_is_fedper_bit_for_bit(keys):
 
 
 def test_the_divergence_begins_with_the_class():
-    """At m = 0, s = 1, mu = 1, sigma = 2; the other way round it would be 1.3068528."""
+    """Check m = 0, s = 1, mu = 1 and sigma = 2. With the two Gaussians exchanged, the result would be
+    1.3068528."""
     mean = torch.ones(1, 1, dtype=torch.float64, requires_grad=True)
     std = torch.full((1, 1), 2.0, dtype=torch.float64, requires_grad=True)
     of_class = Gaussian(torch.zeros(1, 1, dtype=torch.float64), torch.ones(1, 1, dtype=torch.float64))
@@ -67,7 +68,7 @@ def start(classes=3, d=4):
 
 
 def test_product_of_two_clients_with_a_missing_class():
-    """N(1, 1) twice, with N(0, 1): mean 2/3, deviation 1 / sqrt 3."""
+    """N(1, 1) twice, times N(0, 1), has mean 2/3 and deviation 1 / sqrt 3."""
     product = ProductOfExperts(start(2, 1), 1.0)
     product.add(*sums(Gaussian(torch.ones(2, 1), torch.ones(2, 1)), torch.tensor([0, 0]), 2))
     means, stds = product.result()
@@ -97,7 +98,8 @@ def test_the_product_ignores_the_order_of_images_and_clients():
 
 
 def test_training_uses_only_the_last_pass():
-    """Of a client without class 2: the Gaussian of that class stays N(0, 1); precisions count the images."""
+    """The client has no image of class 2, so the Gaussian of this class stays N(0, 1). The precisions of
+    other classes count the images."""
     images = split(48, 0, 0.1)
     train = Split(images.images[images.labels < 2], images.labels[images.labels < 2])
     fed = federation()
@@ -124,7 +126,7 @@ def test_divergence_changes_the_encoder_and_gaussians_are_sent():
 
 
 def test_clients_train_only_their_heads_at_the_end():
-    """Also the client that had no part in the last round."""
+    """A client without a part in the last round trains its head, too."""
     keys = {
         "rounds": [2],
         "participation": 0.6,
@@ -164,7 +166,7 @@ def test_heads_train_with_the_last_rate_of_a_schedule():
 
 
 def test_a_client_that_trains_only_its_head_is_measured_with_it():
-    """Of three clients one takes part in the only round; the others' heads are their own all the same."""
+    """One of three clients takes part in the only round. The other clients still have heads of their own."""
     keys = {"rounds": [1], "participation": 0.3, "samples": 2}
     tuned, plain = (arm(settings("fedcr", dim=8, head_epochs=epochs, **keys))[0] for epochs in (2, 0))
     finish(tuned), finish(plain)
@@ -210,8 +212,8 @@ def test_negative_precisions_are_refused():
 
 
 def test_loss_equals_the_formula():
-    """Cross-entropy over the samples, and the divergence that begins with the Gaussian of each image's
-    class."""
+    """The loss is the cross-entropy over the samples plus the divergence, which begins with the Gaussian of
+    each image's class."""
     work = first_turn(settings("fedcr", dim=8, beta=0.2, samples=2, precision="fp32"))
     classes = work.message.tensors["classes"] = (
         torch.rand(2, 3, 8, generator=torch.Generator().manual_seed(7)) + 0.5
@@ -231,7 +233,7 @@ def test_loss_equals_the_formula():
 
 
 def test_head_phase_trains_on_the_measured_encoder():
-    """Of running statistics, which do not change, and without a gradient behind the head."""
+    """The encoder uses its running statistics, which do not change, and gets no gradient."""
     work = first_turn(settings("fedcr", dim=8, samples=2))
     before = {name: buffer.clone() for name, buffer in work.net.named_buffers()}
     work.workspace.flat.values.grad.zero_()
@@ -247,8 +249,8 @@ def test_head_phase_trains_on_the_measured_encoder():
 
 
 def test_the_mean_of_the_logits_predicts():
-    """Of samples of great spread it comes near the logits of the mean; the mean of the probabilities does
-    not."""
+    """With a large spread of the samples, the mean of the logits is close to the logits of the mean; the mean
+    of the probabilities is not."""
     _, room, _ = arm(settings("fedcr", dim=8, precision="fp32"))
     net = room.net.eval()
     net.gaussian.bias.data[8:], net.head.bias.data[0] = 10.0, 2.0

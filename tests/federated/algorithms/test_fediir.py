@@ -22,13 +22,13 @@ def test_without_its_term_it_is_fedavg_bit_for_bit(keys):
 
 
 def turn(head, average):
-    """Of a network that is its head."""
+    """Return a turn of a network that consists of its head."""
     message = SimpleNamespace(tensors={"gradient": average})
     return SimpleNamespace(net=head, logits=head, message=message, cross_entropy=nn.functional.cross_entropy)
 
 
 def test_the_values_of_two_features():
-    """h = (1, 2), W = 0, b = 0, two classes, labels 0 and 1, no average yet."""
+    """Check h = (1, 2), W = 0 and b = 0 with two classes, labels 0 and 1, and no average yet."""
     head = nn.Linear(1, 2).double()
     nn.init.zeros_(head.weight), nn.init.zeros_(head.bias)
     features = torch.tensor([[1.0], [2.0]], dtype=torch.float64, requires_grad=True)
@@ -50,7 +50,7 @@ def test_the_values_of_two_features():
 
 
 def test_gradients_equal_the_closed_form():
-    """Of a linear head: u_i = J_i (A h_i + a), dR/dW = 2/B sum u_i h_i', dR/dh_i = 2/B (W' u_i + A' p_i)."""
+    """For a linear head: u_i = J_i (A h_i + a), dR/dW = 2/B sum u_i h_i', dR/dh_i = 2/B (W' u_i + A' p_i)."""
     torch.manual_seed(0)
     images, inputs, classes = 6, 4, 3
     head = nn.Linear(inputs, classes).double()
@@ -83,8 +83,7 @@ def test_gradients_equal_the_closed_form():
 
 
 def test_the_term_is_zero_for_a_full_batch_at_the_global_model():
-    """One client, one batch, no memory of older gradients, no dropout: the average is the gradient of the
-    first step."""
+    """With one client, one batch, decay 0 and no dropout, the average is the gradient of the first step."""
     fed = federation(sizes=(48,), noise=(0.1,))
     keys = {"batch_size": 48, "local_steps": 1, "dropout": 0.0, "optimizer": "sgd", "lr": 1.0}
     for part in ("last", "head"):
@@ -99,7 +98,7 @@ def test_the_term_is_zero_for_a_full_batch_at_the_global_model():
 
 
 def test_the_average_is_exponential():
-    """Of a constant gradient g it is (1 - 0.95^T) g after T rounds."""
+    """For a constant gradient g, the average after T rounds is (1 - 0.95^T) g."""
     keys = {"batch_size": 1000, "dropout": 0.0, "optimizer": "sgd", "lr": 1e-12, "rounds": [4]}
     fed = federation(sizes=(48, 24), noise=(0.1, 0.5))
     one, whole = (arm(settings("fediir", decay=decay, **keys), fed)[0] for decay in (0.95, 0.0))
@@ -112,7 +111,7 @@ def test_the_average_is_exponential():
 
 
 def test_clients_count_by_their_batches():
-    """The mean over all batches: a client of two batches counts twice as much as one of one."""
+    """The mean is over all batches: a client with two batches counts twice as much as a client with one."""
     cfg, fed = (
         settings("fediir", batch_size=24, dropout=0.0, decay=0.0),
         federation(sizes=(48, 24), noise=(0.1, 0.5)),

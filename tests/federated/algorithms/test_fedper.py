@@ -21,7 +21,7 @@ def test_nothing_personal_is_fedavg_bit_for_bit():
 
 
 def test_all_personal_is_training_apart():
-    """Each client goes on from its own model, so that nothing of the others reaches it."""
+    """Each client continues from its own model, so nothing of the other clients reaches it."""
     together = arm(settings("fedper", personal="all", rounds=[3]))[0]
     records = finish(together)
     alone = arm(settings("fedper", personal="all", rounds=[3], participation=1.0))[0]

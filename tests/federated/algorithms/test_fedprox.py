@@ -42,7 +42,7 @@ def test_gradient_is_of_half_the_squared_distance():
 
 
 def test_the_fixed_point_on_a_parabola():
-    """Of |w - a|^2 / 2 the local solution is (a + mu w_t) / (1 + mu)."""
+    """For the loss |w - a|^2 / 2, the local solution is (a + mu w_t) / (1 + mu)."""
     algorithm, w, sent, a = FedProx(mu=0.5), torch.zeros(1), torch.zeros(1), 3.0
     gradient = torch.empty(1)
     for _ in range(200):

@@ -43,7 +43,7 @@ def leaves(*numbers):
 
 
 def test_the_divergence_and_its_gradients():
-    """The values of one dimension at q = mu = sigma = 1, m = 0, r = 1, with rho = softplus(r)."""
+    """Check one dimension at q = mu = sigma = 1, m = 0 and r = 1, with rho = softplus(r)."""
     mean, std, m, q = leaves([[1.0]], [[1.0]], [[0.0]], 1.0)
     rho = nn.functional.softplus(torch.ones(1, 1, dtype=torch.float64))
     value = divergence(Gaussian(mean, std), m, rho, q)
@@ -53,7 +53,7 @@ def test_the_divergence_and_its_gradients():
 
 
 def test_the_divergence_at_the_start():
-    """Of mu = 0 and sigma = softplus(0)."""
+    """Check mu = 0 and sigma = softplus(0)."""
     zero, one = torch.zeros(1, 1, dtype=torch.float64), torch.ones(1, 1, dtype=torch.float64)
     softplus = nn.functional.softplus
     assert float(divergence(Gaussian(zero, softplus(zero)), zero, softplus(one), one)) == pytest.approx(
@@ -98,8 +98,8 @@ def test_local_gaussians_differ_and_shared_ones_are_the_servers():
 
 
 def test_each_term_lowers_its_quantity():
-    """A large weight of the norm makes features short; one of the divergence brings the classes' Gaussians
-    and the features together."""
+    """A large weight of the norm makes features short. A large weight of the divergence moves features to the
+    Gaussians of their classes."""
     plain, short = (
         arm(settings("fedsr", dim=8, local_epochs=10, norm_weight=weight, divergence_weight=0.0))[0]
         for weight in (0.0, 1.0)
@@ -117,8 +117,8 @@ def test_each_term_lowers_its_quantity():
 
 @pytest.mark.parametrize(("norm", "power"), [("l2", 1), ("l2sq", 2)])
 def test_loss_equals_the_formula(norm, power):
-    """Cross-entropy of one draw, its norm or the square of it, and the divergence of each image from the
-    Gaussian of its class."""
+    """The loss has the cross-entropy of one draw, its norm or squared norm, and the divergence of each image
+    from the Gaussian of its class."""
     work = first_turn(
         settings("fedsr", dim=8, norm=norm, norm_weight=0.3, divergence_weight=0.2, precision="fp32")
     )

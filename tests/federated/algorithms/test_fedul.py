@@ -67,7 +67,7 @@ TARGETS = torch.tensor([0, 2, 3])
 
 
 def golden(**keys):
-    """Four sets of 4, 3, 2 and 1 images: set priors (.4, .3, .2, .1)."""
+    """Return four sets of 4, 3, 2 and 1 images, with set priors (.4, .3, .2, .1)."""
     sets = torch.tensor([0] * 4 + [1] * 3 + [2] * 2 + [3])
     data = SetData(torch.zeros(10, 1, 8, 8, dtype=torch.uint8), sets, PRIORS, None, None, split(3, 0, 0.1))
     return log_transition(data, **keys)
@@ -97,7 +97,7 @@ def test_golden_vectors():
 
 
 def test_full_rank_priors_can_be_inverted():
-    """p = normalize(D_pi Pi^+ D_pibar^-1 g): what makes the surrogate task determine the classifier."""
+    """p = normalize(D_pi Pi^+ D_pibar^-1 g): for this reason the surrogate task determines the classifier."""
     pi, shares = (
         torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64),
         torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64),
@@ -250,8 +250,8 @@ def test_h_rises_to_its_value_or_falls_from_it():
 
 
 def test_recalibrated_statistics_come_from_labeled_images():
-    """Two batches of 15: mean and variance of the first batch norm are the means of theirs; the parameters
-    belong to the blend."""
+    """There are two batches of 15 images. Mean and variance of the first batch norm are the means over both
+    batches; the parameters are those of the blend."""
     fed, keys = federation(), {"batch_size": 15, "rounds": [1]}
     algorithm, _, room = trained("fedul-m2", fed, recalibrate=True, **keys)
     plain = trained("fedul-m2", fed, **keys)[0]

@@ -11,8 +11,8 @@ IMAGES = 12
 
 
 def turn(name, fed=None, **keys):
-    """A turn without dropout, away from the model that was sent, its loss of a batch, and the generator of
-    its draws as it was before."""
+    """Return a turn without dropout, with a model that has moved since it was sent; its loss of a batch; and
+    the generator before its draws."""
     work = first_turn(settings(name, dropout=0.0, **keys), fed)
     torch.manual_seed(1)
     work.workspace.flat.values.data.add_(0.05 * torch.randn_like(work.values))
@@ -24,13 +24,13 @@ def loss(work, batch):
 
 
 def features(work, images):
-    """Hidden units of the head, with batch norm as the network is."""
+    """Return the hidden units of the head, with batch norm in the mode of the network."""
     net = work.net
     return gelu(net.head.fc1(net.tokens(images).flatten(1)))
 
 
 def test_quantized_features_add_two_codeword_losses():
-    """mean (q - sg z)^2 + 0.25 mean (sg q - z)^2, means over all numbers."""
+    """Add mean (q - sg z)^2 and 0.25 mean (sg q - z)^2, with means over all elements."""
     work, batch, _ = turn("uefl", commitment=0.25)
     found = loss(work, batch)
     tokens, codebook = work.net.tokens(batch.images), work.trained["codebook"]
@@ -42,7 +42,7 @@ def test_quantized_features_add_two_codeword_losses():
 
 
 def gaussian_samples(work, images, state, samples):
-    """Gaussians of the features, and the samples that the loss has drawn."""
+    """Return the Gaussians of the features, and the samples that the loss has drawn."""
     work.generator.set_state(state)
     noise = torch.Generator().manual_seed(int(torch.randint(2**62, (), generator=work.generator)))
     mean, before = work.net.gaussian(
@@ -54,7 +54,7 @@ def gaussian_samples(work, images, state, samples):
 
 @pytest.mark.parametrize("norm", ["l2", "l2sq"])
 def test_fedsr(norm):
-    """m = 0, rho = softplus(1) and q = 1, as they begin."""
+    """The initial values are m = 0, rho = softplus(1) and q = 1."""
     work, batch, state = turn("fedsr", dim=8, norm_weight=0.3, divergence_weight=0.2, norm=norm)
     found = loss(work, batch)
     mean, deviation, (sample,) = gaussian_samples(work, batch.images, state, 1)
@@ -66,7 +66,7 @@ def test_fedsr(norm):
 
 
 def test_fedcr():
-    """The Gaussians of the classes are N(0, 1), as they begin."""
+    """Initially the Gaussian of each class is N(0, 1)."""
     work, batch, state = turn("fedcr", dim=8, beta=0.2, samples=3)
     found = loss(work, batch)
     mean, deviation, samples = gaussian_samples(work, batch.images, state, 3)
@@ -76,7 +76,7 @@ def test_fedcr():
 
 
 def supervised_contrast(z, labels, temperature):
-    """Anchor by anchor."""
+    """Compute the supervised contrastive loss, anchor by anchor."""
     z = z / z.norm(dim=1, keepdim=True)
     total = 0.0
     for i in range(len(z)):
@@ -114,7 +114,7 @@ def test_vhl(epoch):
 
 
 def test_fedbr():
-    """Pseudo-images pass batch norm by themselves."""
+    """Pseudo-images pass batch norm separately from the client's images."""
     work, batch, _ = turn(
         "fedbr", federation((148, 148, 148)), contrast=0.7, uniform=0.6, pseudo=8, pull=1.5, push=0.5
     )

@@ -41,7 +41,7 @@ def replies(one):
 
 
 def test_control_variates_follow_option_two():
-    """c_k - c + (x - y) / (K lr), in the third round, where c and c_k are not zero."""
+    """Check c_k - c + (x - y) / (K lr) in the third round, in which c and c_k are not zero."""
     one = arm(settings("scaffold", rounds=[3], local_epochs=2, **SGD))[0]
     one.turn(), one.turn()
     seen = replies(one)
@@ -102,7 +102,7 @@ class Parabolas(Scaffold):
 
 @pytest.mark.slow
 def test_drifting_clients_converge_to_the_optimum_of_their_mean():
-    """(1 * 3 + 2 * 0 + 6 * -1) / 9 = -1/3; FedAvg with 5 local steps ends elsewhere."""
+    """The optimum is (1 * 3 + 2 * 0 + 6 * -1) / 9 = -1/3; FedAvg with 5 local steps does not reach it."""
     cfg = settings("scaffold", rounds=[60], local_steps=5, optimizer="sgd", lr=0.1)
     ends = []
     for correction in (1.0, 0.0):

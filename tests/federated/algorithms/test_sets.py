@@ -25,7 +25,7 @@ from uefl.seeds import derive
 
 
 def turn(name: str, round: int = 0, data: Any = None, **keys: Any) -> Work:
-    """The turn of the only client, before its first step."""
+    """Return the turn of the only client, before its first step."""
     fed = federation(clients=1)
     one, room, _ = arm(settings(name, **keys), fed)
     message = Message(
@@ -210,7 +210,8 @@ def test_smoothness_keeps_running_statistics_and_has_a_gradient():
 
 
 def test_smoothness_is_the_divergence_after_one_power_step():
-    """r = epsilon g / |g|, g the slope of KL(p(x) || p(x + xi d)) in d, and d a random unit vector."""
+    """r = epsilon g / |g|, where g is the gradient of KL(p(x) || p(x + xi d)) with respect to d, and d a
+    random unit vector."""
     work = turn("fedllp-vat", vat_epsilon=2.0, vat_xi=0.5)
     for m in work.net.modules():
         if isinstance(m, torch.nn.Dropout):
@@ -277,7 +278,7 @@ def test_smoothness_without_weight_is_fedllp_bit_for_bit():
 
 
 def test_draws_of_an_algorithm_change_no_order_or_dropout():
-    """With a weight that rounds away, the draws of the smoothness term leave the batches as they are."""
+    """The smoothness term has such a small weight that only its draws could change the training."""
     orders = []
     for name in ("fedllp", "fedllp-vat"):
         one, _, _ = arm(settings(name))

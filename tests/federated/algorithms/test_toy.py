@@ -238,7 +238,7 @@ def test_an_instance_with_an_unwritable_parameter_is_rejected(tmp_path):
 
 
 def test_algorithms_are_named_only_in_their_files():
-    """The frame knows no algorithm by name: neither a list nor a comparison may hold one."""
+    """The framework does not know any algorithm by name: no list and no comparison contains one."""
     root = Path(base.__file__).parents[1]
     names = [name for name in registry() if registry()[name].__module__.startswith("uefl.")]
     assert len(names) >= 12

@@ -26,7 +26,8 @@ def test_before_its_phase_it_equals_fedavg_without_dropout():
 
 @pytest.mark.parametrize(("extra", "rounds"), [(0.0, [2]), (1.0, [2, 1])], ids=str)
 def test_extra_sets_the_number_of_rounds(extra, rounds):
-    """With a phase that begins after the first iteration it is FedAvg over that many iterations."""
+    """If the phase begins after the first iteration, the arm is FedAvg with the resulting number of
+    iterations."""
     own = arm(settings("tpt", extra=extra, threshold=1e-9, rounds=[2, 1, 1]))[0]
     average = arm(settings("fedavg", dropout=0.0, rounds=rounds))[0]
     records = finish(own)
@@ -118,6 +119,6 @@ def test_a_saved_model_predicts_as_it_was_measured(tmp_path):
 
 @pytest.mark.slow
 def test_a_killed_run_resumes_bit_for_bit(tmp_path):
-    """Killed while training images are measured at the end of the first iteration, in either exchange, and
-    after it."""
+    """Kill the run in each exchange that measures the training images after the first iteration, and after
+    the exchanges."""
     killed_and_resumed(tmp_path, {"tpt": {"threshold": 1e-9, "extra": 1.0}}, (8, 10, 12))

@@ -236,7 +236,7 @@ def test_group_centroids_are_weighted_by_cluster_size():
 
 
 def test_the_commitment_weight_pulls_features_to_their_codewords():
-    """Codewords that cannot move: the features of the images have to come to them."""
+    """The codewords cannot move, so the features must move to them."""
     distance = {}
     for weight in (0.0, 0.25):
         algorithm, room, _ = arm(
@@ -257,7 +257,7 @@ def test_the_commitment_weight_pulls_features_to_their_codewords():
 
 @pytest.mark.parametrize("keys", [{}, {"optimizer": "sgd", "participation": 0.5}], ids=["adam", "sgd"])
 def test_without_quantizer_it_is_fedavg_bit_for_bit(keys):
-    """The codebook is made after the last round, only for the last measurement."""
+    """The codebook is created after the last round, for the last measurement only."""
     own = arm(settings(extend="none", rounds=[3], codebook_after=3, **keys))[0]
     average = arm(settings("fedavg", rounds=[3], **keys))[0]
     columns = (

@@ -63,7 +63,7 @@ def test_every_option_changes_the_run_and_resumes_bit_for_bit(keys):
 
 
 def test_codewords_learn_where_features_are():
-    """The shared codebook comes nearer to the features than it began, by gradient and by averages."""
+    """The shared codebook moves towards the features, both by gradient and by moving averages."""
     for keys in ({"codebook_lr": 30.0}, {"ema_decay": 0.9}):
         algorithm, room, _ = arm(settings(extend="none", rounds=[4], local_epochs=3, **keys))
         before = visible(algorithm, "silo-0").clone()
@@ -87,7 +87,7 @@ def test_an_extension_lowers_the_quantization_error():
 
 
 def features(room, algorithm, client):
-    """``[N, H', W', D]`` of a client's training images under the current model."""
+    """Return ``[N, H', W', D]``, the features of a client's training images under the current model."""
     room.net.eval()
     own = state(algorithm).tensors
     room.flat.set(own["values"], own["buffers"])
@@ -101,7 +101,7 @@ def quantization_error(tokens, book):
 
 
 def test_codebook_lr_is_a_multiple_of_the_networks_lr():
-    """Adam's first step is the learning rate itself, in every entry that has a gradient."""
+    """The first step of Adam moves every element with a gradient by the learning rate."""
     moves = {}
     for factor in (1.0, 30.0):
         algorithm, _, _ = arm(
@@ -226,7 +226,8 @@ def test_segments_with_own_codebooks_use_own_codewords():
 
 
 def test_usage_lists_shared_codewords_before_extensions():
-    """The picture of it is cut behind the shared ones; here each segment has two, and two more."""
+    """The picture of the usage has a line after the shared codewords. Here each segment has two shared and
+    two new codewords."""
     algorithm = workspace(settings(segment_codebooks=True, segments=2)).algorithm
     # 0, 1 are shared of the first segment, 4, 5 of the second
     codes = torch.tensor([[0, 4], [1, 5], [2, 6], [2, 7]])

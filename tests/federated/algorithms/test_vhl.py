@@ -58,7 +58,7 @@ def test_the_pull_is_scale_invariant_with_finite_gradients():
 
 
 def work_of(net, epoch=0):
-    """A turn with virtual images, dropout off, and a batch of four real images."""
+    """Return a turn with virtual images, without dropout, and a batch of four real images."""
     work = SimpleNamespace(
         net=net.eval(),
         epoch=epoch,
@@ -74,8 +74,8 @@ def work_of(net, epoch=0):
 
 @pytest.mark.parametrize("epoch", [0, 4, 5])
 def test_loss_equals_the_formula(epoch):
-    """Real and virtual classes are told apart, and matched in the pull; the terms of the features are on in
-    the first five passes."""
+    """Real and virtual classes have separate outputs, and the pull matches them. The terms of the features
+    are on in the first five epochs."""
     room = arm(settings("vhl"))[1]
     net, (work, batch) = room.net, work_of(room.net, epoch)
     found = VHL(virtual_weight=0.5, pull=0.25, virtual_contrast=0.125).bound(room.context).loss(work, batch)
@@ -92,7 +92,7 @@ def test_loss_equals_the_formula(epoch):
 
 
 def test_the_features_of_virtual_images_are_not_pulled(monkeypatch):
-    """The gradient of the pull goes only to real images."""
+    """Only real images get a gradient from the pull."""
     room, inputs = arm(settings("vhl"))[1], []
     tokens = room.net.tokens
     monkeypatch.setattr(

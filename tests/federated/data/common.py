@@ -11,7 +11,7 @@ from uefl.data import Data, Federation, Split, build
 
 
 def labeled(source="digits", *, seed=0, data_root=None, **keys) -> Federation:
-    """A data set dealt to two clients or one per angle, or the user's own clients."""
+    """Return a data set dealt to two clients or to one client per angle, or the user's own clients."""
     if keys.get("angles") is not None:
         keys["partition"] = {
             "scheme": "rotations",
@@ -28,7 +28,7 @@ def labeled(source="digits", *, seed=0, data_root=None, **keys) -> Federation:
 
 
 def sets(source="digits", *, seed=0, data_root=None, **keys) -> Federation:
-    """Unlabeled sets; keys of the partition and of the section stand side by side."""
+    """Return unlabeled sets; the keys may be keys of the partition or of the section."""
     of_partition = {
         key: keys.pop(key) for key in ("split", "sets", "overlap", "legacy_column_norm") if key in keys
     }
@@ -57,7 +57,7 @@ def load(federation: Federation) -> list[Loaded]:
 
 
 def pairs(*splits: Split):
-    """Images with their labels, sorted: the images of the splits, in any order."""
+    """Return the images of the splits with their labels, sorted, so that the order does not matter."""
     return sorted(
         (image.numpy().tobytes(), int(label))
         for split in splits
@@ -66,7 +66,7 @@ def pairs(*splits: Split):
 
 
 def whole(silo):
-    """All images of a client."""
+    """Return all images of a client."""
     return pairs(silo.train, silo.holdout, silo.test)
 
 
@@ -76,16 +76,16 @@ def same(a: Split, b: Split) -> bool:
 
 
 def split_of(table, rows) -> Split:
-    """Rows of a source as they lie there."""
+    """Return rows of a source in the order of the source."""
     return Split(table.images.read(rows, 0), torch.from_numpy(table.labels[rows]))
 
 
 def both(table):
-    """The training and the test part, in the order of the deal."""
+    """Return the training and the test part, in the order of the deal."""
     return split_of(table, table.train), split_of(table, table.test)
 
 
 def splits(table, group):
-    """The training and the test split of a client."""
+    """Return the training and the test split of a client."""
     train, test = table.of_group(group)
     return split_of(table, train), None if test is None else split_of(table, test)

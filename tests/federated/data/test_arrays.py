@@ -18,7 +18,7 @@ PIXELS = np.random.default_rng(0).integers(0, 256, (60, 3, 6, 5), dtype=np.uint8
 
 
 def parts(form=lambda x, y: (x, y)):
-    """Two clients with 20 training and 10 test images each, in any form."""
+    """Return two clients with 20 training and 10 test images each, in a given form."""
     at = [(0, 20), (20, 30), (30, 50), (50, 60)]
     a, b, c, d = (form(PIXELS[i:j], LABELS[: j - i]) for i, j in at)
     return {"north": (a, b), "south": (c, d)}

@@ -17,7 +17,7 @@ def silo(rng, labels, size=(6, 6)):
 
 
 def made(*clients, **keys):
-    """A federation of (training labels, test labels) per client."""
+    """Return a federation from (training labels, test labels) of each client."""
     rng = np.random.default_rng(0)
     return from_arrays(
         {f"c{i}": (silo(rng, train), silo(rng, test)) for i, (train, test) in enumerate(clients)}, **keys

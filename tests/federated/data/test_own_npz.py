@@ -144,7 +144,7 @@ def test_missing_npz_is_named(tmp_path):
 
 
 def test_header_of_more_data_than_stored_is_one_line(tmp_path):
-    """730 GB of images with 64 bytes present."""
+    """The header claims 730 GB of images, and the file has 64 bytes."""
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(
         header, {"descr": "|u1", "fortran_order": False, "shape": (10**9, 27, 27)}

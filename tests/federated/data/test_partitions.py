@@ -20,7 +20,7 @@ from .common import labeled, load
 
 
 def table(train=2000, test=500, classes=10, groups=0):
-    """A source of random labels without images."""
+    """Return a source of random labels without images."""
     count = train + test
     labels = np.random.default_rng(7).integers(0, classes, count)
     labels[:classes] = range(classes)
@@ -39,7 +39,7 @@ def dealt(made, scheme, seed=0, **keys):
 
 
 def matrix(made, deal):
-    """Images ``[clients, classes]``, whatever the split."""
+    """Return the number of images of each client and class, ``[clients, classes]``, over all splits."""
     rows = [
         share.train if share.test is None else np.concatenate([share.train, share.test])
         for share in deal.clients
@@ -112,7 +112,7 @@ def test_over_clients_gives_unequal_sizes_with_a_minimum():
 
 
 def test_over_clients_stops_at_the_share_of_a_client():
-    """No client may have more than its share and one class."""
+    """A client has at most its share of the images, and then the rest of one class."""
     made = table(2500, 0)
     for seed in range(5):
         scheme = {"scheme": "dirichlet", "convention": "over_clients", "alpha": 0.05}
@@ -129,7 +129,7 @@ def test_over_classes_gives_equal_sizes(convention):
 
 
 def effective(counts):
-    """Classes that a client has, as the exponential of the entropy of its shares."""
+    """Return the number of classes in effect of a client: exp of the entropy of its shares."""
     shares = counts / counts.sum(1, keepdims=True)
     return np.exp(-(shares * np.log(np.maximum(shares, 1e-300))).sum(1)).mean()
 

@@ -25,13 +25,13 @@ ALPHA = np.where(np.arange(6) < 3, 0, 255).astype(np.uint8) * np.ones((8, 1), np
 
 
 def on_white(color, alpha):
-    """In float64: transparent pixels show white."""
+    """Return an image on white, computed in float64: transparent pixels show white."""
     share = alpha[..., None] / 255.0
     return np.round(share * color + (1 - share) * 255).astype(np.uint8)
 
 
 def rotated(image, orientation):
-    """An image that its EXIF data say to turn."""
+    """Return an image with EXIF data that ask for a rotation."""
     exif = Image.Exif()
     exif[0x0112] = orientation
     return image, {"exif": exif}
@@ -89,7 +89,7 @@ def write(path, image):
 
 
 def folder(tmp_path, case):
-    """One client with images of one case, nearly all plain."""
+    """Return a client in which one image has the tested form and nearly all others are plain."""
     image, suffix, _, _ = CASES[case]
     for label in ("cat", "dog"):
         for i in range(6):
@@ -297,7 +297,7 @@ def test_a_transparent_value_of_16_bits(tmp_path):
 
 
 def test_color_of_16_bits_is_noted(tmp_path):
-    """Pillow cannot write such a file."""
+    """The test writes the file itself, because Pillow cannot write 16-bit color."""
     rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in np.repeat(DEEP, 3, 1))
     header = struct.pack(">IIBBBBB", 6, 8, 16, 2, 0, 0, 0)
     chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
@@ -324,7 +324,7 @@ def test_the_size_is_that_of_the_upright_pixels(tmp_path, suffix, orientation, t
 
 
 def test_hidden_colors_do_not_matter():
-    """Images with equal visible pixels are equal."""
+    """Two images are equal if their visible pixels are equal."""
     hidden = np.dstack([np.where(ALPHA[..., None] > 0, COLOR, 240), ALPHA])
     shown = [
         pixels_of(Image.fromarray(array.astype(np.uint8))) for array in (np.dstack([COLOR, ALPHA]), hidden)
@@ -333,7 +333,7 @@ def test_hidden_colors_do_not_matter():
 
 
 def test_all_damaged_files_are_named(tmp_path):
-    """Also images of other clients, with a damaged header or damaged pixels."""
+    """The error also names images of other clients, with damaged headers or pixels."""
     root = tmp_path / "silos"
     for silo in ("a", "b"):
         for label in ("cat", "dog"):

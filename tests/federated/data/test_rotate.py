@@ -12,8 +12,7 @@ def random_images(*shape):
 
 
 def by_definition(image, degrees, center):
-    """Bilinear sampling of one channel [H, W] at each pixel turned back about ``center`` (x, y), in
-    float64."""
+    """Sample one channel [H, W] bilinearly, in float64, at each pixel turned back about ``center`` (x, y)."""
     height, width = image.shape
     cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
     padded = torch.zeros(height + 2, width + 2, dtype=torch.float64)  # black outside

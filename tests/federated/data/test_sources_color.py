@@ -128,7 +128,8 @@ def test_an_npz_of_other_arrays_is_refused(tmp_path):
 
 
 def gtsrb_root(root):
-    """The published files: signs of different sizes, 3 classes, 4 training and 2 test images each."""
+    """Return a folder like the published one: signs of different sizes, with 3 classes and 4 training and 2
+    test images of each."""
     rng = np.random.default_rng(0)
     base = root / "gtsrb" / "GTSRB"
     lines = ["Filename;Width;Height;Roi.X1;Roi.Y1;Roi.X2;Roi.Y2;ClassId"]

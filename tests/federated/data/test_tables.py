@@ -27,7 +27,7 @@ UEFL = {"codewords": 4, "segments": 2}
 
 
 def columns(seed, rows=40, count=5):
-    """Columns on scales that need to be standardized, of two classes that the first one separates."""
+    """Return columns with different scales, of two classes that differ in the first column."""
     rng = np.random.default_rng(seed)
     labels = rng.integers(0, 2, rows)
     values = rng.normal(size=(rows, count)) * 10.0 ** np.arange(count) + 1e6
@@ -57,7 +57,7 @@ def write(folder, silos=2):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """One run of two clients in a folder of tables."""
+    """Return a run of two clients from a folder of tables."""
     base = tmp_path_factory.mktemp("tables")
     return base, uefl.train(
         KEYS | {"data": {"source": str(write(base / "data"))}},
@@ -101,7 +101,7 @@ def test_tables_are_exported_in_the_dtype_of_their_inputs(made, keys, tmp_path):
 
 
 def test_a_table_is_learned(tmp_path):
-    """The class is in one column, and the scales differ by factors of ten."""
+    """One column determines the class, and the scales of the columns differ by factors of ten."""
     keys = KEYS | {"training": KEYS["training"] | {"rounds": [4], "local_epochs": 8}}
     clients = {f"silo-{i}": (columns(i, 120), columns(10 + i, 60)) for i in range(2)}
     done = uefl.train(keys, out=tmp_path / "run", clients=clients, arms=["fedavg"])
@@ -318,7 +318,7 @@ def tables(tmp_path, **texts):
 
 
 def test_whole_floats_and_integers_name_the_same_classes(tmp_path):
-    """A file with an empty label, since filled, has its labels as floats."""
+    """pandas reads the labels of a file as floats if one label was empty at first."""
     fed = tables(tmp_path, n="a,label\n" + "1,0\n2,1\n" * 9, s="a,label\n" + "1,0.0\n2,1.0\n" * 9)
     assert fed.classes == ("0", "1")
 
@@ -371,7 +371,7 @@ def test_empty_cells_at_the_end_of_tokens_are_padding(tmp_path):
 
 @pytest.fixture
 def parquet(tmp_path, monkeypatch):
-    """A folder of two files, which pandas reads with any of its Parquet libraries: none need be installed."""
+    """Write a folder of two files, and replace pandas' reader, so that no Parquet library is needed."""
     frames = {tmp_path / "data" / f"silo-{i}.parquet": frame(i, silo=f"silo-{i}") for i in range(2)}
     (tmp_path / "data").mkdir()
     for path in frames:

@@ -102,7 +102,7 @@ def test_only_iid_clients_share_their_drawn_priors():
 
 
 def tensors(fed):
-    """All that a run depends on."""
+    """Return everything that a run depends on."""
     for silo in load(fed):
         yield from (
             silo.images,

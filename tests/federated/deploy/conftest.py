@@ -12,7 +12,8 @@ from tests.federated.deploy.runs import content
 
 @pytest.fixture(scope="module", autouse=True)
 def nothing_survives(request):
-    """Every process inherits a mark; a process that has lost its parent keeps it."""
+    """Check that no process survives a test. Every process inherits a mark, and keeps it when its parent has
+    ended."""
     mark = f"{request.node.nodeid}-{os.getpid()}"
     os.environ["UEFL_TEST"] = mark
     yield

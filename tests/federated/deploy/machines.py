@@ -135,8 +135,8 @@ def may_make_namespaces() -> bool:
 def images(
     folder: Path, classes: dict[str, int], *, size: int = 8, color: bool = False, seed: int = 0
 ) -> None:
-    """``folder/{train,test}/CLASS/*.png``, the classes told apart by the place of a bright bar; 12 to train
-    and 4 to test."""
+    """Write ``folder/{train,test}/CLASS/*.png``: the position of a bright bar tells the class; 12 training
+    and 4 test images."""
     rng = np.random.default_rng(seed)
     for part, count in (("train", 12), ("test", 4)):
         for name, place in classes.items():

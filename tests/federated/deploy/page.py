@@ -31,5 +31,5 @@ class WalkThrough:
         self.variables = dict(pair.split("=") for pair in export.removeprefix("export ").split())
 
     def at(self, hospital: str) -> list[str]:
-        """The commands at a hospital, which the page has for the first of two."""
+        """Return the commands at a hospital; the page has the commands of the first of two hospitals."""
         return [line.replace("ulm", hospital) for line in self.hospital]

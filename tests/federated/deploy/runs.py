@@ -16,7 +16,7 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
 
 def config(folder: Path, arms: str = "[arms.fedavg]", clients: int = 3, run: str = "") -> Path:
-    """A configuration file."""
+    """Write a configuration file."""
     path = folder / "tiny.toml"
     path.write_text(CONFIG.format(arms=arms, clients=clients, run=run))
     return path
@@ -40,7 +40,7 @@ def start(*arguments: object, cwd: Path, background: bool = False) -> subprocess
 
 
 def end(process: subprocess.Popen[str], seconds: float = 300) -> tuple[int, str, str]:
-    """Wait; exit code, stdout and stderr."""
+    """Wait for a process; return its exit code, stdout and stderr."""
     try:
         out, err = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
@@ -56,7 +56,7 @@ def uefl(*arguments: object, cwd: Path, seconds: float = 300) -> tuple[int, str,
 
 
 def children(pid: int) -> dict[int, str]:
-    """Processes that a process has started, with their command lines."""
+    """Return the child processes of a process, with their command lines."""
     found = {}
     for task in Path(f"/proc/{pid}/task").iterdir():
         for child in filter(_runs, map(int, (task / "children").read_text().split())):
@@ -65,7 +65,7 @@ def children(pid: int) -> dict[int, str]:
 
 
 def content(path: Path) -> bytes:
-    """Of a file; nothing for a file that is gone, as after the end of a process."""
+    """Return the content of a file; empty if the file is gone, for example after the end of a process."""
     try:
         return path.read_bytes()
     except OSError:

@@ -54,8 +54,8 @@ def program(folder, name):
 
 @contextmanager
 def joined(monkeypatch, programs, *, silos=2, wait=5.0, keys=None):
-    """A run that is about to begin over these programs; its output lines; the messages that each of
-    them has got."""
+    """Start a run over these programs; return its output lines, and the messages that each program has
+    received."""
     said, got = [], []
 
     def heard(one):
@@ -105,8 +105,8 @@ def test_a_refused_silo_and_the_user_get_the_reason(folder, monkeypatch, caplog)
 
 @pytest.mark.parametrize("order", ["abc", "cab"])
 def test_silo_with_other_images_does_not_block_the_run(folder, monkeypatch, order):
-    """The attack on the start: whoever comes with another image size, first or last, is left out, and the
-    others go on."""
+    """A silo with another image size is refused, whether it comes first or last, and the others train.
+    Otherwise it could block the start."""
     images(folder / "c", {"cat": 0, "dog": 1}, size=10)
     with joined(monkeypatch, [program(folder, name) for name in order]) as (run, _, got):
         federation = run.federation(settings(folder), None, {})
@@ -166,7 +166,7 @@ def test_unreadable_report_is_answered(folder, monkeypatch):
 
 
 def test_a_resumed_run_keeps_the_key_of_each_name(folder, monkeypatch):
-    """The run folder has the hash of the key, so a node with another number is the same silo, and one with
+    """The run folder has the hash of the key. So a node with another number is the same silo, and a node with
     another key is not."""
     programs = [program(folder, name) for name in "ab"]
     with joined(monkeypatch, programs, keys={10: b"key of a", 11: b"key of b"}) as (run, _, _):
@@ -209,7 +209,8 @@ def test_the_run_folder_records_how_each_silo_computes(folder, monkeypatch):
 
 
 def test_returning_silo_that_computes_otherwise_is_noted(folder, monkeypatch):
-    """In the middle of a run, too: it is another activation of its node, which is greeted again."""
+    """The server notes a change in the middle of a run, too: a new activation of the node is greeted
+    again."""
     with joined(monkeypatch, [program(folder, name) for name in "ab"]) as (run, said, _):
         run.federation(settings(folder), None, {})
         before = run.silos["b"]["torch"]
@@ -222,7 +223,7 @@ def test_returning_silo_that_computes_otherwise_is_noted(folder, monkeypatch):
 
 
 def test_a_node_rejected_twice_may_still_join(folder, monkeypatch):
-    """It is started again after each refusal."""
+    """The node is started again after each refusal."""
     good = program(folder, "b")
     answers = [
         lambda packet: Packet({}, {}),
@@ -256,7 +257,7 @@ def test_a_node_rejected_twice_may_still_join(folder, monkeypatch):
     ],
 )
 def test_returning_silo_with_other_data_is_refused(folder, monkeypatch, change):
-    """The attack on the start: an honest report, and then another one that ends the run."""
+    """A silo sends an honest report, and later another report that would end the run."""
     honest = program(folder, "b")
 
     def liar(packet):
@@ -323,7 +324,7 @@ def test_an_unexpected_failure_keeps_its_traceback(folder, caplog):
 
 
 def test_a_bad_round_ends_the_run_at_its_last_checkpoint(folder, monkeypatch):
-    """When the silo no longer lies, the resumed run has the numbers of an undisturbed run."""
+    """If the silo no longer lies, the resumed run has the numbers of an undisturbed run."""
     aggregate = FedAvg.aggregate
 
     def fifth_power(self, state, averages):

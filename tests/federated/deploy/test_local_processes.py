@@ -51,7 +51,7 @@ server = "finetune"
 
 @pytest.mark.parametrize("kind", ["labeled", "sets"])
 def test_the_same_numbers_as_in_one_process(tmp_path, kind):
-    """From Python here; from the command line below."""
+    """This test uses Python; a test below uses the command line."""
     cfg = config(tmp_path, f"[arms.fedavg]\n{UEFL}[arms.fedper]\n", clients=2)
     if kind == "sets":
         cfg.write_text(SETS)
@@ -78,7 +78,7 @@ def undisturbed(tmp_path_factory):
     "how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=["Ctrl-C", "SIGTERM", "kill -9"]
 )
 def test_interrupted_run_leaves_no_process_and_resumes(tmp_path, how, undisturbed):
-    """Over Flower again after the worst end, in this process after the others."""
+    """The run resumes over Flower after the hardest end, and in this process after the other ends."""
     cfg = config(tmp_path, UEFL, clients=2)
     to_flower = ("--engine", "flower", "--device", "cpu")
     run = start("train", cfg, *to_flower, "--out", "run", cwd=tmp_path, background=how == signal.SIGKILL)

@@ -39,7 +39,7 @@ def agreed(cfg, nodes):
 
 
 def check_same(cfg, whole, there, nodes):
-    """An arm over these programs has the metrics of a federation in one process."""
+    """Check that an arm over these programs has the metrics of a federation in one process."""
     for field in ("classes", "shape", "mean", "std", "kind"):
         assert getattr(there, field) == getattr(whole, field), field
     for group in ("clients", "unseen"):
@@ -64,7 +64,7 @@ def check_same(cfg, whole, there, nodes):
 
 @pytest.fixture
 def sets(tmp_path):
-    """The same images for one process, in ``whole``, and for two silos and a server."""
+    """Write the same images for one process, in ``whole``, and for two silos and a server."""
     whole = write(tmp_path / "whole", server=("labeled", "validation"))
     for name, entry in (("berlin", "berlin"), ("madrid", "madrid.npz")):
         there = tmp_path / name / "clients" / entry

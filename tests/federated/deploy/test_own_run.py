@@ -68,7 +68,7 @@ class OwnRun:
         return self.sandbox.start("uefl.engines.flower.commands", command, *options, log=log)
 
     def alone(self, config="tiny.toml"):
-        """The metrics of the same run in this process."""
+        """Return the metrics of the same run in this process."""
         folder = self.sandbox.folder
         uefl.train(folder / config, out=folder / "alone", device="cpu")
         return without_bytes((folder / "alone" / "metrics.jsonl").read_text())
@@ -94,7 +94,8 @@ class OwnRun:
 
 @pytest.fixture
 def own(tmp_path, monkeypatch):
-    """Two clients, and a round in each of two iterations: a message starts a process."""
+    """Return a configuration of two clients and a round in each of two iterations. Each message starts a
+    process."""
     with open_sandbox(tmp_path) as sandbox:
         tiny = CONFIG.format(run="", clients=2, arms=UEFL).replace("[2, 1]", "[1, 1]")
         (tmp_path / "tiny.toml").write_text(tiny)
@@ -104,7 +105,7 @@ def own(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_silos_answer_a_run_of_another_superlink(own):
-    """This SuperLink starts the program of the run itself."""
+    """This SuperLink itself starts the program of the run."""
     own.superlink()
     for name in SILOS[:2]:
         own.sandbox.cluster.silo(name)

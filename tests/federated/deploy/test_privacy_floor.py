@@ -43,8 +43,8 @@ def program(path, **keys):
 
 
 def asked(cfg, **options):
-    """The first message of a run to silo-0; of an arm that is refused before it is read, the message of
-    another."""
+    """Return the first message of a run to silo-0. If the arm is refused before its message is read, return
+    the message of another arm."""
     message = messages(settings())["silo-0"]
     message.options |= options
     return packed_message(message, task(Setting.of(cfg, tiny.federation(), 1), "arm") | {"client": "silo-0"})
@@ -116,7 +116,7 @@ def test_algorithms_without_noise_are_refused(path, algorithm, keys, options, ca
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_non_finite_model_returns_only_noise(bad):
-    """A server may send one, so that the length of the change has no meaning."""
+    """A server may send such a model; then the length of the change has no meaning."""
     mechanism, sent = Privacy(settings(clip_norm=1e-6).run, b"key"), {"a": torch.tensor([bad, 0.0])}
     one = mechanism.hidden({"a": torch.tensor([bad, 5.0])}, sent, "silo-0", 0)
     assert abs(float(one["a"][1])) < 1e-4
@@ -180,7 +180,7 @@ def test_updates_counted_since_are_kept(path):
 
 
 def test_runs_that_differ_in_noise_do_not_reveal_the_update(path):
-    """With one draw at two scales, twice the first answer minus the second would be the update without
+    """If both runs scaled the same draw, twice the first reply minus the second would be the update without
     noise."""
     one = program(path)
     packet = asked(settings(noise_multiplier=1.0))

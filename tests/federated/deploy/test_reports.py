@@ -105,7 +105,7 @@ def test_missing_parts_are_one_line(report):
 
 @pytest.mark.parametrize("how", ["level", "everywhere", "channel", "overflow"])
 def test_a_histogram_of_other_images_is_refused(report, how):
-    """The attack on the normalization of all silos: a histogram of more images than there are."""
+    """A histogram of more images than the silo has would change the normalization of all silos."""
     counts = report.parts["pixels"]["counts"]
     match how:
         case "level":

@@ -29,7 +29,7 @@ HEADER = 8000  # bytes of JSON in a message or a reply of these runs, at most
 
 @pytest.fixture(scope="session", autouse=True)
 def forkserver():
-    """It lives as long as the session, so it starts before processes are marked."""
+    """Start the fork server before processes are marked, because it lives as long as the session."""
     multiprocessing.forkserver.ensure_running()
 
 
@@ -65,7 +65,7 @@ class SiloProcess:
             return self(packet)
 
     def io(self):
-        """Bytes that the process has read and written, including its files."""
+        """Return the bytes that the process has read and written, including its files."""
         lines = Path(f"/proc/{self.child.pid}/io").read_text().splitlines()
         counts = dict(line.split(": ") for line in lines)
         return int(counts["rchar"]), int(counts["wchar"])
@@ -101,7 +101,7 @@ def _die_in(step):
 
 @contextmanager
 def silos(cfg, folder, processes=NAMES, dies=None):
-    """An engine over three silos, these in processes of their own, which die."""
+    """Return an engine over three silos in separate processes, which die."""
 
     class ProcessSilos(Silos):
         def program(self, name, fed):
@@ -144,7 +144,7 @@ def test_a_silo_killed_in_its_third_round_resumes_bit_for_bit(algorithm, step, t
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedper", "uefl"])
 def test_reported_bytes_are_those_a_silo_reads_and_writes(algorithm, tmp_path):
-    """The process does nothing but read messages and write replies, and read and write its state."""
+    """The process only reads messages, writes replies, and reads and writes its state."""
     keys = {
         "fedavg": {},
         "fedper": {"private_mean": False, "personal": "all", "hidden": 4096},

@@ -23,7 +23,7 @@ def settings(source="silos", **data):
 
 
 def report(path, cfg):
-    """The report of a silo, as it arrives."""
+    """Return the report of a silo in the form in which it arrives."""
     header, parts = SiloProgram(own(path, None), torch.device("cpu"))(Packet(greeting(cfg), {}))
     assert header.get("error") is None
     return json.loads(json.dumps(header)), parts
@@ -36,7 +36,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def split(tmp_path):
-    """Tables with test rows: splits that are drawn depend on the clients that are drawn for together."""
+    """Write tables with test rows, because drawn splits depend on which clients draw together."""
     (tmp_path / "split").mkdir()
     for i in range(3):
         table = frame(i, test=[False] * 30 + [True] * 10)
@@ -69,7 +69,7 @@ def test_the_setting_of_a_run_travels_as_json(folder):
 
 
 def test_a_silo_itself_names_its_column_of_labels(tmp_path):
-    """A report has every value of this column: a run that chooses it could read all columns."""
+    """A report has every value of this column. A run that chose the column could read all columns."""
     path = tmp_path / "a.csv"
     table = frame(0, patient=range(1_000_000, 1_000_040)).rename(columns={"label": "outcome"})
     table.to_csv(path, index=False)

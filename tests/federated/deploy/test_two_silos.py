@@ -56,8 +56,8 @@ stop_when_certain = false
 
 @pytest.fixture(scope="module")
 def page():
-    """With an address for a name, as the page itself advises, a small configuration, and a place for a
-    path."""
+    """Return the commands of the page with an address instead of a name, as the page advises, a small
+    configuration, and a path."""
     changes = {
         "DNS:server.example": f"IP:{HOST}",
         "server.example": HOST,
@@ -71,7 +71,7 @@ def page():
 
 @pytest.fixture(scope="module")
 def machines(tmp_path_factory, page):
-    """The start of the page: each hospital has its images, and the server has none."""
+    """Create the machines of the page: each hospital has its images, and the server has none."""
     folder = tmp_path_factory.mktemp("two-silos")
     with Machines(folder, SILOS, page.variables) as machines:
         (folder / "server" / "mine.toml").write_text(CONFIG)
@@ -81,8 +81,8 @@ def machines(tmp_path_factory, page):
 
 
 def told(folder, secrets):
-    """Places of a secret that should be only in its own file: in a command line of any process here, a
-    log, or a run folder."""
+    """Return the places of a secret outside of its own file: command lines of processes on this machine,
+    logs, and run folders."""
     places = {path: content(path) for path in Path("/proc").glob("[0-9]*/cmdline")}
     places |= {
         path: path.read_bytes()
@@ -104,7 +104,7 @@ def done(machines, machine, line):
 
 
 def copy(machines, name, start, end):
-    """By hand, as the page says."""
+    """Copy a file by hand, as the page describes."""
     shutil.copy(machines.folder / start / name, machines.folder / end / name)
 
 
@@ -167,7 +167,7 @@ def test_the_ten_commands_of_the_page(machines, page, monkeypatch):
 
 
 def test_missing_secret_or_other_certificate_is_one_line(machines, page):
-    """Over the SuperLink of the test above."""
+    """This test uses the SuperLink of the test above."""
     certificate(machines.folder / "server", HOST, "other")
     copy(machines, "other.pem", "server", "ulm")
     train = page.last[-1].replace("--out run", "--out no")

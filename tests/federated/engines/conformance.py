@@ -33,7 +33,7 @@ def settings(case: str) -> Config:
 
 
 def federation(cfg: Config) -> Federation:
-    """The one that belongs to a configuration; every process can make it for itself."""
+    """Return the federation of a configuration; every process can create it."""
     if cfg.kind == "sets":
         return tiny_sets.federation()
     (arm,) = cfg.arms.values()
@@ -43,7 +43,7 @@ def federation(cfg: Config) -> Federation:
 
 
 def check_same(cfg: Config, engine: object) -> None:
-    """Over the end of the first iteration; nothing is asked of a run's end."""
+    """Check an engine up to the end of the first iteration; nothing is checked at the end of the run."""
     local, other = (
         tiny.arm(cfg, federation(cfg), wrap)[0] for wrap in (lambda here: here, lambda here: engine)
     )
@@ -58,8 +58,8 @@ def check_same(cfg: Config, engine: object) -> None:
 
 
 def check_raises(make: Callable[[Config], object]) -> None:
-    """Over an engine with the clients of ``tiny_worker``: one that raises is left out, with a code and
-    without its text."""
+    """Check an engine with the clients of ``tiny_worker``: a client that raises is rejected, with a code and
+    without the text of its error."""
     cfg = tiny.settings("fedavg", quorum=0.5, seed=RAISES)
     arm, _, notices = tiny.arm(cfg, federation(cfg), lambda local: make(cfg))
     arm.turn()
@@ -70,7 +70,7 @@ def check_raises(make: Callable[[Config], object]) -> None:
 
 
 def messages(cfg: Config) -> dict[str, Message]:
-    """The first round's, to every client."""
+    """Return the messages of the first round to every client."""
     caught: dict[str, Message] = {}
 
     class Catcher:

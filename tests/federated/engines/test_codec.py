@@ -109,7 +109,7 @@ def test_received_tensors_are_writable():
 )
 @pytest.mark.parametrize("described", [False, True])
 def test_a_damaged_tensor_is_refused(array, described):
-    """Also if the header agrees with it."""
+    """The tensor is refused even if the header agrees with it."""
     records = pack(Packet({}, {"part": {"x": torch.zeros(3)}}))
     records["part"] = ArrayRecord({"x": array})
     if described:

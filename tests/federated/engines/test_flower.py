@@ -108,7 +108,7 @@ def test_a_silent_client_is_dropped_at_the_deadline(run):
 
 @pytest.mark.parametrize(("deadline", "word"), [(2.5, "deadline"), (4.5, None)])
 def test_reply_after_the_deadline_is_dropped(run, monkeypatch, deadline, word):
-    """Each look at the link takes a second, and the replies come with the fourth."""
+    """Each poll of the link takes a second, and the replies come with the fourth poll."""
     cfg, federation = run
     one, there = engine(cfg, federation, programs(federation))
     looks, replies = [], there.arrived
@@ -140,7 +140,7 @@ def test_a_returning_client_gets_its_message_again(run, monkeypatch):
 
 
 def test_clients_whose_nodes_were_unregistered_are_gone(run, monkeypatch):
-    """Also where there is no deadline."""
+    """The round ends even without a deadline."""
     cfg, federation = run
     one, there = engine(cfg, federation, programs(federation))
     program, there.unregistered = there.nodes_there[10], {10, 11}
@@ -173,7 +173,7 @@ def test_an_incomplete_reply_is_requested_once_more(run):
 
 
 def test_too_large_reply_is_requested_once_more(run, monkeypatch):
-    """Another one may have filled the memory while it came."""
+    """Another reply may have filled the memory while this reply arrived."""
     cfg, federation = run
     monkeypatch.setattr(bounds, "HEADER", 20_000)
     asked = messages(cfg)
@@ -213,8 +213,8 @@ def test_a_node_that_ends_as_it_is_greeted_is_not_a_stranger(run):
 
 @pytest.mark.parametrize("bound", [True, False])
 def test_a_name_that_is_taken(run, bound):
-    """Nodes with keys stay the same node, so a name never moves; without, the newest node of a name is the
-    client."""
+    """A node with a key is always the same node, so its name never moves. Without keys, the newest node with
+    a name is the client."""
     cfg, federation = run
     there = MemoryLink(programs(federation))
     members = Members(there, greeting(cfg), lambda report: None, bound={} if bound else None)
@@ -228,7 +228,7 @@ def test_a_name_that_is_taken(run, bound):
 
 
 def test_a_key_has_one_name(run):
-    """Or a node that comes again under other names would be many clients."""
+    """Otherwise a node could return under other names and be many clients."""
     cfg, federation = run
     there = MemoryLink(programs(federation))
     members = Members(there, greeting(cfg), lambda report: None, bound={})

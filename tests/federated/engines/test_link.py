@@ -19,7 +19,7 @@ ADDRESS = Address("127.0.0.1:1", insecure=True)
 
 @contextmanager
 def played(monkeypatch, **programs):
-    """Flower's commands are these lines of Python."""
+    """Replace Flower's commands by these lines of Python."""
     start = Processes.start
     monkeypatch.setattr(
         Processes,

@@ -88,7 +88,7 @@ class FlowerReply:
 
 @contextmanager
 def run(answer, bounded=False):
-    """A run over that node; a list that gets the exception of its program, if any."""
+    """Start a run over the node; return a list that gets the exception of its program, if there is one."""
     here, there = socket.socketpair()
     ended = []
 
@@ -193,12 +193,12 @@ def test_too_large_reply_is_not_passed_on():
 
 
 def swell(message):
-    """A few bytes on the wire, 2 GiB in memory."""
+    """Return a message of a few bytes on the wire and 2 GiB in memory."""
     return RecordDict() if len(bytearray(2**31)) else None
 
 
 def _bomb():
-    """In a process of its own, since its memory is bounded."""
+    """Decode the message in a separate process with a memory limit."""
     with run(swell, bounded=True) as (messages, _):
         number = messages.push(7, Packet({}, {}), None, 2**20)
         print(messages.arrived([number], 60.0)[number])
@@ -207,7 +207,7 @@ def _bomb():
 
 
 def test_reply_that_expands_in_memory_is_not_decoded():
-    """The attack on the bound of a reply. With a larger bound there is room for it."""
+    """The limit of memory rejects the reply. With a larger limit, the reply is decoded."""
     found = subprocess.run(
         [sys.executable, "-c", f"import {__name__} as test; test._bomb()"], capture_output=True, text=True
     )
@@ -246,7 +246,7 @@ def asked(records, life=None):
     "records", [pack(Packet({"ask": 1}, {"x": {"a": torch.ones(3)}})), RecordDict()], ids=["ours", "other"]
 )
 def test_the_client_app_passes_messages_to_the_silo(tmp_path, monkeypatch, records):
-    """Unreadable ones as an empty frame. The reply expires with the message."""
+    """It passes an unreadable message as an empty frame. The reply expires with the message."""
     monkeypatch.setenv(SILO, str(tmp_path / "silo"))
     silo = OneConnection(tmp_path, encode(Packet({"heard": 1}, {})))
     message, reply = asked(records, life=65.0)
@@ -259,7 +259,7 @@ def test_the_client_app_passes_messages_to_the_silo(tmp_path, monkeypatch, recor
 
 @pytest.mark.parametrize("there", [False, True])
 def test_a_silo_that_has_ended_sends_no_reply(tmp_path, monkeypatch, there):
-    """The server asks its next process."""
+    """The server asks the next process of the silo."""
     monkeypatch.setenv(SILO, str(tmp_path / "silo"))
     silo = OneConnection(tmp_path, None) if there else None
     with pytest.raises(SystemExit):

@@ -24,7 +24,7 @@ class Enough(Exception):
 
 @pytest.fixture
 def supernodes(monkeypatch):
-    """For each SuperNode, whether it brings a message before it ends."""
+    """Define for each SuperNode whether it passes a message before it ends."""
     acts = []
 
     @contextmanager
@@ -105,7 +105,7 @@ def started(monkeypatch):
 @pytest.mark.parametrize("name", ["supernode", "superexec"])
 @pytest.mark.parametrize("line", [STAYS, ENDS, FAILS])
 def test_processes_are_watched_and_end_with_the_context(started, tmp_path, name, line):
-    """A SuperNode without a heartbeat stays, with a traceback in its log."""
+    """A SuperNode without a heartbeat keeps running, with a traceback in its log."""
     lines, found = started
     lines[name] = line
     (tmp_path / "key").touch()
@@ -123,7 +123,7 @@ def test_processes_are_watched_and_end_with_the_context(started, tmp_path, name,
 
 
 def test_messages_are_answered_until_a_process_ends(monkeypatch, tmp_path):
-    """Also after a connection that brings nothing."""
+    """A connection without a message does not end the loop."""
     states, given = iter([True, True, False]), []
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "silo"))

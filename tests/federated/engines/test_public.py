@@ -78,7 +78,7 @@ def test_only_public_names_of_flower_are_imported(path):
 
 
 def test_no_module_has_private_objects_of_flower():
-    """However they came there."""
+    """This covers private objects from any source."""
     pytest.importorskip("flwr")
     modules = {name: importlib.import_module(name) for name in PUBLIC}
     public = {id(getattr(modules[module], name)) for module, names in PUBLIC.items() for name in names}

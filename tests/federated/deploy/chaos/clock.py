@@ -23,7 +23,7 @@ def shift(seconds: int) -> None:
 
         @classmethod
         def now(cls, tz: Any = None) -> Any:
-            """The shifted time."""
+            """Return the shifted time."""
             return _WHOLE.now(tz) + datetime.timedelta(seconds=seconds)
 
     datetime.datetime = Shifted  # type: ignore[misc]

@@ -208,12 +208,12 @@ class Sandbox(LoggedProcesses):
         return lambda: measured(self.folder / out) >= lines
 
     def metrics(self, out: str = "run") -> str:
-        """Its metrics, all of them."""
+        """Return all metrics of the run."""
         return (self.folder / out / "metrics.jsonl").read_text()
 
     def check_rejected(self, reason: str, rounds: set[int]) -> None:
-        """Only silo-1 was rejected in these rounds, counted from 0; metrics and report say why,
-        and quote no exception."""
+        """Check that only silo-1 was rejected in these rounds, counted from 0, and that metrics and report
+        give the reason without the text of an exception."""
         lines = [json.loads(line) for line in self.metrics().splitlines()]
         found = [line for line in lines if "reason" in line]
         check(
@@ -238,13 +238,13 @@ class Sandbox(LoggedProcesses):
         check(not told, f"the text of the exception is in {told}")
 
     def check_same(self, ended: TrainResult) -> None:
-        """The run has finished, with the metrics of an undisturbed one."""
+        """Check that the run has finished with the metrics of an undisturbed run."""
         check(ended.code == 0, "expected a finished run", ended)
         same = without_bytes(self.metrics()) == without_bytes(self.undisturbed())
         check(same, "the metrics differ from those of an undisturbed run")
 
     def undisturbed(self) -> str:
-        """The metrics of the same run in one process."""
+        """Return the metrics of the same run in one process."""
         return _undisturbed()
 
 
@@ -280,7 +280,7 @@ def until(what: str, happened: Callable[[], object], seconds: float = _SECONDS) 
 
 
 def measured(run: Path) -> int:
-    """Lines of metrics so far."""
+    """Return the lines of metrics so far."""
     path = run / "metrics.jsonl"
     return len(path.read_text().splitlines()) if path.exists() else 0
 

@@ -40,7 +40,7 @@ def _raises(message: Message) -> Reply:
 
 
 def kill_this_process() -> None:
-    """As ``kill -9``."""
+    """Kill this process, as ``kill -9`` does."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -69,7 +69,7 @@ def _nan(values: torch.Tensor) -> torch.Tensor:
 
 
 def _large(reply: Reply) -> None:
-    """Half a gibibyte: all parts of it are the same, so Flower sends one."""
+    """Return a reply of half a gibibyte. All its parts are equal, so Flower sends one of them."""
     reply.private["more"] = torch.zeros(2**27)
 
 
@@ -92,7 +92,7 @@ class Faulty(SiloProgram):
     """names the fault"""
 
     def __call__(self, packet: Packet | None) -> Packet:
-        """The answer, damaged."""
+        """Return the reply, damaged."""
         answer = super().__call__(packet)
         if packet is None:
             return answer

@@ -24,7 +24,8 @@ from .cluster import LINES, LocalCluster, Sandbox, check, open_sandbox, until, w
 
 
 def _rejected(reason: str, fault: str, **keys: float) -> Callable[[Path, LocalCluster], str]:
-    """A fault that costs one silo one round: the run goes on, counts it, and says so with its exit code."""
+    """Test a fault that rejects one silo in one round: the run continues, counts the fault, and reports it by
+    its exit code."""
 
     def execute(folder: Path, cluster: LocalCluster) -> str:
         with open_sandbox(folder, cluster, **keys) as sandbox:
@@ -48,7 +49,7 @@ def _quorum(folder: Path, cluster: LocalCluster) -> str:
 
 
 def _client_killed(fault: str) -> Callable[[Path, LocalCluster], str]:
-    """A silo that dies by a fault and is started again."""
+    """Test a silo that a fault kills and that is started again."""
 
     def execute(folder: Path, cluster: LocalCluster) -> str:
         with open_sandbox(folder, cluster) as sandbox:
@@ -65,7 +66,7 @@ def _client_killed(fault: str) -> Callable[[Path, LocalCluster], str]:
 
 
 def _check_alive(cluster: LocalCluster, before: dict[str, subprocess.Popen[bytes]], dead: set[str]) -> None:
-    """Of the former processes exactly these have died."""
+    """Check that exactly these of the former processes have ended."""
     found = {name for name, process in before.items() if process.poll() is not None}
     check(found == dead, f"expected that {sorted(dead)} ended; it was {sorted(found)}")
 
@@ -101,7 +102,7 @@ def _server_killed_sending(folder: Path, cluster: LocalCluster) -> str:
 
 
 def _resumed(sandbox: Sandbox) -> str:
-    """Resume a run after the death of its server, over its silos."""
+    """Resume a run after its server has died, with the same silos."""
     before = dict(sandbox.cluster.processes)
     sandbox.check_same(sandbox.end(sandbox.train()))
     _check_alive(sandbox.cluster, before, set())
@@ -175,8 +176,8 @@ def _two_runs(folder: Path, cluster: LocalCluster) -> str:
 
 
 def _disk_full(file: str) -> Callable[[Path, LocalCluster], str]:
-    """No file of the server grows beyond a limit, as on a full disk; the system sets it from outside, so the
-    program is the real one."""
+    """Limit the size of the server's files, as a full disk would. The limit is set from outside, so the
+    program is unchanged."""
 
     def execute(folder: Path, cluster: LocalCluster) -> str:
         with open_sandbox(folder, cluster) as sandbox:
