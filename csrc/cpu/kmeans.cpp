@@ -21,8 +21,9 @@ namespace {
 // Measured constants that decide whether bounds on distances save time (docs/design/kmeans-cpu.md).
 constexpr int64_t kSampleRows = 32;   // rows of the sample that decides about bounds
 constexpr int64_t kLeastRows = 4096;  // with fewer rows the sample costs too much
-constexpr int64_t kLeastRounds = 16;  // with fewer iterations left, filling the bounds does not pay
-constexpr int64_t kBlockRows = 256;   // rows per block of the bounded search
+constexpr int64_t kLeastRounds =
+    16;  // with fewer iterations left, filling the bounds costs more time than they save
+constexpr int64_t kBlockRows = 256;  // rows per block of the bounded search
 
 // Lloyd's algorithm on dense rows.
 class DenseLloyd : public Lloyd {
@@ -44,7 +45,7 @@ class DenseLloyd : public Lloyd {
 
   const PreparedProblem& prepared_;
   const Dense& dense_;
-  // Bounds of all rows, if they pay, and bounds of the sample that decides.
+  // Bounds of all rows, if they save time, and bounds of the sample that decides whether they do.
   std::optional<KMeansBounds> bounds_, sample_;
   std::vector<int64_t> sample_labels_;
   int64_t one_in_ = 8;  // bounds save time if at most one distance in one_in_ has to be computed; with

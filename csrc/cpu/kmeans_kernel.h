@@ -40,8 +40,8 @@ struct KMeansKernel {
   double (*distance)(const Dense& x, int64_t row, const char* center);
   // The same distances of rows [lo, hi) to each of k centers [k, d] in float64: out [hi - lo, k].
   void (*distances)(const Dense& x, int64_t lo, int64_t hi, const double* centers, int64_t k, double* out);
-  // The same up to rounding, faster: within (d + 8) 2^-53 of the real distances, relative to them, but for
-  // underflow.
+  // The same distances up to rounding, faster. Apart from underflow, the relative error is at most
+  // (d + 8) 2^-53.
   void (*scores)(const Dense& x, int64_t lo, int64_t hi, const double* centers, int64_t k, double* out);
   // y = row - mean in float32; the caller has padded y with zeros to a multiple of 64. Returns the sum of
   // squares of y.

@@ -25,7 +25,7 @@ inline int64_t ceil_log2(int64_t n) { return n > 1 ? 64 - __builtin_clzll(static
 // n integers of at most 2^this sum to at most 2^62.
 inline int64_t mass_bits(int64_t n) { return 62 - ceil_log2(n); }
 
-// Of -1022 to 1023.
+// 2^e for e from -1022 to 1023.
 inline double power_of_two(int64_t e) { return std::bit_cast<double>((e + 1023) << 52); }
 
 // The least power of two that is not below a value, and at least 2^-900.

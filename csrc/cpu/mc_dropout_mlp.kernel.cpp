@@ -28,7 +28,7 @@ UEFL_INLINE void draw(uint64_t seed, bool consistent, int64_t first_row, uint32_
   }
   const uint64_t from_stream = uint64_t{kPhiloxMultiplier1} * stream,
                  from_pass = uint64_t{kPhiloxMultiplier0} * pass;
-  // Of even and odd rows: the products of rounds 2 and 3 that do not depend on the unit.
+  // The products of rounds 2 and 3 that do not depend on the unit, for even and for odd rows.
   Longs first[2] = {}, second[2] = {};
   for (int odd = 0; odd < 2; ++odd) {
     Longs word0 = {};

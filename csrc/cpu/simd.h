@@ -457,7 +457,7 @@ UEFL_INLINE void activate(McActivation activation, Floats& x) {
       const Floats p =
           ((((1.061405429f * t - 1.453152027f) * t + 1.421413741f) * t - 0.284496736f) * t + 0.254829592f) *
           t;
-      const Floats tail = 0.5f * p * e;  // of the normal distribution, beyond |x|
+      const Floats tail = 0.5f * p * e;  // of the normal distribution, above |x|
       x = x * (x < 0.0f ? tail : 1.0f - tail);
       return;
     }

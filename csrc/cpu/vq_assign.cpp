@@ -19,7 +19,7 @@ namespace {
 // much as a few codewords.
 [[maybe_unused]] bool amx_pays(int64_t d, int64_t k) { return d >= 8 && k >= 32 && d * k >= 1 << 11; }
 
-// A half-precision pass pays for itself on long codewords only: it leaves candidates to score again.
+// A half-precision pass saves time on long codewords only, because its candidates are scored again.
 [[maybe_unused]] bool one_product_pays(int64_t d, int64_t k) { return d >= 256 && k >= 128; }
 [[maybe_unused]] bool integers_pay(Isa isa, int64_t d, int64_t k) {
   if (isa == Isa::portable) return d >= 16 && d * k >= 1 << 11;
@@ -28,7 +28,8 @@ namespace {
 
 // The definition for every codeword costs less than a pass of scores, which takes blocks of codewords.
 bool direct_pays(int64_t d, int64_t k) { return k <= 4 || d * k <= 32; }
-constexpr int64_t kDirectCodewords = 16;  // codewords up to which it costs less than scores and candidates
+constexpr int64_t kDirectCodewords =
+    16;  // largest number of codewords for which it costs less than scores and candidates
 
 constexpr int64_t kSmallK = 64;        // codewords: their scores with 16 rows fit into the tile registers
 constexpr int64_t kSkippedTiles = 16;  // tiles that skip the prefilter after a tile where it helped little
@@ -361,7 +362,8 @@ void Search::rescore(const StridedRows& x, int64_t s, int64_t* indices, Scratch&
   rows.clear();
 }
 
-// The definition for every codeword, of the rows of these numbers, or of `count` rows from the first one.
+// Evaluates the definition for every codeword: for the rows with these numbers, or for `count` rows from
+// `first` on if `rows` is null.
 void Search::assign_direct(const StridedRows& x, int64_t s, const int64_t* rows, int64_t first, int64_t count,
                            int64_t* indices, Scratch& scratch) const {
   const int64_t segments = x.dim / d_;

@@ -103,8 +103,8 @@ class Search {
     Panels prefilter;
     float unit;  // of the fixed-point numbers
     std::unique_ptr<float[]>
-        centered;         // [k, centered_pitch(d)]: the codewords less the mean, where there is a prefilter
-    mutable Panels fine;  // packed on first use where there is a prefilter
+        centered;         // [k, centered_pitch(d)]: the codewords minus the mean, if there is a prefilter
+    mutable Panels fine;  // packed on first use if there is a prefilter
     mutable std::once_flag fine_once;
   };
 

@@ -143,7 +143,7 @@ inline __attribute__((always_inline)) void multiply(const char* rows, const char
   }
 }
 
-// Of 16 rows, one per lane.
+// Finds the best and the second-best score of 16 rows, one row per lane.
 template <int kBlocks>
 inline void compare(const TileSums& sums, const float* half_squares, int64_t count, float* best,
                     float* second, int64_t* index) {
