@@ -47,6 +47,14 @@ def whole(tmp_path_factory):
     return out
 
 
+def test_only_files_of_a_checkpoint_are_flushed(tmp_path, monkeypatch):
+    files, flushed = StateFiles(tmp_path / "private"), []
+    kept, _ = (files.write({"x": torch.full((2,), value)}, "silo-0", None) for value in (1.0, 2.0))
+    monkeypatch.setattr("uefl.server.private._fsync", lambda path: flushed.append(path.name))
+    files.sync([kept])
+    assert flushed == [f"{kept}.safetensors", "private"]
+
+
 @pytest.mark.parametrize(
     ("step", "call"),
     [

@@ -17,12 +17,15 @@ from tests.federated.engines.conformance import (
     settings,
 )
 from uefl.deploy.workers import on_workers
+from uefl.engines.base import Message, Reply
+from uefl.engines.codec import packed_reply
+from uefl.engines.distributed.engine import DistributedEngine
 from uefl.errors import RunError
 from uefl.lazy import Lazy
 
 
 @contextmanager
-def crew():
+def two_workers():
     with on_workers(2, "cpu", lambda line: None, "this", "tests.federated.engines.tiny_worker") as started:
         yield started
         folder = started._processes.folder
@@ -31,7 +34,7 @@ def crew():
 
 @pytest.fixture(scope="module")
 def workers():
-    with crew() as started:
+    with two_workers() as started:
         yield started
 
 
@@ -88,6 +91,35 @@ def _halved(message, really):
     return message
 
 
+class SecondIsFaster:
+    """A pool of two workers without processes. Worker 1 replies only when worker 2 has no message."""
+
+    ranks = range(1, 3)
+
+    def __init__(self):
+        self.asked, self._busy = [], {}
+
+    def idle(self, rank):
+        return rank not in self._busy
+
+    def ask(self, rank, packet):
+        self.asked.append(packet.header["client"])
+        self._busy[rank] = (len(self.asked), packet.header["client"])
+        return len(self.asked)
+
+    def reply(self, seconds):
+        number, client = self._busy.pop(max(self._busy))
+        return number, packed_reply(Reply(client))
+
+
+def test_at_most_four_messages_for_each_worker_run_ahead():
+    pool, names = SecondIsFaster(), [f"client-{i:02}" for i in range(40)]
+    replies = DistributedEngine(pool, names, {}).round({name: Message() for name in names})
+    assert next(replies).client == names[0]
+    assert pool.asked == [names[i] for i in (0, 1, 3, 5, 7)]
+    assert [reply.client for reply in replies] == names[1:]
+
+
 def test_client_error_has_a_code_and_no_text(workers):
     check_raises(lambda cfg: engine(workers, cfg))
 
@@ -105,7 +137,7 @@ def test_a_dead_worker_ends_the_run_and_the_other_workers():
     cfg, begun = tiny.settings("fedavg", seed=DIES), []
 
     def run():
-        with crew() as workers:
+        with two_workers() as workers:
             one = engine(workers, cfg)
             begun.extend(workers._processes.all.values())
             list(one.round(messages(cfg)))
