@@ -100,13 +100,15 @@ def test_valid_updates_pass_and_codebooks_grow_as_requested():
     assert "torch.float32 [5, 3]" in rejection(reply(), GROWING, 0.0)
 
 
-def test_private_tensors_must_be_complete_and_finite():
+def test_private_tensors_must_be_finite_and_keep_their_form():
     message = Message(TENSORS, expects=SENT.expects, private={"head": torch.zeros(3)})
     valid = reply()
     for private, refused in (
         ({"head": torch.ones(3)}, False),
         ({}, True),
         ({"head": torch.full((3,), torch.nan)}, True),
+        ({"head": torch.ones(4)}, True),
+        ({"head": torch.ones(3, dtype=torch.float64)}, True),
     ):
         valid.private = private
         assert (rejection(valid, message, 0.0) is not None) is refused
