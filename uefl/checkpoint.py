@@ -195,7 +195,7 @@ def _digest(path: Path) -> str:
 
 
 def replace(temporary: Path, path: Path) -> None:
-    """Rename into place after the bytes are on disk."""
+    """Rename a file into its place after its bytes are on the disk."""
     with temporary.open("rb") as file:
         os.fsync(file.fileno())
     os.replace(temporary, path)

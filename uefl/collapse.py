@@ -33,7 +33,7 @@ class Collapse(NamedTuple):
 
 
 class ClassSums(NamedTuple):
-    """Of features, by class."""
+    """Sums and counts of features by class."""
 
     sums: torch.Tensor
     """``[C, D]`` float64"""

@@ -42,8 +42,8 @@ class Predictor:
     """Predict the classes of image files. The constructor reads the headers of the files.
 
     Args:
-        paths: files and folders. A folder means all images in it and in its subfolders. Of a model of
-            columns or tokens: tables.
+        paths: files and folders. A folder means all images in it and in its subfolders. For a model of
+            columns or tokens, the files are tables.
         client: the client with the parts of the model to use; None: see :meth:`SavedModel.predict`.
 
     Raises:

@@ -165,7 +165,7 @@ def resume(
     pages: bool = True,
     more_rounds: int = 0,
 ) -> dict[str, Any]:
-    """Go on with the run in a folder from its last round; a finished run returns its summary, or trains
+    """Continue the run in a folder from its last round; a finished run returns its summary, or trains
     further rounds.
 
     On the same device and with the same number of threads, the result is the same, bit for bit, as without

@@ -45,7 +45,8 @@ class _Output(io.TextIOWrapper):
 
 
 def name_output() -> None:
-    """Have the errors of stdout name it, because its disk can be full while the run folder's is not."""
+    """Let errors of stdout name stdout, because its disk can be full while the disk of the run folder is
+    not."""
     out = sys.stdout
     if type(out) is io.TextIOWrapper:
         encoding, errors, by_line = out.encoding, out.errors, out.line_buffering

@@ -34,7 +34,8 @@ class Prediction(NamedTuple):
 
     @property
     def mutual_info(self) -> torch.Tensor:
-        """``[B]`` entropy of the mean less the mean entropy: how far the passes or members disagree."""
+        """Return the entropy of the mean minus the mean entropy, ``[B]``: how far the passes or members
+        disagree."""
         return (self.entropy - self.expected_entropy).clamp_min(0)
 
 

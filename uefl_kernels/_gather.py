@@ -6,7 +6,7 @@ import torch
 
 
 def gather(codebook: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    """Look up codebook [K, d] | [S, K, d], indices [..., S] -> codewords [..., S, d]."""
+    """Look up codewords: codebook [K, d] | [S, K, d], indices [..., S] -> codewords [..., S, d]."""
     if codebook.dim() == 2:
         return codebook[indices]
     # an index beyond K is an error, not the next book's

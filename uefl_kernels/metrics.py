@@ -64,9 +64,8 @@ def entropy(probs: torch.Tensor) -> torch.Tensor:
 
 
 def mutual_information(probs: torch.Tensor) -> torch.Tensor:
-    """Return the disagreement of passes or members, in nats: the entropy of their mean less their mean
-    entropy;
-    ``[T, ..., C]`` -> ``[...]``.
+    """Return the disagreement of passes or members, in nats: the entropy of their mean minus their mean
+    entropy; ``[T, ..., C]`` -> ``[...]``.
 
     Source: Houlsby et al. 2011, "Bayesian Active Learning for Classification and Preference Learning" (BALD),
         eq. 1.

@@ -194,7 +194,7 @@ class ServerModel:
             self.algorithm.end_round(self.state, self.turn, teacher)
 
     def end_iteration(self, records: list[Record]) -> bool:
-        """Show the algorithm the metrics of an iteration; True ends the run."""
+        """Pass the metrics of an iteration to the algorithm; return True to end the run."""
         with self._seeded("end_iteration"):
             return self.algorithm.end_iteration(self.state, records, self.turn)
 
@@ -259,4 +259,4 @@ def named_states(reply: Reply, members: int) -> bool:
 
 
 def silent(line: str) -> None:
-    """Drop the notices of members after the first; they would repeat."""
+    """Drop a notice: the notices of all members except the first would repeat."""

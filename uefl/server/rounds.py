@@ -212,7 +212,7 @@ class ServerLoop:
         return records
 
     def _turn(self, each: ServerModel, measure: bool, train: bool, participants: tuple[str, ...]) -> Turn:
-        """Return the turn of one member. The first member reports for all."""
+        """Return the turn of one member. Only the first member shows notices."""
         notice = self.notice if each is self.members[0] else silent
         place = (self.iteration, self.trained, self.round, measure, train, participants)
         return Turn(*place, notice, partial(self._ask, each), self._reject)
