@@ -74,6 +74,8 @@ class Algorithm:
     come from :meth:`record`, from :meth:`measure`, or from ``work.metrics`` of the training. Other metrics
     are only in metrics.jsonl."""
 
+    server_columns: ClassVar[frozenset[str]] = frozenset()
+    """metrics that only :meth:`record` and :meth:`end_iteration` make; a reply with one is rejected"""
     marks: ClassVar[dict[str, str]] = {}
     """Boolean metrics that plots mark with a triangle: the event before the round, by name"""
     levels: ClassVar[dict[str, tuple[str, str]]] = {}
@@ -196,7 +198,8 @@ class Algorithm:
         return Message(tensors, expects=expected_like(tensors))
 
     def rejection(self, message: Message, reply: Reply) -> str | None:
-        """Return a reason to reject an update that has all expected tensors; None: it is valid."""
+        """Return a reason to reject an update that has all expected tensors, or a reply to a message of
+        :meth:`prepare`; None: it is valid."""
         return None
 
     def weight(self, update: Reply) -> float:

@@ -16,6 +16,7 @@ from ..models.net import Net
 
 if TYPE_CHECKING:
     from ..config import Model, RunSection, Training
+    from ..engines.base import Reply
 
 Record = dict[str, Any]
 """The metrics of one client after one round: one line of metrics.jsonl."""
@@ -81,6 +82,10 @@ class Context:
     tested: Mapping[str, int] = field(default_factory=dict)
     """test inputs of each client, the weights in the means of ``run.metrics``; empty in the process of a
     silo"""
+
+    def reported(self, reply: Reply) -> int:
+        """Return the training images of a client: as it reported them, or else as its reply claims."""
+        return self.examples.get(reply.client, reply.examples)
 
     @property
     def spec(self) -> ModelSpec:

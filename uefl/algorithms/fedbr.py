@@ -20,7 +20,7 @@ from torch.nn.functional import cosine_similarity, cross_entropy, softplus
 from ..aggregation import Mean, WeightedMean
 from ..client.work import Batch, Work
 from ..data.federation import Federation
-from ..engines.base import Expected, Message, expected_like
+from ..engines.base import Expected, Message, Reply, expected_like
 from ..errors import UserError
 from ..models.flat import FlatModule
 from ..models.net import usual
@@ -133,6 +133,13 @@ class FedBR(Algorithm):
             message.expects = expected_like(message.tensors)
             message.tensors["pseudo"] = state.tensors["pseudo"]
         return message
+
+    def rejection(self, message: Message, reply: Reply) -> str | None:
+        """Reject pseudo-images with values that no mean of images has."""
+        pseudo = reply.tensors.get("pseudo")
+        if pseudo is None or (float(pseudo.min()) >= 0 and float(pseudo.max()) <= 255):
+            return None
+        return "pseudo has values outside of 0 to 255"
 
     def averages(self, state: State) -> dict[str, Mean]:
         """Return the averages of FedAvg and of the projection head."""

@@ -9,15 +9,17 @@ to the encoder.
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
 from pydantic import Field
 from torch import nn
 
+from ..aggregation import LARGEST
 from ..client.work import Batch, Work
 from ..data.federation import Federation
-from ..engines.base import Expected, Message
+from ..engines.base import Expected, Message, Reply
 from ..models.parts import layers
 from ..server.turn import Turn
 from . import base
@@ -78,13 +80,23 @@ class FedIIR(Algorithm):
             }
         total, batches = torch.zeros_like(average, dtype=torch.float64), 0
         for reply in turn.ask(messages):
-            if reply.error is None and int(reply.tensors["batches"]) > 0:
+            if reply.error is None:
                 total += reply.tensors["sum"]
                 batches += int(reply.tensors["batches"])
-            elif reply.error is None:
-                turn.reject(reply.client, "its gradient of the head covers no batch")
         if batches:
             state.tensors["gradient"] = torch.lerp((total / batches).float(), average, self.parameters.decay)
+
+    def rejection(self, message: Message, reply: Reply) -> str | None:
+        """Reject a gradient over more batches than the client has, because their number is a weight, and one
+        with which the others' loss would overflow."""
+        if "batches" not in reply.tensors:
+            return None
+        batches = int(reply.tensors["batches"])
+        most = math.ceil(self.context.reported(reply) / self.context.training.batch_size)
+        if not 1 <= batches <= most:
+            return f"its gradient of the head covers {batches} batches, expected 1 to {most}"
+        largest = reply.magnitudes["sum"]
+        return f"sum has an element of {largest:.3g}, more than {LARGEST:g}" if largest > LARGEST else None
 
     def broadcast(self, state: State, client: str, turn: Turn) -> Message:
         """Return the message of FedAvg; a client that trains also gets the average gradient."""

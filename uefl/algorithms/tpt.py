@@ -20,7 +20,7 @@ from torch import nn
 from ..client.work import Work
 from ..collapse import ClassSums, Collapse, class_sums, geometry, neural_collapse, spread
 from ..data.federation import Federation
-from ..engines.base import Expected
+from ..engines.base import Expected, Message, Reply
 from ..errors import UserError
 from ..models.parts import linear_layers
 from ..server.turn import Turn
@@ -28,6 +28,7 @@ from . import base
 from .base import Algorithm, ModelSpec, Record, State, register
 
 _BATCH = 500
+_LARGEST = 1e30  # of a sum of features or a measurement, so that sums of squares stay within float64
 
 
 @register("tpt")
@@ -47,6 +48,10 @@ class TPT(Algorithm):
         "nc4": "share of images with a predicted class other than the class of the nearest mean",
         "nc1_silo": "nc1 within each client",
     }
+
+    server_columns = frozenset(
+        {"train_error", "start_accuracy", *Collapse._fields, *(f"{name}_silo" for name in Collapse._fields)}
+    )
 
     class Parameters(base.Parameters):
         """Parameters of the terminal phase."""
@@ -88,6 +93,18 @@ class TPT(Algorithm):
         state = super().server_state(values, buffers, net)
         state.plain = {"features": linear_layers(net)[-1].in_features, "start": None, "start_accuracy": {}}
         return state
+
+    def rejection(self, message: Message, reply: Reply) -> str | None:
+        """Reject measurements that no training images have: the means of all clients come from them."""
+        found, reported = reply.tensors, self.context.reported(reply)
+        if "counts" in found:
+            counts, hits = found["counts"].tolist(), int(found["hits"])
+            if min(counts) < 0 or sum(counts) > reported:
+                return f"counts has a number below 0, or more than {reported} images together"
+            if not 0 <= hits <= sum(counts):
+                return f"hits is {hits} of {sum(counts)} images"
+        largest = max(reply.magnitudes.get(name, 0.0) for name in ("sums", "spread", "geometry", "own"))
+        return f"it measures {largest:.3g}, more than {_LARGEST:g}" if largest > _LARGEST else None
 
     def end_iteration(self, state: State, records: list[Record], turn: Turn) -> bool:
         """Measure the collapse; end the run after the phase has lasted ``extra`` times the iterations before

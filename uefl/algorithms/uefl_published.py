@@ -31,7 +31,7 @@ from ..server.turn import Turn
 from .base import Record, State, register
 from .uefl import extension_findings
 from .uefl.codebook_algorithm import CodebookAlgorithm
-from .uefl.extension import threshold
+from .uefl.extension import deciding, threshold
 
 
 @register("uefl-published")
@@ -124,6 +124,7 @@ class PublishedUEFL(CodebookAlgorithm):
 
     def end_iteration(self, state: State, records: list[Record], turn: Turn) -> bool:
         """Point uncertain clients at the newest block; stop when there are none."""
+        records = deciding(records, ("entropy_deterministic",), turn)
         entropy = {record["client"]: record["entropy_deterministic"] for record in records}
         if state.plain["threshold"] is None:
             state.plain["threshold"] = threshold(entropy, self.parameters)

@@ -36,26 +36,10 @@ def silo(
     strict: bool,
     data_root: Path | None,
 ) -> None:
-    """Serve one client until the process ends.
+    """Serve one client until the process ends; the arguments are the options of ``uefl silo``.
 
     Args:
-        data: its folder.
-        simulate: instead of a folder: the client of the run's configuration that this process plays.
-        superlink: ``HOST:PORT``.
-        name: of the silo; None: the name of the folder.
-        label: of a table: the column with the classes.
-        root_certificates: file with the root certificates for the SuperLink; None: the system's.
-        key: file of the private key that authenticates this silo to the SuperLink.
-        insecure: without TLS and key, off loopback too.
-        wait: seconds for the SuperLink to be there.
-        device: ``auto``, ``cpu`` or ``cuda``.
-        noise_multiplier: the least noise that this silo works with, as of
-            :class:`.privacy_floor.PrivacyFloor`; None: the server's choice.
-        delta, max_epsilon: as of :class:`.privacy_floor.PrivacyFloor`.
-        spent: the file that counts its updates; None: next to the folder.
-        algorithms: names of the algorithms that this silo accepts, with commas; None: all that are installed.
-        state: the folder for the silo's own state; None: next to the data; with ``simulate`` none lasts.
-        strict: whether to refuse a key that other users of this machine may read; else a line says so.
+        simulate: instead of ``data``: the client of the run's configuration that this process plays.
         data_root: where torchvision's data sets lie.
 
     Raises:

@@ -180,15 +180,9 @@ def _too_few(together: list[str], wanted: str, refused: list[str]) -> UserError:
 def gather(
     cfg: Config, link: Link, address: Address, silos: int, patience: float, notice: Notice, known: Silos
 ) -> Joined:
-    """Wait for silos and return their federation.
+    """Wait for silos and return their federation. The other arguments are as of :func:`joined`.
 
     Args:
-        cfg: the configuration.
-        link: the run.
-        address: of the SuperLink.
-        silos: the number of silos that take part.
-        patience: seconds to wait for them.
-        notice: called with a line for the user.
         known: the stored facts about the silos of a resumed run.
 
     Raises:

@@ -118,9 +118,4 @@ def task(setting: Setting, arm: str) -> dict[str, Any]:
 
 def understood(header: dict[str, Any]) -> bool:
     """Return True if this version can answer."""
-    return header.get("protocol") == PROTOCOL and version(header) == __version__
-
-
-def version(header: dict[str, Any]) -> object:
-    """Return the version that the sender of a message states."""
-    return header.get("uefl")
+    return header.get("protocol") == PROTOCOL and header.get("uefl") == __version__

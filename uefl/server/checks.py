@@ -44,16 +44,19 @@ _OWN = frozenset(
 """columns of metrics.jsonl that only the server fills"""
 
 
-def metrics_rejection(reply: Reply, classes: int, columns: Collection[str] = ()) -> str | None:
+def metrics_rejection(
+    reply: Reply, classes: int, columns: Collection[str] = (), of_server: Collection[str] = ()
+) -> str | None:
     """Return the reason to reject a reply as a whole; None: it has no error, and its metrics are possible
     values.
 
     Args:
         columns: metrics of the algorithm that a report takes the mean of.
+        of_server: metrics that only the server's half of the algorithm makes.
     """
     if reply.error is not None:
         return reply.error
-    taken = sorted(_OWN & (reply.metrics.keys() | reply.training.keys()))
+    taken = sorted(_OWN.union(of_server) & (reply.metrics.keys() | reply.training.keys()))
     if taken:
         return f"it sends a metric called {taken[0]}"
     odd = next((name for name in (*reply.metrics, *reply.training) if not name.isprintable()), None)
@@ -146,14 +149,13 @@ def check_course(
 
     Args:
         last: training metrics of each client.
-
         first: what this function returned for the round before.
 
     Returns:
-        The mean training loss of the first round that has one.
+        The median training loss of the clients in the first round that has one.
 
     Raises:
-        RunError: a number that is not finite, or a mean loss far above the first one.
+        RunError: a number that is not finite, or a median loss far above the first one.
     """
     # clients' metrics are finite; columns of the algorithm's server half may not be
     for record in records:
@@ -164,7 +166,7 @@ def check_course(
     losses = losses or [record["server_loss"] for record in records if record.get("server_loss") is not None]
     if not losses:
         return first
-    loss = sum(losses) / len(losses)
+    loss = statistics.median_low(losses)  # up to half of the clients cannot end the run by a false loss
     first = first or loss
     if loss > _DIVERGED * max(first, 1.0):
         raise RunError(

@@ -121,9 +121,13 @@ class ServerModel:
         return (
             rejection(reply, message, self.algorithm.context.run.max_update_norm)
             or self._fault(message, reply)
-            or self.algorithm.rejection(
-                replace(message, private={}, reference={}), replace(reply, private={})
-            )
+            or self.fault_of_algorithm(message, reply)
+        )
+
+    def fault_of_algorithm(self, message: Message, reply: Reply) -> str | None:
+        """Return why the algorithm rejects a reply that has all expected tensors; None: it is valid."""
+        return self.algorithm.rejection(
+            replace(message, private={}, reference={}), replace(reply, private={})
         )
 
     def _fault(self, message: Message, reply: Reply) -> str | None:

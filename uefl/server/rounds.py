@@ -175,7 +175,10 @@ class ServerLoop:
             self._sent[name] += message.bytes
             self._received[name] += reply.bytes
             reason = size_rejection(reply, message) or metrics_rejection(
-                reply, len(self.context.classes), {*self.algorithm.columns, *self.run.metrics}
+                reply,
+                len(self.context.classes),
+                {*self.algorithm.columns, *self.run.metrics},
+                self.algorithm.server_columns,
             )
             if reason is None and name in measuring:
                 records.append(self._record(reply))
@@ -215,7 +218,7 @@ class ServerLoop:
         """Return the turn of one member. Only the first member shows notices."""
         notice = self.notice if each is self.members[0] else silent
         place = (self.iteration, self.trained, self.round, measure, train, participants)
-        return Turn(*place, notice, partial(self._ask, each), self._reject)
+        return Turn(*place, notice, partial(self._ask, each))
 
     def _ask(self, each: ServerModel, messages: Mapping[str, Message]) -> Iterator[Reply]:
         """Run an exchange that the algorithm started. Its bytes count for the round."""
@@ -234,6 +237,7 @@ class ServerLoop:
                 size_rejection(reply, message)
                 or rejection(reply, message, 0.0, math.inf)
                 or (None if self._names_states(reply, 1) else _NO_NAME)
+                or each.fault_of_algorithm(message, reply)
             )
             if reason is not None:
                 yield Reply(client, error=self._reject(client, reason))
@@ -278,7 +282,7 @@ class ServerLoop:
             return f"it sends {name}, which was not asked for"
         if not self._names_states(reply, len(self.members)):
             return _NO_NAME
-        reported = self.context.examples.get(reply.client, reply.examples)
+        reported = self.context.reported(reply)
         if reply.examples > reported:
             return f"it claims {reply.examples} examples, and reported {reported}"
         parts = zip(self.members, split(message), self._parts(reply), strict=True)

@@ -28,8 +28,6 @@ class Turn:
     ask: Callable[[Mapping[str, Message]], Iterator[Reply]]
     """runs an exchange of the algorithm's own: the clients' ``reply`` to a message each, sorted by name. A
     rejected reply has an ``error``; it has been counted, recorded and reported"""
-    reject: Callable[[str, str], object]
-    """takes a client and a reason: rejects a reply of :attr:`ask` that has the expected tensors"""
 
     def need(self, messages: Mapping[str, Message], what: str) -> Iterator[Reply]:
         """Ask clients and require every reply; ``what`` completes the error message.

@@ -141,6 +141,13 @@ def test_report_separates_initial_and_new_codewords(tmp_path):
     assert per_segment.block == 8
 
 
+@pytest.mark.parametrize("usage", [5, 0.5, [], [1], [-1] * 8, list(range(9))])
+def test_counts_of_other_codewords_are_not_drawn(tmp_path, usage):
+    """A client may send anything under this name."""
+    lines = [line | {"usage": usage, "codewords": 8} for line in sample_runs.records(("uefl",))]
+    assert read_run(sample_runs.write(tmp_path, lines)).findings["uefl"].shares is None
+
+
 def test_modules_of_the_core_do_not_mention_codebooks():
     root = Path(uefl.__file__).parent
     files = [

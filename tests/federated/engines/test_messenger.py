@@ -75,6 +75,25 @@ class OneNode(Grid):
                 yield FlowerReply(self._answer(message))
 
 
+class TwoNodes(OneNode):
+    """Another node, 8, whose replies do not end before ``released`` is set."""
+
+    released = threading.Event()
+
+    def push_messages(self, messages):
+        numbers = []
+        for message in messages:
+            numbers.append(f"number {next(self._count)}")
+            self._sent[numbers[-1]] = message
+        return numbers
+
+    def pull_messages(self, message_ids):
+        (number,) = message_ids
+        if number in self._sent and self._sent[number].metadata.dst_node_id == 8:
+            self.released.wait()
+        return super().pull_messages(message_ids)
+
+
 class FlowerReply:
     """A message, as far as it is read; a silo may write anything into its metadata."""
 
@@ -87,15 +106,15 @@ class FlowerReply:
 
 
 @contextmanager
-def run(answer, bounded=False):
-    """Start a run over the node; return a list that gets the exception of its program, if there is one."""
+def run(answer, bounded=False, grid=OneNode):
+    """Start a run over its nodes; return a list that gets the exception of its program, if there is one."""
     here, there = socket.socketpair()
     ended = []
 
     def work():
         with there:
             try:
-                Messenger(OneNode(answer), there, bounded).work()
+                Messenger(grid(answer), there, bounded).work()
             except Exception as error:
                 ended.append(error)
 
@@ -134,6 +153,16 @@ def test_message_is_sent_and_its_reply_returned():
         assert parts["update"]["x"].tolist() == [1, 2, 3]
         assert messages.push(8, sent, 9.0, MOST) is None
         assert messages.arrived([number], 0.0) == {}
+
+
+def test_no_other_silo_can_guess_the_name_of_a_message():
+    """Flower names a message by a hash of its content, and takes a reply to it from every node."""
+    names = []
+    with run(lambda message: names.append(message.content.object_id) or message.content) as (messages, _):
+        numbers = [messages.push(7, Packet({"ask": "work"}, {}), 9.0, MOST) for _ in range(2)]
+        for number in numbers:
+            assert messages.arrived([number], 10.0)[number].header == {"ask": "work"}
+    assert len(set(names)) == 2
 
 
 def test_replies_wait_and_forgotten_ones_are_dropped():
@@ -190,6 +219,24 @@ def test_too_large_reply_is_not_passed_on():
             found = messages.arrived([number], 10.0)[number]
             assert isinstance(found, Packet) == is_packet
             assert is_packet or found == LARGE
+
+
+def test_replies_that_never_end_delay_no_other(monkeypatch):
+    """The attack of a silo that sends its replies drop by drop. They take the threads of all replies."""
+    monkeypatch.setattr("uefl.engines.flower.messenger._SLOW", 0.1)
+    threads = threading.active_count()
+    with run(lambda message: message.content, grid=TwoNodes) as (messages, _):
+        try:
+            slow = [messages.push(8, Packet({"i": i}, {}), None, MOST) for i in range(40)]
+            for i in range(3):
+                number = messages.push(7, Packet({"i": i}, {}), None, MOST)
+                assert messages.arrived([number], 60.0)[number].header == {"i": i}
+            assert threading.active_count() - threads < 40
+        finally:
+            TwoNodes.released.set()
+        found = {}
+        while len(found) < len(slow):
+            found |= messages.arrived(slow, 60.0)
 
 
 def swell(message):

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from ...aggregation import LARGEST
 from ...client.work import Batch, Work
 from ...data.federation import Federation
 from ...engines.base import Message, Reply
@@ -33,6 +34,7 @@ from .quantizer import Quantizer, codewords, moved, moving_start, placed
 from .usage import perplexity
 
 _EVALUATION_BATCH = 500
+_ROUNDING = 1e-5  # of a sum in float32
 _PERPLEXITY_BATCH = 100  # images per batch of the published perplexity
 
 
@@ -48,6 +50,7 @@ class CodebookAlgorithm(Algorithm):
             "loss of the quantizer, both terms, mean over the images of the round as they were trained on"
         ),
     }
+    server_columns = extension_findings.COLUMNS
     marks: ClassVar = {
         "extended": (
             "codewords added to the client (decided on held-out training images; shown here: the test split)"
@@ -107,10 +110,12 @@ class CodebookAlgorithm(Algorithm):
 
     def rejection(self, message: Message, reply: Reply) -> str | None:
         """Reject counts that no training has, because they can be the weights of codewords."""
+        training, reported = self.context.training, self.context.reported(reply)
+        if "mass" in reply.tensors:
+            return self._new_rejection(reply, reported * self._rows_per_image)
         usage, moving = reply.tensors.get("usage"), reply.tensors.get("moving")
         if usage is None or not usage.numel():  # every codeword is the client's own
             return None
-        training, reported = self.context.training, self.context.examples.get(reply.client, reply.examples)
         images = training.local_steps * training.batch_size or training.local_epochs * reported
         stages = math.ceil(usage.shape[-1] / (self.quantizer.stage or max(usage.shape[-1], 1)))
         most = images * self._rows_per_image * stages
@@ -124,6 +129,14 @@ class CodebookAlgorithm(Algorithm):
         if moving is not None and not (smallest >= 0 and largest <= most):
             return f"moving has a count below 0, or above {most}"
         return None
+
+    def _new_rejection(self, reply: Reply, most: int) -> str | None:
+        """Return why new codewords cannot be those of ``most`` feature vectors; None: they can."""
+        least, total = torch.stack([reply.tensors["mass"].min(), reply.tensors["mass"].sum()]).tolist()
+        if least < 0 or not 0 < total <= most * (1 + _ROUNDING):
+            return f"mass has negative elements, or not 1 to {most} together"
+        largest = reply.magnitudes["block"]
+        return f"block has an element of {largest:.3g}, more than {LARGEST:g}" if largest > LARGEST else None
 
     def most_new(self) -> int:
         """Return the largest number of codewords that k-means makes at once."""

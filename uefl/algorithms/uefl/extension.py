@@ -7,7 +7,29 @@ from typing import Any
 
 import torch
 
+from ...errors import RunError
 from ...seeds import derive
+from ...server.turn import Turn
+from ..base import Record
+
+
+def deciding(records: list[Record], needed: Sequence[str], turn: Turn) -> list[Record]:
+    """Return the records that have all of these metrics, and note the clients without them.
+
+    Raises:
+        RunError: no record has them.
+    """
+    lacking = [record["client"] for record in records if any(record.get(key) is None for key in needed)]
+    if lacking:  # a client may send no metrics, or wrong ones
+        turn.notice(
+            f"after iteration {turn.iteration + 1}: {', '.join(lacking)} sent no {needed[0]}, and cannot"
+            " be extended"
+        )
+    if len(lacking) == len(records):
+        raise RunError(
+            f"no client sent its {needed[0]}, by which clients are extended; see what each of them logs"
+        )
+    return [record for record in records if record["client"] not in lacking]
 
 
 def threshold(entropy: Mapping[str, float], parameters: Any) -> float:

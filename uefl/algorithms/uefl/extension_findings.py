@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...findings import Findings, History, Shares
 
 RECORDED = {"entropy": ("threshold", "deciding_entropy"), "loss": ("loss_threshold", "deciding_loss")}
 """metrics of a decision by criterion: the threshold and the value compared with it, in nats"""
+COLUMNS = frozenset({"codewords", "extended", *(name for pair in RECORDED.values() for name in pair)})
+"""metrics that only the server makes"""
 
 
 class Decision(NamedTuple):
@@ -146,7 +148,9 @@ def _undecided(history: History) -> str:
 
 
 def _usage(history: History, shared: int) -> Shares | None:
-    counts = {r["client"]: r["usage"] for r in history.records if r.get("usage")}
+    counts = {
+        r["client"]: r["usage"] for r in history.records if _is_usage(r.get("usage"), r.get("codewords"))
+    }
     if not counts:
         return None
     return Shares(
@@ -157,6 +161,11 @@ def _usage(history: History, shared: int) -> Shares | None:
         "Share of each client's test vectors that took each codeword; gray: codewords that it does not have.",
         shared,
     )
+
+
+def _is_usage(found: Any, codewords: Any) -> bool:
+    """Return whether a metric of a client, which may be anything, has a count for each of its codewords."""
+    return isinstance(found, list) and 0 < len(found) == codewords and min(found) >= 0
 
 
 def _number(value: float) -> str:

@@ -13,7 +13,7 @@ from ...aggregation import Mean, WeightedMean
 from ...client.work import Work
 from ...data.federation import Federation
 from ...engines.base import Expected, Message, Reply
-from ...errors import RunError, UserError
+from ...errors import UserError
 from ...findings import Findings, History
 from ...seeds import derive
 from ...server.turn import Turn
@@ -390,17 +390,7 @@ class UEFL(CodebookAlgorithm):
             return False
         by_entropy = p.criterion == "entropy"
         needed = ("holdout_entropy", "holdout_entropy_se") if by_entropy else ("holdout_nll",)
-        lacking = [record["client"] for record in records if any(record.get(key) is None for key in needed)]
-        if lacking:  # a client may send no metrics, or wrong ones
-            turn.notice(
-                f"after iteration {turn.iteration + 1}: {', '.join(lacking)} sent no {needed[0]}, and cannot"
-                " be extended"
-            )
-            records = [record for record in records if record["client"] not in lacking]
-        if not records:
-            raise RunError(
-                f"no client sent its {needed[0]}, by which clients are extended; see what each of them logs"
-            )
+        records = extension.deciding(records, needed, turn)
         measured = {record["client"]: record[needed[0]] for record in records}
         if state.plain["threshold"] is None or p.threshold == "current":
             state.plain["threshold"] = extension.threshold(measured, p)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import resource
+import secrets
 import socket
 import sys
+import threading
+import time
+from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Message
+from flwr.app import ConfigRecord, Message
 from flwr.serverapp import Grid
 
 from ..frames import ConnectionLost, receive, send
@@ -19,6 +23,10 @@ from . import GONE, LARGE, MESSAGE, SILO, TORN, UNREADABLE
 from .records import frame_of, records_of
 
 _AT_ONCE = 8  # replies
+_SLOW = 30.0  # seconds; a reply that takes longer does not delay others
+_SLOW_OF_NODE = 3  # slow replies, while which nothing else is read of their node
+_STACK = 2**19  # bytes of the stack of a thread
+_NONCE = 16  # bytes
 _ROOM = 2**28  # bytes for everything except replies
 _COPIES = 4  # of a reply in memory: its parts, the message, the pieces of the frame, and the frame
 _PAUSES = (0.02, 0.5)  # seconds between two requests for a reply: at first, and after a long time
@@ -70,8 +78,13 @@ class Messenger:
         self._used = _data_of_this_process()
         self._pulls: dict[str, Future[bytearray | str | None] | None] = {}
         """by the number of a sent message, the pending request for its reply, if any"""
-        self._most: dict[str, int] = {}
-        """by number, the largest size of the reply in bytes"""
+        self._sent: dict[str, tuple[int, int]] = {}
+        """by number, the node and the largest size of the reply in bytes"""
+        self._begun: dict[str, float] = {}
+        """by number, when the pending request began"""
+        self._slow: set[str] = set()
+        """numbers whose requests keep threads of earlier pools"""
+        self._pool = ThreadPoolExecutor(_AT_ONCE)
 
     def work(self) -> None:
         """Pass on messages and replies until the run has ended.
@@ -80,7 +93,9 @@ class Messenger:
             RuntimeError: if the run has failed.
         """
         pause = _PAUSES[0]
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
+        if self._bounded:
+            threading.stack_size(_STACK)  # a slow request keeps three threads of Flower's
+        try:
             while True:
                 if wait([self._end], pause):
                     try:
@@ -90,9 +105,27 @@ class Messenger:
                     send(self._end, {"done": self._do(header, frame)})
                     pause = _PAUSES[0]
                 pause = _PAUSES[0] if self._send_replies() else min(1.5 * pause, _PAUSES[1])
-                for number, pull in self._pulls.items():
-                    if pull is None:
-                        self._pulls[number] = pool.submit(self._pull, number)
+                self._request_replies()
+        finally:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _request_replies(self) -> None:
+        """Request each reply that is not requested now.
+
+        A silo can announce a reply and send its parts for hours. Flower waits for them in the request. So
+        slow requests leave their threads, and their nodes get no other request.
+        """
+        past = time.monotonic() - _SLOW
+        slow = {number for number, begun in list(self._begun.items()) if begun < past}
+        if len(slow - self._slow) >= _AT_ONCE // 2:
+            self._slow |= slow
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._pool = ThreadPoolExecutor(_AT_ONCE)
+            self._limit_memory()
+        busy = Counter(self._sent[number][0] for number in slow)
+        for number, pull in self._pulls.items():
+            if (pull is None or pull.cancelled()) and busy[self._sent[number][0]] < _SLOW_OF_NODE:
+                self._pulls[number] = self._pool.submit(self._pull, number)
 
     def _do(self, header: dict[str, Any], frame: bytearray) -> Any:
         if header["do"] == "fail":
@@ -102,25 +135,35 @@ class Messenger:
                 [info.node_id, info.last_activated_at, info.public_key.hex()]
                 for info in self._grid.get_nodes()
             ]
-        if self._bounded:
-            limit = self._used + _ROOM + _COPIES * _AT_ONCE * header["most"]
-            resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.getrlimit(resource.RLIMIT_DATA)[1]))
-        message = Message(records_of(frame), header["node"], "train", ttl=header["life"])
+        self._most = header["most"]
+        self._limit_memory()
+        records = records_of(frame)
+        # Flower takes a reply from every node that names the message and its receiver. The name of a message
+        # is a hash of its content, which other silos could guess.
+        records["nonce"] = ConfigRecord({"nonce": secrets.token_bytes(_NONCE)})
+        message = Message(records, header["node"], "train", ttl=header["life"])
         (number,) = self._grid.push_messages([message])
         if number:
-            self._pulls[number], self._most[number] = None, header["most"]
+            self._pulls[number], self._sent[number] = None, (header["node"], header["most"])
         return number or None
+
+    def _limit_memory(self) -> None:
+        """Limit the memory of this process to that of the largest replies, of all that are read at once."""
+        if self._bounded:
+            limit = self._used + _ROOM + _COPIES * (_AT_ONCE + len(self._slow)) * self._most
+            resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.getrlimit(resource.RLIMIT_DATA)[1]))
 
     def _send_replies(self) -> bool:
         """Send the replies that have come; return whether there was one."""
         some = False
         for number, pull in list(self._pulls.items()):
-            if pull is not None and pull.done():
+            if pull is not None and pull.done() and not pull.cancelled():
                 found = pull.result()
                 if found is None:
                     self._pulls[number] = None
                     continue
-                del self._pulls[number], self._most[number]
+                del self._pulls[number], self._sent[number]
+                self._slow.discard(number)
                 error, frame = (found, b"") if isinstance(found, str) else (None, found)
                 send(self._end, {"reply_to": number, "error": error}, frame)
                 some = True
@@ -128,6 +171,7 @@ class Messenger:
 
     def _pull(self, number: str) -> bytearray | str | None:
         """Return the reply to a message, a reason in its place, or None as long as there is neither."""
+        self._begun[number] = time.monotonic()
         try:
             reply = next(iter(self._grid.pull_messages([number])), None)
             if reply is None:
@@ -135,13 +179,15 @@ class Messenger:
             if reply.has_error():
                 code = reply.error.code
                 return _REASONS.get(code, f"no reply (Flower's error {code})")
-            return frame_of(reply.content, self._most[number])
+            return frame_of(reply.content, self._sent[number][1])
         except MemoryError:
             return LARGE
         except Exception as error:  # a silo can make Flower raise any
             if _is_of_the_network(error):
                 raise
             return UNREADABLE
+        finally:
+            del self._begun[number]
 
 
 def connected(name: str) -> socket.socket:

@@ -1,0 +1,120 @@
+"""Clients that lie: in their answers to a message of an algorithm, and in metrics that an algorithm uses."""
+
+import math
+import re
+
+import pytest
+import torch
+
+from tests.federated.engine_wrappers import TamperingEngine
+from tests.federated.tiny import arm, finish, settings
+from uefl.errors import RunError
+
+LIAR = "silo-1"
+
+
+def lies(change):
+    """An arm wrapper: ``change`` alters the replies of one client."""
+
+    def meddle(reply):
+        if reply.client == LIAR and reply.error is None:
+            change(reply)
+        return reply
+
+    return lambda engine: TamperingEngine(engine, meddle)
+
+
+def of(name, value):
+    """Fill a tensor of a reply; a pair sets its first element only."""
+
+    def change(reply):
+        if name in reply.tensors:
+            tensor = reply.tensors[name] = reply.tensors[name].clone()
+            (tensor.view(-1)[:1] if isinstance(value, tuple) else tensor).fill_(
+                value[0] if isinstance(value, tuple) else value
+            )
+
+    return change
+
+
+POOLED = [("uefl", {"reinit": True}), ("uefl", {"codebook_after": 1}), ("uefl", {"ext_share": "group"})]
+NEEDED = [
+    *(("tpt", {}, "counts", value) for value in (-1, (-16,), 2**62)),
+    *(("tpt", {}, "hits", value) for value in (-1, 2**62)),
+    *(("tpt", {}, name, 1e300) for name in ("sums", "spread", "own", "geometry")),
+    *((*arm_of, "mass", value) for arm_of in POOLED for value in (-1.0, (-5.0,), 0.0, 3e38)),
+    *((*arm_of, "block", 3e38) for arm_of in POOLED),
+    *(("fedbr", {}, "pseudo", value) for value in (-1.0, 255.5, 3e38)),
+]
+
+
+@pytest.mark.parametrize(("algorithm", "keys", "name", "value"), NEEDED)
+def test_false_answer_ends_the_run_with_its_client(algorithm, keys, name, value):
+    """An answer that the algorithm needs. The honest clients would fail with it, and get the blame."""
+    lying, *_ = arm(settings(algorithm, quorum=0.5, **keys), wrap=lies(of(name, value)))
+    with pytest.raises(RunError, match=rf"^{LIAR} .*\b({name}|measures)\b"):
+        finish(lying)
+    assert {one["client"] for one in lying.rejected} == {LIAR}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("sum", 1e38), ("batches", 0), ("batches", 4), ("batches", 2**62)]
+)
+def test_false_gradient_of_the_head_is_rejected(name, value):
+    """Of 48 images in batches of 16. The number of batches is a weight."""
+    lying, _, notices = arm(settings("fediir", quorum=0.5), wrap=lies(of(name, value)))
+    finish(lying)
+    assert notices
+    assert all(re.match(rf"round \d+: rejected {LIAR}: .*\b(sum|batches)\b", line) for line in notices)
+    assert bool(torch.isfinite(lying.members[0].state.tensors["gradient"]).all())
+
+
+def test_honest_answers_are_taken():
+    for algorithm, keys in [("tpt", {}), ("fedbr", {}), ("fediir", {}), *POOLED]:
+        honest, *_ = arm(settings(algorithm, **keys))
+        finish(honest)
+        assert not honest.rejected
+
+
+@pytest.mark.parametrize("part", ["metrics", "training"])
+@pytest.mark.parametrize(
+    ("algorithm", "name"),
+    [
+        ("uefl", "threshold"),
+        ("uefl", "deciding_loss"),
+        ("uefl", "extended"),
+        ("tpt", "nc1"),
+        ("tpt", "nc2b_silo"),
+    ],
+)
+def test_columns_of_the_server_are_not_taken(algorithm, name, part):
+    def change(reply):
+        if values := getattr(reply, part):
+            values[name] = 1.0
+
+    lying, _, notices = arm(settings(algorithm, quorum=0.5), wrap=lies(change))
+    finish(lying)
+    assert f"rejected {LIAR}: it sends a metric called {name}" in notices[0]
+
+
+def test_client_without_its_entropy_is_not_extended():
+    def change(reply):
+        reply.metrics.pop("entropy_deterministic", None)
+
+    cfg = settings("uefl-published", max_iterations=2, rounds=[1])
+    lying, _, notices = arm(cfg, wrap=lies(change))
+    finish(lying)
+    assert any(re.search(rf"{LIAR} .*entropy_deterministic", line) for line in notices)
+    assert LIAR not in lying.members[0].state.plain["uncertain"]
+
+
+def test_one_false_loss_does_not_end_the_run():
+    calls = iter([1.0] + [1e30] * 9)
+
+    def change(reply):
+        if "train_loss" in reply.training:
+            reply.training["train_loss"] = next(calls)
+
+    lying, *_ = arm(settings("fedavg", rounds=[3]), wrap=lies(change))
+    assert len(finish(lying)) == 9
+    assert math.isfinite(lying.first_loss)
