@@ -171,7 +171,7 @@ def check_rule(run: RunSection, arm: str, plain_means: bool, clients: int) -> No
     if not plain_means:
         raise UserError(
             f"key 'run.aggregation': {run.aggregation} does not protect arm {arm!r}, which takes more than"
-            " weighted means; set 'mean', or see docs/security.md for what goes with it"
+            " weighted means; set 'mean', or see docs/security.md for the algorithms that it protects"
         )
     needed = {"median": 3, "trimmed_mean": 2 * run.attackers + 1, "krum": 2 * run.attackers + 3}[
         run.aggregation

@@ -99,7 +99,8 @@ class Run:
         file = self.path / f"model-{arm}.safetensors"
         if not file.exists():
             raise UserError(
-                f"{file} is not there: arm {arm!r} has not ended; go on with uefl.resume({str(self.path)!r})"
+                f"{file} is not there: arm {arm!r} has not ended; continue with"
+                f" uefl.resume({str(self.path)!r})"
             )
         return saved.load(file, self._network)
 

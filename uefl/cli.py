@@ -318,7 +318,9 @@ def _resumable(folder: Path, go_on: str) -> Iterator[None]:
         place = error.filename or folder
         if place == str(OUTPUT):
             _silence_stdout()
-        raise RunError(f"{error.strerror or error} while {place} was written; go on with: {go_on}") from None
+        raise RunError(
+            f"{error.strerror or error} while {place} was written; continue with: {go_on}"
+        ) from None
 
 
 def _show_results(console: Console, folder: Path) -> int:
@@ -529,7 +531,9 @@ def _ended(end: BaseException, folder: Path, resume: str) -> typer.Exit:
     if (folder / "summary.json").is_file():
         advice = f"; the run is finished: uefl report {folder}"
     else:
-        advice = f"; go on with: {resume}" if (folder / "config.toml").is_file() else " before the run began"
+        advice = (
+            f"; continue with: {resume}" if (folder / "config.toml").is_file() else " before the run began"
+        )
     with suppress(OSError):  # stderr may be the same pipe
         typer.echo(f"{what}{advice}", err=True)
     return typer.Exit(_exit_code(end))

@@ -89,13 +89,13 @@ def prepare(out: Path, cfg: Config, rounds: int, digest: str, preset: str) -> No
         UserError: the run has not ended, or keeps no states to go on from.
     """
     if not (out / "summary.json").is_file():
-        raise UserError(f"{out} has not finished; go on with it first: uefl train --resume {out}")
+        raise UserError(f"{out} has not finished; continue it first: uefl train --resume {out}")
     longer, names = with_more_rounds(cfg, rounds), list(cfg.arms)
     states = {name: kept(out, name) for name in names}
     absent = [name for name, state in states.items() if state is None]
     if absent:
         raise UserError(
-            f"{out / _FOLDER / absent[0]} is missing, the state that arm {absent[0]!r} would go on from;"
+            f"{out / _FOLDER / absent[0]} is missing, the state that arm {absent[0]!r} would continue from;"
             " start a new run"
         )
     left = {name: state[1]["lines"] for name, state in states.items() if state is not None}

@@ -163,7 +163,7 @@ class Privacy:
         for name, mean in algorithm.averages(state).items():
             if not isinstance(mean, WeightedMean):
                 raise TypeError(
-                    f"the average of {name} is not a weighted mean; the algorithm must say only_the_model ="
+                    f"the average of {name} is not a weighted mean; the algorithm must set only_the_model ="
                     " False"
                 )
             if mean.old.numel():
@@ -356,13 +356,13 @@ def check(cfg: Config, arm: str, workspace: Workspace) -> None:
     if not algorithm.only_the_model:
         raise UserError(
             f"key 'run.privacy': arm {arm!r} ({name}) takes more from its clients than the mean of a model,"
-            " of which noise would hide a part only; leave the arm out, or see docs/security.md for what"
-            " goes with it"
+            " and noise on the model would hide only a part of this; leave the arm out, or see"
+            " docs/security.md for the algorithms that can be private"
         )
     if workspace.private_names():
         raise UserError(
-            f"key 'run.privacy': arm {arm!r} ({name}) keeps layers with its clients, whose mean others are"
-            " measured with; leave the arm out"
+            f"key 'run.privacy': arm {arm!r} ({name}) keeps layers with its clients, and sends their mean"
+            " without noise to measure other clients; leave the arm out"
         )
     if workspace.flat.buffers.numel():
         raise UserError(

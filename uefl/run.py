@@ -418,7 +418,7 @@ class _Run:
                     except (KeyError, TypeError) as error:
                         raise UserError(
                             f"the checkpoint in {self.out} does not fit its configuration ({error}); start"
-                            " again elsewhere"
+                            " again in another folder"
                         ) from None
                 elif (
                     end := extend.kept(self.out, arm.name)
@@ -452,7 +452,7 @@ class _Run:
             if then.get(key) != value
         ]
         if changed:
-            self.observer.notice(f"not bit for bit as without the interruption: {', '.join(changed)}")
+            self.observer.notice(f"other bits than without the interruption: {', '.join(changed)}")
 
     def _arm(self, name: str) -> tuple[ServerLoop, Workspace]:
         workspace, seed = self.workspace(name), self.cfg.run.seed
@@ -523,7 +523,7 @@ class _Run:
             arm.files.sweep(arm.named_files() | extend.private_files(self.out, self.cfg))
         if self._clients_keep_states and _keeps_what_predicts(workspace):
             self.observer.notice(
-                f"note: arm {arm.name!r} has no model file here: each silo keeps the part that is its own"
+                f"note: arm {arm.name!r} has no model file here: each silo keeps its own part of the model"
             )
             return
         saved.save(

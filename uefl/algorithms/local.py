@@ -17,8 +17,8 @@ class Local(Algorithm):
         """Refuse clients that are never trained on, as there is no model for them."""
         if federation.unseen:
             raise UserError(
-                f"arm {arm!r}: client {federation.unseen[0].name!r} is never trained on, and training apart"
-                " leaves no model for it; leave out the arm, or those clients"
+                f"arm {arm!r}: client {federation.unseen[0].name!r} never trains, so this arm has no model"
+                " for it; leave out the arm, or the clients without training"
             )
         super().check(federation, arm, net)
 

@@ -72,8 +72,8 @@ class TPT(Algorithm):
         """Refuse a network without a linear layer; its input is the features."""
         if not linear_layers(net):
             raise UserError(
-                f"arm {arm!r}: the network has no linear layer, whose input neural collapse is measured of;"
-                " choose another one"
+                f"arm {arm!r}: neural collapse is measured on the input of the last linear layer, and the"
+                " network has no linear layer; choose another network"
             )
         super().check(federation, arm, net)
 

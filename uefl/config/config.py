@@ -248,13 +248,13 @@ def _check_private(config: Config) -> None:
     run = config.run
     if run.uncertainty == "ensemble":
         raise UserError(
-            "key 'run.privacy': expected 'none' with an ensemble, each member tells of the clients again;"
-            f" got {run.privacy!r}"
+            "key 'run.privacy': expected 'none' with an ensemble, because every member uses the clients"
+            f" again; got {run.privacy!r}"
         )
     if config.data.normalize == "standard":
         raise UserError(
             f"key 'data.normalize': with privacy = {run.privacy!r} expected 'centered', 'imagenet' or 'raw':"
-            " 'standard' is the mean and the deviation of all clients' images, which no noise hides"
+            " 'standard' needs the mean and the deviation of all clients' images, without noise"
         )
     if run.privacy == "central":
         check_unused(run, "joins", "with privacy = 'central' the draw of a round is over all clients", "run.")

@@ -122,7 +122,7 @@ class Flower:
             with run as deployment:
                 yield deployment
         except Unreachable as error:
-            raise RunError(f"{error}; go on with: {go_on}") from None
+            raise RunError(f"{error}; continue with: {go_on}") from None
 
 
 Choice = Distributed | Flower
@@ -131,7 +131,7 @@ CHOICES: dict[str, type[Choice]] = {"distributed": Distributed, "flower": Flower
 
 
 def check_installed() -> None:
-    """Refuse to go on without Flower.
+    """Raise an error if Flower is not installed.
 
     Raises:
         UserError: it is not installed.

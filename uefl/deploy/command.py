@@ -76,7 +76,7 @@ def silo(
     try:
         print(f"silo {source.name}, for runs at {address.place}; Ctrl-C ends it", flush=True)
         if floor is not None:
-            print(f"silo {source.name} insists on its own noise: {floor.describe()}", flush=True)
+            print(f"silo {source.name} requires its own noise: {floor.describe()}", flush=True)
         with nullcontext() if floor is None else floor.locked():
             program = SiloProgram(source, where, floor, answered, kept, state)
             serve(address, program, key, patience=wait)

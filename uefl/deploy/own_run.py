@@ -76,7 +76,7 @@ class InRun(Flower):
             else:
                 yield _simulated(self.link)
         except Unreachable as error:
-            raise RunError(f"{error}; go on with the same `flwr run`") from None
+            raise RunError(f"{error}; continue with the same `flwr run`") from None
 
 
 def _with_silos(link: Link, silos: int, patience: float, notice: Notice) -> Deployment:

@@ -24,7 +24,7 @@ _SCHEMA = 1
 
 
 class NoiseTooLow(UserError):
-    """A run gives the silo less privacy than it insists on."""
+    """A run gives the silo less privacy than the silo requires."""
 
 
 class PrivacyBudgetSpent(UserError):
@@ -103,7 +103,7 @@ class PrivacyFloor:
             NoiseTooLow.
         """
         wanted = (
-            f"this silo insists on privacy = 'local' with a noise_multiplier of {self.noise_multiplier:g} or"
+            f"this silo requires privacy = 'local' with a noise_multiplier of {self.noise_multiplier:g} or"
             " more"
         )
         if run.privacy != "local":

@@ -50,7 +50,7 @@ def on_workers(
         try:
             yield Workers(count, device, notice, processes, stack, module)
         except ConnectionLost as error:
-            raise RunError(f"{_ended_process(processes) or error}; go on with: {go_on}") from None
+            raise RunError(f"{_ended_process(processes) or error}; continue with: {go_on}") from None
         finally:  # before the stack is left: its threads wait for the workers' last lines
             logs = processes.stop()
             if logs is not None:

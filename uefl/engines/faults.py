@@ -23,7 +23,7 @@ _WORDS = {
     MISDIRECTED: "the message was for another client",
     VERSION: "it runs another version of uefl",
     PROGRAM: "its program failed",
-    PRIVACY: "it insists on more privacy than the run gives",
+    PRIVACY: "it requires more privacy than the run gives",
     BUDGET: "one more update would spend more than its own bound on epsilon",
     STATE: "it does not have its private state of that round",
     ALGORITHM: "it does not accept this algorithm",
@@ -34,5 +34,5 @@ def describe(code: str) -> str:
     """Return the description of an error code. It contains no text of the client."""
     return (
         f"{_WORDS.get(code, 'it reports an unknown fault')} (fault {code if code in _WORDS else 'unknown'};"
-        " its own log says more)"
+        " see its own log)"
     )

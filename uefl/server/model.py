@@ -189,7 +189,7 @@ class ServerModel:
         )
         if why is not None:
             raise RunError(
-                f"round {self.turn.round + 1}: the updates make no model ({why}); {blame(largest)}"
+                f"round {self.turn.round + 1}: the updates give no valid model ({why}); {blame(largest)}"
             )
 
     def end_round(self, teacher: Teacher | None) -> None:

@@ -74,7 +74,7 @@ def run(
     console.print(f"report: {out / 'report.html'}\n        {out / 'report.md'}", **_AS_IT_IS)
     if result.missing:
         raise RunError(
-            f"{len(result.missing)} of {len(wanted)} runs are not there; {out / 'report.md'} says why"
+            f"{len(result.missing)} of {len(wanted)} runs are missing; {out / 'report.md'} has the reasons"
         )
 
 

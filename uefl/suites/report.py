@@ -97,7 +97,7 @@ def collect(suite: Suite, scale: Scale, jobs: Sequence[Job], errors: dict[Path, 
         try:
             runs.setdefault((job.case, job.arm), {})[job.seed] = read_run(job.folder)
         except UserError as error:
-            missing[place] = f"{error}; or remove {job.folder}, and the suite makes it anew"
+            missing[place] = f"{error}; or remove {job.folder}, and the suite runs it again"
     return Result(suite, scale, runs, missing)
 
 
@@ -543,7 +543,7 @@ def _draw_features(result: Result, data_root: Path | None) -> Iterator[Drawing]:
         try:
             figure = features.draw(folder, data_root)
         except UserError as error:
-            raise UserError(f"{error}; or remove {folder}, and the suite makes it anew") from None
+            raise UserError(f"{error}; or remove {folder}, and the suite runs it again") from None
         if figure is not None:
             caption = (
                 f"Test images of each client on the two principal axes of the features, seed {min(runs)}."

@@ -156,7 +156,7 @@ def _differing(job: Job) -> list[str]:
             cfg.with_run(threads=0) for cfg in (config.load_whole(job.folder / "config.toml"), job.config)
         )
     except UserError as error:
-        raise UserError(f"{error}; or remove {job.folder}, and the suite makes it anew") from None
+        raise UserError(f"{error}; or remove {job.folder}, and the suite runs it again") from None
     if wanted.run.precision == "auto":  # the run has made its choice
         wanted = wanted.with_run(precision=there.run.precision)
     return differing([there.table(), wanted.table()])

@@ -27,7 +27,7 @@ def deciding(records: list[Record], needed: Sequence[str], turn: Turn) -> list[R
         )
     if len(lacking) == len(records):
         raise RunError(
-            f"no client sent its {needed[0]}, by which clients are extended; see what each of them logs"
+            f"no client sent its {needed[0]}, which decides about extensions; see the logs of the clients"
         )
     return [record for record in records if record["client"] not in lacking]
 

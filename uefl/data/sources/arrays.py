@@ -19,5 +19,5 @@ def arrays(root: Path | None = None) -> DataSet:
     """
     raise UserError(
         "the clients of source 'arrays' are given in Python: uefl.train(clients={name: (train, test), ...},"
-        " out=...); to go on with such a run, give them again: uefl.resume(out, clients=...)"
+        " out=...); to continue such a run, give them again: uefl.resume(out, clients=...)"
     )

@@ -143,7 +143,7 @@ def data_set(path: Path, frame: pandas.DataFrame, data: Data, silo: str | None) 
         other = next((name for name in owners or () if name != silo), None)
         if other is not None:
             raise UserError(
-                f"{path}: column 'silo' has {other!r}, and the file is of client {silo!r}; remove the column,"
+                f"{path}: column 'silo' has {other!r}, but the file belongs to {silo!r}; remove the column,"
                 " or put the rows of all clients into one file"
             )
         owners = [silo] * len(texts)

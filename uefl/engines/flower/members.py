@@ -41,7 +41,7 @@ class Members:
     Args:
         link: of the run.
         greeting: is sent to every node once; the reply has the ``client``'s name.
-        admit: says why a client that reports cannot take part, or None; such a client is refused.
+        admit: returns why a client that reports cannot take part, or None; a client with a reason is refused.
         bound: for nodes with keys: by name, the hash of its key. A name that is not there belongs to the
             first key that uses it. None: a name moves to the last node that uses it.
     """
@@ -122,7 +122,7 @@ class Members:
             return None
         if self.keys.get(name, key) != key:
             return (
-                f"the name {name[:64]!r} is that of another key; give another --name, or for a new key see"
+                f"the name {name[:64]!r} belongs to another key; give another --name, or for a new key see"
                 " silos.json in docs/security.md"
             )
         other = next((other for other, known in self.keys.items() if known == key and other != name), None)

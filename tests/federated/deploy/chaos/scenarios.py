@@ -2,7 +2,7 @@
 the run.
 
 Each scenario starts a SuperLink, three silos and a run of three rounds, breaks something, and checks that the
-run goes on or stops with a clear line, and that nothing but the round in flight is lost.
+run continues or stops with a clear line, and that nothing but the round in flight is lost.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _rejected(reason: str, fault: str, **keys: float) -> Callable[[Path, LocalCl
             line = next((line for line in ended.said.splitlines() if "rejected silo-1" in line), "")
             check(ended.code == 1 and reason in line, f"expected 'rejected silo-1: {reason}'", ended)
             sandbox.check_rejected(reason, {1})
-            return f"goes on; {line.strip()}; exit code 1"
+            return f"continues; {line.strip()}; exit code 1"
 
     return execute
 
@@ -106,7 +106,7 @@ def _resumed(sandbox: Sandbox) -> str:
     before = dict(sandbox.cluster.processes)
     sandbox.check_same(sandbox.end(sandbox.train()))
     _check_alive(sandbox.cluster, before, set())
-    return "goes on with --resume, with the same silos; same metrics, bit for bit"
+    return "continues with --resume, with the same silos; same metrics, bit for bit"
 
 
 def _superlink_killed(folder: Path, cluster: LocalCluster) -> str:
@@ -119,7 +119,7 @@ def _superlink_killed(folder: Path, cluster: LocalCluster) -> str:
         cluster.start_all()
         ended = sandbox.end(run)
         if ended.code != 0:
-            check(ended.code == 1 and "go on with" in ended.said, "expected a clear line", ended)
+            check(ended.code == 1 and "continue with" in ended.said, "expected a clear line", ended)
             ended = sandbox.end(sandbox.train())
         sandbox.check_same(ended)
         return "waits until it is back; same metrics, bit for bit"
@@ -196,16 +196,16 @@ def _disk_full(file: str) -> Callable[[Path, LocalCluster], str]:
             resource.prlimit(run.pid, resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
             ended = sandbox.end(run)
             check(
-                ended.code == 1 and "go on with: uefl train --resume" in ended.said,
-                "expected a line that says how to go on",
+                ended.code == 1 and "continue with: uefl train --resume" in ended.said,
+                "expected a line that prints how to continue",
                 ended,
             )
             check("Traceback" not in ended.said, "expected a line and no traceback", ended)
             ended = sandbox.end(sandbox.train())
             sandbox.check_same(ended)
             return (
-                "stops with exit code 1 and says how to go on; with space again --resume ends with the same"
-                " metrics, bit for bit"
+                "stops with exit code 1 and prints how to continue; with space again --resume ends with the"
+                " same metrics, bit for bit"
             )
 
     return execute
@@ -222,7 +222,7 @@ def _mid_checkpoint(folder: Path, cluster: LocalCluster) -> str:
         )
         ended = sandbox.end(sandbox.train())
         sandbox.check_same(ended)
-        return "--resume goes on from the checkpoint before; same metrics, bit for bit"
+        return "--resume continues from the checkpoint before; same metrics, bit for bit"
 
 
 def _clock(folder: Path, cluster: LocalCluster) -> str:
@@ -346,11 +346,11 @@ class Scenario(NamedTuple):
     one"""
 
 
-_GOES_ON = "the run goes on without it, counts it, exit code 1"
+_GOES_ON = "the run continues without it, counts it, exit code 1"
 SCENARIOS = {
     "raises": Scenario(
         "a client raises",
-        f"{_GOES_ON}; its words stay with it",
+        f"{_GOES_ON}; its error text stays at the client",
         _rejected("its computation failed", "raises"),
     ),
     "nan": Scenario("an update has a NaN", _GOES_ON, _rejected("values is not finite", "nan")),
@@ -413,7 +413,7 @@ SCENARIOS = {
     "key": Scenario("a silo whose key is not registered", "refused, exit code 2", _key),
     "port": Scenario("the port is taken", "a line, exit code 2", _port_taken),
     "two": Scenario("two runs at once", "both finish, bit for bit", _two_runs),
-    "folder": Scenario("two runs in one folder", "the second is refused, the first goes on", _same_folder),
+    "folder": Scenario("two runs in one folder", "the second is refused, the first continues", _same_folder),
 }
 
 
