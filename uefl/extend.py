@@ -86,7 +86,7 @@ def prepare(out: Path, cfg: Config, rounds: int, digest: str, preset: str) -> No
         preset: first line of config.toml.
 
     Raises:
-        UserError: the run has not ended, or keeps no states to go on from.
+        UserError: the run has not ended, or has no states to continue from.
     """
     if not (out / "summary.json").is_file():
         raise UserError(f"{out} has not finished; continue it first: uefl train --resume {out}")

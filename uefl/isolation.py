@@ -61,9 +61,7 @@ def isolated() -> Iterator[None]:
     Python, the warning filters and the environment are as before.
     """
     if not _ONE_RUN.acquire(blocking=False):
-        logging.getLogger("uefl").info(
-            "a run of another thread of this process goes on; this one begins after it"
-        )
+        logging.getLogger("uefl").info("another thread of this process trains; this run begins after it")
         _ONE_RUN.acquire()
     try:
         with _restored(), warnings.catch_warnings(), plain_torch():

@@ -69,7 +69,7 @@ def check_request(
         raise TypeError(f"{op}: tol must be a number, got {tol!r}")
     if not (math.isfinite(tol) and tol >= 0):
         raise ValueError(
-            f"{op}: tol must be finite and not negative, got {tol}; use 0 to go on until no label changes"
+            f"{op}: tol must be finite and not negative, got {tol}; use 0 to continue until no label changes"
         )
     if not -(2**63) <= seed < 2**63:
         raise ValueError(f"{op}: {seed_name} must be from -2^63 to 2^63 - 1, got {seed}")

@@ -1,9 +1,9 @@
 // Lloyd's algorithm on wide rows with few clusters. A search would pack the centers, which takes as long as
 // comparing some tens of rows. An iteration computes all squared distances in float64 instead.
 //
-// With u = 2^-53, the sum of d rounded squares in any order is within (d + 8) u of its real value, relative
-// to it, but for underflow. So the nearest center is the winner of the definition (vq_assign.h) if the second
-// distance is larger by more than 4 (d + 8) u of itself. A search decides the other rows.
+// With u = 2^-53, the sum of d rounded squares in any order has a relative error of at most (d + 8) u, apart
+// from underflow. So the nearest center is the winner of the definition (vq_assign.h) if the second distance
+// is larger by more than 4 (d + 8) u of itself. A search decides the other rows.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-"""Private state stays at its silo: the server knows names, and a run that goes on finds the states of its
+"""Private state stays at its silo: the server knows names, and a continued run finds the states of its
 checkpoint."""
 
 import json

@@ -1,4 +1,4 @@
-"""Runs that go on in their folder: interruptions change nothing, and mismatched folders are refused."""
+"""Runs that continue in their folder: interruptions change nothing, and mismatched folders are refused."""
 
 from __future__ import annotations
 

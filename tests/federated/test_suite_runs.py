@@ -1,4 +1,4 @@
-"""The runs of a suite: side by side, in one display, and where they stopped they go on."""
+"""The runs of a suite train at the same time, share one display, and continue where they stopped."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class Distributed:
         Args:
             device: of the workers, ``auto``, ``cpu`` or ``cuda``.
             notice: called with a line for the user.
-            go_on: the command that goes on with the run.
+            go_on: the command that continues the run.
 
         Raises:
             UserError: there is no such device, or no worker.

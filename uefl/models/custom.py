@@ -109,8 +109,8 @@ def check(net: nn.Module, normalize: Callable[[torch.Tensor], torch.Tensor], fed
         normalize: converts uint8 ``[B, C, H, W]`` to the input of the network.
 
     Raises:
-        UserError: it cannot take images of this shape, or does not return logits ``[B, classes]``, but for
-            example probabilities.
+        UserError: it cannot take images of this shape, or returns no logits ``[B, classes]``, for example
+            probabilities.
     """
     shape = (2, *federation.shape)
     training = net.training

@@ -18,8 +18,8 @@ A file ``NAME.toml`` begins with a comment line about its purpose, and holds:
 ``[averages.NAME]``     ``cases``: their mean is a row of its own, paired by seed; ``paper`` has the
                         paper's numbers for it
 
-A run has one arm and one seed, so that arms and seeds can go on side by side, and an arm that is added later
-takes no other one again.
+A run has one arm and one seed. So arms and seeds can train at the same time, and a new arm does not repeat
+the runs of other arms.
 
 The suites of the papers are not part of the package: they lie in ``reproduction/`` of the repository.
 """

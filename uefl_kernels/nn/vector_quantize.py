@@ -789,7 +789,7 @@ class VectorQuantize(Coder):
         if not any(parameter is self._codebook.embed for parameter in held):
             raise RuntimeError(
                 "VectorQuantize: in_place_codebook_optimizer holds codewords that were replaced, as"
-                " load_state_dict(assign=True) or to_empty() does; make it anew:"
+                " load_state_dict(assign=True) or to_empty() does; create it again:"
                 " layer.in_place_codebook_optimizer = torch.optim.SGD(layer._codebook.parameters(), lr)"
             )
         _distributed.average_gradients(list(self._codebook.parameters()), self._codebook.use_ddp)

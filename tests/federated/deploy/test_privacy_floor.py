@@ -128,7 +128,7 @@ def test_silo_stops_at_its_own_bound(path, caplog):
     assert [error(one(asked(settings()))) for _ in range(4)] == [None, None, "budget", "budget"]
     assert "--max-epsilon" in caplog.text
     again = program(path, bound=spent_by({2.0: 2}, 1e-5))
-    # a run that goes on may only have to measure
+    # a continued run may only have to measure
     assert error(again(Packet(greeting(settings()), {}))) is None
     assert error(again(asked(settings(), train=False, evaluate=True))) is None
     assert error(again(asked(settings()))) == "budget"
