@@ -168,9 +168,6 @@ def test_sockets_and_devices(tmp_path):
         saved.load("/dev/null")
 
 
-FULL = OSError(28, "full")
-
-
 def test_a_full_disk_before_the_run_begins(tmp_path, monkeypatch):
     """The message names the file, and remaining files do not block the next start in the folder."""
     for file in ("manifest.json", "config.toml"):

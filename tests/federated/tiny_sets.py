@@ -45,3 +45,19 @@ def federation(clients: int = 2, images: int = 60, sets: int = 4, noise: float =
 
 def arm(cfg: Config, fed: Federation | None = None, **more: Any) -> Any:
     return tiny.arm(cfg, fed or federation(), **more)
+
+
+def smallest_surrogate_loss(data: SetData, *, legacy: bool = False) -> float:
+    """Return the loss of a perfect classifier on a client's sets, in nats: the minimum that training can
+    reach.
+
+    A perfect classifier puts all mass on the class k of an image. Set m then has the posterior pi_m
+    priors[m, k] / sum, and the result is the mean loss of these posteriors. The published loss, ``legacy``,
+    applies softmax to the posterior once more.
+    """
+    sizes = data.sizes.numpy()
+    # share of all images that are in set m and of class k
+    joint = data.priors.numpy() * (sizes / sizes.sum())[:, None]
+    g = joint / np.maximum(joint.sum(0), np.finfo(np.float64).tiny)
+    loss = np.log(np.exp(g).sum(0)) - g if legacy else -np.log(np.maximum(g, np.finfo(np.float64).tiny))
+    return float((joint * loss).sum())

@@ -141,24 +141,6 @@ def _pixels(batch: npt.NDArray[np.uint8]) -> Matrix:
     return batch.reshape(len(batch), -1) / 255.0
 
 
-def smallest_surrogate_loss(priors: Matrix, sizes: npt.NDArray[np.int64], *, legacy: bool = False) -> float:
-    """Return the loss of a perfect classifier on a client's sets, in nats: the minimum that training can
-    reach.
-
-    A perfect classifier puts all mass on the class k of an image. Set m then has the posterior pi_m
-    priors[m, k] / sum, and the result is the mean loss of these posteriors.
-
-    Args:
-        priors: ``[M, K]``.
-        sizes: ``[M]``.
-        legacy: use the published loss, which applies softmax to the posterior once more.
-    """
-    joint = priors * (sizes / sizes.sum())[:, None]  # share of all images that are in set m and of class k
-    g = joint / np.maximum(joint.sum(0), np.finfo(np.float64).tiny)
-    loss = np.log(np.exp(g).sum(0)) - g if legacy else -np.log(np.maximum(g, np.finfo(np.float64).tiny))
-    return float((joint * loss).sum())
-
-
 # --- checking them ----------------------------------------------------------------------------------------
 
 

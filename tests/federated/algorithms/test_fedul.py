@@ -11,13 +11,12 @@ import torch
 import uefl_kernels
 from tests.federated import tiny
 from tests.federated.tiny import finish, split, state, turn_of, values
-from tests.federated.tiny_sets import arm, federation, settings
+from tests.federated.tiny_sets import arm, federation, settings, smallest_surrogate_loss
 from uefl import config
 from uefl.algorithms.base import registry
 from uefl.algorithms.fedul.fedul import log_transition
 from uefl.data import build
 from uefl.data.federation import SetData
-from uefl.data.priors import smallest_surrogate_loss
 from uefl.engines.base import Message, Reply
 from uefl.seeds import derive
 
@@ -161,7 +160,7 @@ def test_the_surrogate_loss_reaches_its_floor(loss):
     fed = federation(clients=1, images=120, noise=0.05)
     _, records, _ = trained("fedul", fed, loss=loss, rounds=[12])
     data = fed.clients[0].load()
-    floor = smallest_surrogate_loss(data.priors.numpy(), data.sizes.numpy(), legacy=legacy)
+    floor = smallest_surrogate_loss(data, legacy=legacy)
     assert floor < math.log(4)
     assert abs(records[-1]["train_loss"] - floor) < (0.02 if legacy else 0.05)
 
@@ -186,7 +185,7 @@ def test_the_published_losses_reach_their_floors_on_mnist(data_root):
         return finish(tiny.arm(cfg, fed)[0])[-1], fed.clients[0].load()
 
     last, data = run("fedul", "overlap=true", "legacy_column_norm=true", "labeled=0", "rounds=[5]")
-    floor = smallest_surrogate_loss(data.priors.numpy(), data.sizes.numpy(), legacy=True)
+    floor = smallest_surrogate_loss(data, legacy=True)
     assert 2.05 < floor < 2.2  # ten sets: chance is log 10 = 2.303
     assert abs(last["train_loss"] - floor) < 0.02
     last, _ = run("supervised", "train_per_client=100", "test_per_client=100", "rounds=[10]")

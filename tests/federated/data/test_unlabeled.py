@@ -16,6 +16,7 @@ from uefl.data import unlabeled_sets as u
 from uefl.data.partitions import unlabeled as s
 from uefl.errors import InvalidPriors, UserError
 
+from ..tiny_sets import smallest_surrogate_loss
 from .common import load
 from .common import sets as build_sets
 
@@ -202,7 +203,7 @@ def test_published_statistics_on_mnist(data_root):
     for silo in load(fed):
         assert 7100 <= len(silo.sets) <= 7200
         assert 4900 <= len(silo.images.flatten(1).unique(dim=0)) <= 5150
-        assert 2.11 < p.smallest_surrogate_loss(silo.priors.numpy(), silo.sizes.numpy(), legacy=True) < 2.15
+        assert 2.11 < smallest_surrogate_loss(silo, legacy=True) < 2.15
     assert fed.server.labeled.labels.bincount().tolist() == [
         1195,
         1357,
@@ -231,7 +232,7 @@ def test_the_floor_is_the_loss_of_a_perfect_classifier():
         (False, uefl_kernels.transition_nll),
         (True, uefl_kernels.transition_double_softmax),
     ):
-        floor = p.smallest_surrogate_loss(silo.priors.numpy(), silo.sizes.numpy(), legacy=legacy)
+        floor = smallest_surrogate_loss(silo, legacy=legacy)
         assert float(kernel(logits, silo.sets, matrix).mean()) == pytest.approx(floor, rel=1e-12)
 
 
