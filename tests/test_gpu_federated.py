@@ -32,7 +32,15 @@ def test_unknown_part_is_refused(tmp_path, capsys):
 
 
 def test_metrics_that_differ_are_an_error(tmp_path, monkeypatch):
+    """A round that is as small as possible; at the size of a rehearsal it is among the slow tests."""
     monkeypatch.setattr(gpu_federated, "TOLERANCES", {"nll": -1.0})
+    model = {"dropout": 0.0, "width": 2, "hidden": 4}
+    monkeypatch.setattr(
+        gpu_federated, "_ROUND", {"training": {"rounds": [1], "local_steps": 1}, "model": model}
+    )
+    few = {"clients": 2, "partition": {"angles": []}, "train_per_client": 16, "test_per_client": 10}
+    monkeypatch.setattr(gpu_federated, "_REHEARSAL", {"data": few})
+    monkeypatch.setattr("uefl.report.write.write_plots", lambda run: [])
     assert gpu_federated.main(["--device", "cpu", "--only", "agree", "--out", str(tmp_path)]) == 1
     assert "nll" in facts_of(tmp_path)["agree"]["error"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import os
 import re
@@ -123,23 +122,6 @@ def test_workflows_call_existing_targets_and_scripts():
     }:
         assert (ROOT / script).exists(), script
     assert texts[0].rstrip().endswith("make test")  # its last line comes from pytest
-
-
-def long_functions(path: Path) -> list[str]:
-    """Return the functions of a Python file with more than 60 lines, without the docstring."""
-    found = []
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            doc = node.body[0] if ast.get_docstring(node) else None
-            lines = node.end_lineno - node.lineno + 1 - (doc.end_lineno - doc.lineno + 1 if doc else 0)
-            found += [f"{path.relative_to(ROOT)}::{node.name}: {lines}"] if lines > 60 else []
-    return found
-
-
-def test_functions_fit_a_screen():
-    folders = ("uefl", "uefl_kernels", "benchmarks", "tools", "tests", "examples", "reproduction")
-    files = [ROOT / "setup.py", *(path for folder in folders for path in (ROOT / folder).rglob("*.py"))]
-    assert [name for path in files for name in long_functions(path)] == []
 
 
 def long_blocks(path: Path) -> list[str]:

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import argparse
 import ast
-import io
 import re
 import subprocess
-import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -95,8 +93,22 @@ def _blocks(suffix: str, text: str) -> Iterator[tuple[int, str]]:
             yield text[: match.start()].count("\n") + 1, match[0]
 
 
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the statements of a module or statement, at any depth, without the nodes of their expressions."""
+    for part in ("body", "orelse", "handlers", "finalbody", "cases"):
+        for child in getattr(node, part, []):
+            yield child
+            yield from statements(child)
+
+
+# A string, which may contain a hash sign, or a comment. To tokenize takes longer than all the rest.
+_STRING_OR_COMMENT = re.compile(
+    r'''""".*?"""|\'{3}.*?\'{3}|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|#[^\n]*''', re.DOTALL
+)
+
+
 def _python(text: str) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(ast.parse(text)):
+    for node in statements(ast.parse(text)):
         if (
             isinstance(node, ast.Expr)
             and isinstance(node.value, ast.Constant)
@@ -104,9 +116,9 @@ def _python(text: str) -> Iterator[tuple[int, str]]:
         ):
             for paragraph in re.split(r"\n\s*\n", node.value.value):
                 yield node.lineno, paragraph
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type == tokenize.COMMENT:
-            yield token.start[0], token.string.lstrip("# ")
+    for match in _STRING_OR_COMMENT.finditer(text):
+        if match[0].startswith("#"):
+            yield text[: match.start()].count("\n") + 1, match[0].lstrip("# ")
 
 
 def main() -> None:

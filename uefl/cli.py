@@ -26,8 +26,8 @@ from .terminal import OUTPUT, name_output, open_closed_streams, write_nearest_ch
 if TYPE_CHECKING:
     from .models.saved import SavedModel
     from .report.run_folder import RunFolder
-    from .report.tables import Table
     from .run import ClientPool
+    from .text_table import Table
 
 _GROUPS = {
     "start": "to start with",
@@ -551,7 +551,7 @@ def presets(name: Annotated[str | None, typer.Argument(metavar="[NAME]", show_de
     if name is not None:
         typer.echo(config.preset_text(name), nl=False)
         return
-    from .report.tables import Table
+    from .text_table import Table
 
     for group, members in config.preset_groups().items():
         rows = [[preset, about] for preset, about in members.items()]
@@ -580,8 +580,8 @@ def suite(
     """Run every arm of a suite with several seeds, and report; without a name, list the suites of the papers.
     A second call continues where the first one stopped."""
     if name is None:
-        from .report.tables import Table
         from .suites.suite import suites
+        from .text_table import Table
 
         if not suites():
             raise UserError(
@@ -693,7 +693,7 @@ def doctor() -> None:
         found = kernels.collect()
     except ValueError as error:  # UEFL_BACKEND or UEFL_CPU has no valid name
         raise UserError(str(error)) from None
-    from .report.tables import Table
+    from .text_table import Table
 
     choices = [[c["op"], c["device"], c["backend"], c["why"]] for c in found["ops"]]
     facts = list(map(list, kernels.facts(found)))

@@ -21,7 +21,8 @@ from .data.vectors import Vectors, joined
 from .errors import UserError
 from .models.saved import SavedModel
 from .paths import check_name, special
-from .report.tables import Table, number
+from .report.tables import number
+from .text_table import Table
 
 COLUMNS = ("image", "class", "probability", "entropy", "mutual_information")
 """``class`` has the highest probability; entropy and mutual information are in nats"""

@@ -340,20 +340,22 @@ MISTAKES = [
 ]
 
 
-def test_section_and_option_mistakes_are_found_without_torch():
+def test_lists_and_mistakes_of_sections_need_no_torch():
     lines = [["train", "demo", "--set", mistake] for mistake in MISTAKES] + [
         ["train", "demo", "--silos", "2"],
         ["presets", "demo"],
+        ["presets"],
+        ["suite"],
     ]
     code = f"""
 import sys
 from typer.testing import CliRunner
 from uefl.cli import app
 codes = [CliRunner().invoke(app, line).exit_code for line in {lines}]
-print(codes, sorted({{'torch', 'torchvision', 'scipy'}} & set(sys.modules)))
+print(codes, sorted({{'torch', 'matplotlib', 'scipy'}} & set(sys.modules)))
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stdout == "[2, 2, 2, 2, 2, 2, 0] []\n"
+    assert result.stdout == "[2, 2, 2, 2, 2, 2, 0, 0, 0] []\n"
 
 
 def test_an_unknown_key_imports_torch_but_not_torchvision():

@@ -6,8 +6,6 @@ import io
 import json
 import os
 import re
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -392,10 +390,18 @@ def test_export_as_onnx(models, tmp_path):
 @pytest.mark.parametrize("suffix", [".pt2", ".safetensors"])
 def test_export_to_a_full_disk_is_a_line(models, tmp_path, suffix):
     """torch would end the process. A limit on the size of files replaces the full disk."""
-    command = (
-        f"ulimit -f 1; {sys.executable} -B -m uefl export {models['fedavg'][1]} {tmp_path / 'a'}{suffix}"
-    )
-    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    from tests import fresh  # not above: the process to fork from would start for every federated test
+
+    arguments = ["uefl", "export", str(models["fedavg"][1]), f"{tmp_path / 'a'}{suffix}"]
+    code = f"""
+import resource, sys
+sys.dont_write_bytecode = True
+resource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024))
+sys.argv = {arguments}
+from uefl.cli import main
+main()
+"""
+    result = fresh.python(code)
     assert (result.returncode, result.stderr.count("\n")) == (2, 1), result.stderr
     assert list(tmp_path.iterdir()) == []
 

@@ -23,7 +23,7 @@ from uefl.report import (
     summarize,
     write_report,
 )
-from uefl.report.tables import Table
+from uefl.text_table import Table
 
 from . import sample_runs
 

@@ -35,8 +35,8 @@ from uefl.report import (
     write_report,
 )
 from uefl.report.compare import configurations
-from uefl.report.tables import Table
 from uefl.report.words import count, label, labels
+from uefl.text_table import Table
 from uefl.uncertainty import Prediction
 
 from . import sample_runs

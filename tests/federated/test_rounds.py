@@ -88,13 +88,14 @@ def test_a_run_that_is_resumed_is_the_uninterrupted_one(case):
     name, keys = STATES[case]
     if registry()[name].kind == "sets":
         cfg, fed, make = (
-            tiny_sets.settings(name, rounds=[3], select="validation"),
-            tiny_sets.federation(),
+            tiny_sets.settings(name, rounds=[2], select="validation"),
+            tiny_sets.federation(images=40),
             tiny_sets.arm,
         )
     else:
         cfg, make = settings(name, participation=0.6, quorum=0.5, **keys), arm
-        fed = federation(test_is_holdout=name == "uefl-published", unseen=int(name != "local"))
+        images = 48 if name == "fedbr" else 16  # it needs some for its means
+        fed = federation((images,) * 3, test_is_holdout=name == "uefl-published", unseen=int(name != "local"))
     records = finish(make(cfg, fed)[0])
     assert again(cfg, fed, make) == records
     assert cfg.kind == "sets" or name == "local" or any(record.get("unseen") for record in records)

@@ -3,6 +3,8 @@ batches."""
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -53,11 +55,13 @@ def assert_as_reference(x, k, **options):
     ids=str,
 )
 def test_equals_the_reference(dtype, init, metric):
-    for n, d, k in ((1, 1, 1), (37, 3, 5), (300, 17, 12), (90, 70, 33)):
+    for number, (n, d, k) in enumerate(((1, 1, 1), (37, 3, 5), (300, 17, 12), (90, 70, 33))):
         x = blobs(n, d, 6, seed=n, dtype=dtype)
         weights = torch.rand(n, generator=torch.Generator().manual_seed(n))
         masses = (weights, None, (weights > 0.5).float() + (torch.arange(n) == 0))
-        for mass in masses[: 1 if n == 300 else 3]:
+        # of the large problems each with one kind of weights, which differs from one case to the next
+        one = masses[(number + DTYPES.index(dtype)) % 3]
+        for mass in masses if n < 50 else (one,):
             assert_as_reference(x, k, weights=mass, init=init, metric=metric, seed=n, n_init=2, max_iter=4)
 
 
@@ -105,7 +109,7 @@ def test_long_rows_in_groups_with_separate_bounds(dtype, step):
 
 @pytest.mark.every_variant
 @compiled
-@settings(max_examples=60)
+@settings(max_examples=60 if os.environ.get("UEFL_CPU") else 30)
 @given(
     n=st.integers(1, 60),
     d=st.integers(1, 20),

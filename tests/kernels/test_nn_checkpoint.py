@@ -64,9 +64,17 @@ def run(model, call, views=1):
         }
 
 
-@pytest.mark.parametrize("views", [1, 3])
-@pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize(
+    ("name", "reentrant", "views"),
+    [  # every pair of values in the fast tests
+        pytest.param(
+            name, reentrant, views, marks=() if (i + reentrant) % 2 == (views > 1) else pytest.mark.slow
+        )
+        for i, name in enumerate(LAYERS)
+        for reentrant in (False, True)
+        for views in (1, 3)
+    ],
+)
 def test_the_same_as_without(name, reentrant, views):
     plain = QuantizedNet(LAYERS[name])
     model = copy.deepcopy(plain)

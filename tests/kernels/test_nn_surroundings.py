@@ -45,7 +45,12 @@ def same(got, want):
         torch.testing.assert_close(a, b)
 
 
-@pytest.mark.parametrize("name", MODELS)
+FEWER = ("averages", "residual", "simple")  # of the fast tests
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in FEWER else pytest.mark.slow) for name in MODELS]
+)
 def test_export(name):
     model, x = trained(name), normal(20, 8)
     program = torch.export.export(

@@ -55,19 +55,19 @@ def test_ties_go_to_the_lowest_index_and_nan_to_the_first():
     assert torch.equal(found[10:], torch.arange(50) % 2)
 
 
-@pytest.mark.parametrize("rows", [3, 60])
+@pytest.mark.parametrize("rows", [3, 20])
 def test_codewords_longer_than_any_bound_in_float32(rows):
     d = 70_000
     x, codebook = normal(rows, d), normal(6, d)
     assert torch.equal(vq_assign(x, codebook), expected(x, codebook))
 
 
-@pytest.mark.parametrize(("n", "d", "k"), [(500, 2, 8), (40, 3000, 3), (12, 70_000, 3), (60, 2000, 12)])
+@pytest.mark.parametrize(("n", "d", "k"), [(500, 2, 8), (40, 3000, 3), (6, 70_000, 3), (60, 2000, 12)])
 def test_fits_have_the_bits_of_the_reference(n, d, k):
     x = normal(n, d)
-    found = kmeans(x, k, max_iter=5, tol=0)
+    found = kmeans(x, k, max_iter=3, tol=0)
     with uefl_kernels.backend("reference"):
-        right = kmeans(x, k, max_iter=5, tol=0)
+        right = kmeans(x, k, max_iter=3, tol=0)
     for part, other in zip(found, right, strict=True):
         assert torch.equal(part, other)
 

@@ -31,9 +31,11 @@ def test_every_number_of_rows_and_codewords(d, metric):
     """Rows lie one by one or in groups; the last group and the last codewords may fill no step."""
     torch.manual_seed(d)
     x, codebook = torch.randn(97, d), torch.randn(64, d)
-    for rows, k in itertools.product((*range(1, 35), 63, 64, 95, 96, 97), (5, 6, 7, 13, 64)):
-        found = vq_assign(x[:rows], codebook[:k], metric=metric)
-        assert torch.equal(found, expected(x[:rows], codebook[:k], metric)), (rows, k)
+    for k in (5, 6, 7, 13, 64):
+        right = expected(x, codebook[:k], metric)
+        for rows in (*range(1, 35), 63, 64, 95, 96, 97):
+            found = vq_assign(x[:rows], codebook[:k], metric=metric)
+            assert torch.equal(found, right[:rows]), (rows, k)
 
 
 @pytest.mark.parametrize("metric", ["l2", "cosine"])
@@ -45,11 +47,8 @@ def test_rows_between_two_codewords(rows, metric):
     a, b = torch.randint(200, (2, 300 if rows == 1 else 2000))
     x = (codebook[a] + codebook[b]) / 2
     x[::3, 5] = torch.nextafter(x[::3, 5], torch.tensor(torch.inf))
-    wrong = sum(
-        (vq_assign(part, codebook, metric=metric) != expected(part, codebook, metric)).sum()
-        for part in x.split(rows)
-    )
-    assert wrong == 0
+    found = torch.cat([vq_assign(part, codebook, metric=metric) for part in x.split(rows)])
+    assert torch.equal(found, expected(x, codebook, metric))
 
 
 @pytest.mark.parametrize("metric", ["l2", "cosine"])

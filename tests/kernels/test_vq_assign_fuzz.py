@@ -153,7 +153,7 @@ def assert_exact(seed, n, k, d, segments, shared, kind, layout, dtypes, metric):
 
 
 @pytest.mark.every_variant
-@settings(max_examples=2000 if os.environ.get("UEFL_CPU") else 500)
+@settings(max_examples=2000 if os.environ.get("UEFL_CPU") else 250)
 @searches
 def test_fuzz(**search):
     """Run longer on a variant that UEFL_CPU names, as ``test_variants.py`` does."""

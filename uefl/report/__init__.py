@@ -14,14 +14,13 @@ from .events import EventWriter, open_event_writer
 from .run_folder import RunFolder, outcomes, own_columns, parted, read_run, summarize
 from .samples import write as write_samples
 from .samples import write_uncertain
-from .tables import Table, arm_table, client_table, protocol_table, rejected_table, tables
+from .tables import arm_table, client_table, protocol_table, rejected_table, tables
 from .words import count, means
 from .write import folder_of_comparison, write_comparison, write_report
 
 __all__ = [
     "EventWriter",
     "RunFolder",
-    "Table",
     "arm_table",
     "by_data",
     "check_arm",

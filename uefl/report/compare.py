@@ -17,8 +17,9 @@ import numpy.typing as npt
 
 from ..config import Config
 from ..errors import UserError
+from ..text_table import Table
 from .run_folder import RunFolder
-from .tables import Table, last_rounds, number
+from .tables import last_rounds, number
 from .words import count
 
 _CONFIDENCE = 0.95

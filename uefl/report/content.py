@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from ..text_table import Table
 from . import plots
 from .compare import Comparison, configurations
 from .run_folder import RunFolder
 from .style import Picture
-from .tables import Table, arm_table, client_table, last_rounds, protocol_table, rejected_table
+from .tables import arm_table, client_table, last_rounds, protocol_table, rejected_table
 from .words import count, label
 
 _NORMAL = 1.96  # 95 % of a normal distribution lie within this number of standard deviations

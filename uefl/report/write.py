@@ -9,11 +9,11 @@ from html import escape
 from pathlib import Path
 
 from ..checkpoint import write_text
+from ..text_table import Table, escape_markdown
 from .compare import Comparison
 from .content import Block, Content, comparison, content
 from .plots import draw_comparison, save, write_plots
 from .run_folder import RunFolder, read_run
-from .tables import Table, escape_markdown
 
 _STYLE = """
 :root { color-scheme: light dark; --text: #1f2328; --page: #fff; --soft: #57606a; --line: #d8dee4;

@@ -18,9 +18,10 @@ from ..report.content import Block, Content, ReportSection
 from ..report.plots import drawings, marked, save, shares_file
 from ..report.run_folder import RunFolder, read_run
 from ..report.style import Drawing, Picture, canvas, legend, of_place, panels
-from ..report.tables import Table, number
+from ..report.tables import number
 from ..report.words import spans
 from ..report.write import write_pages
+from ..text_table import Table
 from . import cost, features
 from .suite import Job, Scale, Suite
 

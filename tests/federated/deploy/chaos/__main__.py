@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from uefl.report.tables import Table
+from uefl.text_table import Table
 
 from .scenarios import SCENARIOS, running_scenarios
 
