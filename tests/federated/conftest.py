@@ -9,7 +9,7 @@ import pytest
 
 from tests.files import write_idx
 from uefl.algorithms import base
-from uefl.report.plots import write_plots
+from uefl.report.plots import draw_comparison, write_plots
 
 from .data.test_sources_color import npz_pool, pacs_archive
 from .whole_run import Watcher, start
@@ -25,6 +25,7 @@ def undrawn():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("uefl.report.write.write_plots", write_plots)
+        patch.setattr("uefl.report.write.draw_comparison", lambda compared: ())
         yield
 
 
@@ -47,6 +48,7 @@ def _not_on_disk():
 def drawn(monkeypatch):
     """Draw the pictures of a report, for the tests that look at them."""
     monkeypatch.setattr("uefl.report.write.write_plots", write_plots)
+    monkeypatch.setattr("uefl.report.write.draw_comparison", draw_comparison)
 
 
 @pytest.fixture(autouse=True)

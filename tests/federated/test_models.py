@@ -137,14 +137,15 @@ def test_every_algorithm_refuses_a_client_of_one_image(name):
 @pytest.fixture(scope="module")
 def imagenet(tmp_path_factory):
     """Write files in torchvision's format with other numbers; VGG has no large classifier."""
-    from torchvision.models import resnet18, vgg16_bn
+    from torchvision.models import resnet18
+    from torchvision.models.vgg import cfgs, make_layers
 
     torch.manual_seed(3)
     folder = tmp_path_factory.mktemp("weights")
     files = {"resnet18": folder / "resnet18-f37072fd.pth", "vgg16_bn": folder / "vgg16_bn-6c64b313.pth"}
     torch.save(resnet18().state_dict(), files["resnet18"])
     torch.save(
-        {f"features.{name}": tensor for name, tensor in vgg16_bn().features.state_dict().items()},
+        {f"features.{name}": tensor for name, tensor in make_layers(cfgs["D"], True).state_dict().items()},
         files["vgg16_bn"],
     )
     return files

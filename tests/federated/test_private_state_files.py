@@ -22,6 +22,7 @@ from .whole_run import start as start_demo
 
 def train(out, **overrides):
     keys = {"arms": {"fedper": {}, "fedbn": {}}, "data": KEYS["data"] | {"clients": 3}}
+    keys["training"] = KEYS["training"] | {"rounds": [1, 1]}
     return uefl.train(KEYS | keys, out=out, **overrides)
 
 

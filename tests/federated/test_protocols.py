@@ -127,8 +127,8 @@ def test_bytes_include_exchanges_of_the_algorithm():
 def test_unseen_clients_are_measured_and_decide_nothing(name):
     cfg = settings(name, max_iterations=2)
     test_is_holdout = name == "uefl-published"
-    alone, _, said = arm(cfg, federation(test_is_holdout=test_is_holdout))
-    beside, _, also = arm(cfg, federation(test_is_holdout=test_is_holdout, unseen=2))
+    alone, _, said = arm(cfg, federation((16,) * 3, test_is_holdout=test_is_holdout))
+    beside, _, also = arm(cfg, federation((16,) * 3, test_is_holdout=test_is_holdout, unseen=2))
     records, more = finish(alone), finish(beside)
     assert [r for r in more if not r.get("unseen")] == records
     assert said == also
@@ -159,8 +159,8 @@ def test_the_own_model_is_measured_after_training():
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])  # adam is the default of all other tests
 def test_optimizers_train(optimizer):
-    keys = {"momentum": 0.9, "lr": 5e-2} if optimizer == "sgd" else {}
-    cfg = settings("fedavg", optimizer=optimizer, weight_decay=1e-3, rounds=[5], local_epochs=4, **keys)
+    keys = {"momentum": 0.9, "lr": 5e-2} if optimizer == "sgd" else {"lr": 2e-2}
+    cfg = settings("fedavg", optimizer=optimizer, weight_decay=1e-3, rounds=[4], local_epochs=3, **keys)
     records = finish(arm(cfg, federation(noise=(0.1, 0.1, 0.1)))[0])
     assert records[-1]["train_loss"] < 0.7 * records[0]["train_loss"]
 

@@ -80,11 +80,11 @@ def test_repeated_requests_get_the_same_means():
     could add up."""
     fed, found = federation((148, 148, 148)), []
     for seed in (0, 7):
-        one = arm(settings("fedbr", pseudo=9, seed=seed), fed, with_secrets)[0]
+        one = arm(settings("fedbr", pseudo=9, seed=seed, batch_size=148), fed, with_secrets)[0]
         one.turn()
         found.append(state(one).tensors["pseudo"])
     assert torch.equal(*found)
-    other = arm(settings("fedbr", pseudo=9), fed)[0]
+    other = arm(settings("fedbr", pseudo=9, batch_size=148), fed)[0]
     other.turn()
     assert not any(
         torch.equal(mine, theirs) for mine in other.members[0].state.tensors["pseudo"] for theirs in found[0]

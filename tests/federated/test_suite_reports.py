@@ -135,10 +135,20 @@ def test_the_report_has_validated_and_final_accuracy(tmp_path: Path) -> None:
     )
 
 
-def test_a_report_has_pages_pictures_and_numbers(tmp_path: Path) -> None:
-    result = _finished(tmp_path, {"fedavg": [0.5] * 3, "uefl": [0.6] * 3})
-    report.write(result, tmp_path / "out")
-    assert {path.name for path in (tmp_path / "out" / "plots").iterdir()} == {
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a report of three seeds; a fourth one is missing."""
+    folder = tmp_path_factory.mktemp("written")
+    result = replace(
+        _finished(folder, {"fedavg": [0.5] * 3, "uefl": [0.61234567] * 3}),
+        missing={"few/uefl/seed-3": "/some/where: why"},
+    )
+    report.write(result, folder / "out")
+    return folder / "out"
+
+
+def test_a_report_has_pages_pictures_and_numbers(written: Path) -> None:
+    assert {path.name for path in (written / "plots").iterdir()} == {
         "curves.png",
         "entropy.png",
         "perplexity.png",
@@ -146,10 +156,12 @@ def test_a_report_has_pages_pictures_and_numbers(tmp_path: Path) -> None:
         "entropy-few-uefl.png",
         "usage-few-uefl.png",
     }
-    assert "| few / uefl | 3 | 0.600 ± 0.000 | 0.920 |" in (tmp_path / "out" / "report.md").read_text()
-    assert (tmp_path / "out" / "report.html").read_text().count("data:image/png") == 6
-    numbers = json.loads((tmp_path / "out" / "results.json").read_text())
-    assert numbers["cases"]["few"]["uefl"]["accuracy"] == {str(seed): pytest.approx(0.6) for seed in range(3)}
+    assert "| few / uefl | 3 | 0.612 ± 0.000 | 0.920 |" in (written / "report.md").read_text()
+    assert (written / "report.html").read_text().count("data:image/png") == 6
+    numbers = json.loads((written / "results.json").read_text())
+    assert numbers["cases"]["few"]["uefl"]["accuracy"] == {
+        str(seed): pytest.approx(0.61234567) for seed in range(3)
+    }
 
 
 def test_an_average_over_cases_is_paired_by_seed(tmp_path: Path) -> None:
@@ -251,15 +263,10 @@ def test_tables_of_a_saved_page_match_its_numbers(name: str, tmp_path: Path) -> 
     ] == tables
 
 
-def test_saved_results_are_small_and_complete(tmp_path: Path) -> None:
+def test_saved_results_are_small_and_complete(written: Path, tmp_path: Path) -> None:
     """There are a table, numbers by seed and one picture; missing numbers are named."""
-    result = replace(
-        _finished(tmp_path, {"fedavg": [0.5] * 3, "uefl": [0.61234567] * 3}),
-        missing={"few/uefl/seed-3": "/some/where: why"},
-    )
-    report.write(result, tmp_path / "out")
     tool = _tool()
-    tool.keep(tmp_path / "out", tmp_path / "kept")
+    tool.keep(written, tmp_path / "kept")
     assert {path.name for path in (tmp_path / "kept").iterdir()} == {"tiny.md", "tiny.json", "tiny.png"}
     kept = json.loads((tmp_path / "kept" / "tiny.json").read_text())
     assert kept["cases"]["few"]["uefl"]["accuracy"] == {"0": 0.61235, "1": 0.61235, "2": 0.61235}

@@ -56,7 +56,7 @@ def split(n: int, seed: int, noise: float) -> Split:
 
 
 def federation(
-    sizes: tuple[int, ...] = (48, 48, 48),
+    sizes: tuple[int, ...] = (24, 24, 24),
     noise: tuple[float, ...] = (0.1, 0.1, 0.9),
     *,
     test_is_holdout: bool = False,

@@ -78,6 +78,8 @@ def test_equals_the_reference(op, d, shared):
 def test_dtypes(op, dtype, codebook_dtype):
     if "triton" in str(op) and torch.bfloat16 in (dtype, codebook_dtype):
         pytest.skip("Triton's interpreter truncates to bfloat16 where a GPU rounds")
+    if "triton" in str(op) and torch.float32 not in (dtype, codebook_dtype) and dtype != codebook_dtype:
+        pytest.skip("the conversions of both are in other pairs; interpreted kernels take their time")
     compare(op, *inputs(normal(40, 24, dtype=dtype), normal(20, 12, seed=1, dtype=codebook_dtype)))
 
 

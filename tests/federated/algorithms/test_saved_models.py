@@ -24,7 +24,7 @@ SILOS = ("silo-0", "silo-1")
     ],
 )
 def test_a_saved_model_predicts_as_it_was_measured(tmp_path, arm, parameters, keys, clients, error):
-    run = run_of(tmp_path, {arm: parameters}, **keys)
+    run = run_of(tmp_path, {arm: parameters}, rounds=[1], **keys)
     assert run.model(arm).clients == clients
     saved, measured = saved_accuracy(run, arm, "silo-1" if clients else None)
     assert saved == pytest.approx(measured, abs=error)

@@ -33,9 +33,14 @@ def build(**keys):
 # --- dealing ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("split", ["iid", "noniid"])
-@pytest.mark.parametrize("sets", [2, 10, 23])
-@pytest.mark.parametrize("clients", [1, 3, 7])
+@pytest.mark.parametrize(
+    ("split", "sets", "clients"),
+    [  # every pair of values
+        (("iid", "noniid")[(i + j) % 2], sets, clients)
+        for i, sets in enumerate((2, 10, 23))
+        for j, clients in enumerate((1, 3, 7))
+    ],
+)
 def test_every_image_is_in_one_set_and_priors_are_its_shares(split, sets, clients):
     fed = build(split=split, sets=sets, clients=clients, train_per_client=1800 // clients, test_per_client=40)
     total = 1800 // clients * clients

@@ -35,10 +35,11 @@ def settings(case: str) -> Config:
 def federation(cfg: Config) -> Federation:
     """Return the federation of a configuration; every process can create it."""
     if cfg.kind == "sets":
-        return tiny_sets.federation()
+        return tiny_sets.federation(images=40)
     (arm,) = cfg.arms.values()
+    images = 48 if arm.algorithm == "fedbr" else 16  # it needs some for its means
     return tiny.federation(
-        test_is_holdout=arm.algorithm == "uefl-published", unseen=cfg.run.participation < 1
+        (images,) * 3, test_is_holdout=arm.algorithm == "uefl-published", unseen=cfg.run.participation < 1
     )
 
 
