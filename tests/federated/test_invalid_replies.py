@@ -233,7 +233,7 @@ def test_more_examples_than_reported_are_rejected():
     )
     one.turn()
     (notice,) = notices
-    assert re.match(rf"round 1: rejected silo-1: .*\b{2**53} examples, .*\b48$", notice)
+    assert re.match(rf"round 1: rejected silo-1: .*\b{2**53} examples, .*\b24$", notice)
 
 
 @pytest.mark.parametrize(

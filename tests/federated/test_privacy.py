@@ -179,7 +179,7 @@ def test_clients_weigh_equally_and_the_denominator_is_fixed(monkeypatch):
         up = torch.zeros_like(old)
         up[0] = math.nan if reply.client == "silo-1" else 7.0
         reply.tensors = reply.tensors | {"values": old + up}
-        reply.examples = 48 if reply.client == "silo-2" else 1
+        reply.examples = 24 if reply.client == "silo-2" else 1
         return reply
 
     one = private(wrap=lambda e: TamperingEngine(e, meddle), quorum=0.5, clip_norm=0.25)

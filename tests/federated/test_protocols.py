@@ -173,7 +173,7 @@ def test_a_budget_of_steps_is_the_same_for_clients_of_any_size():
 
 
 def test_steps_of_three_epochs():
-    budgets = {"local_epochs": 3}, {"local_steps": 9}
+    budgets = {"local_epochs": 3}, {"local_steps": 6}
     epochs, steps = (arm(settings("fedavg", rounds=[1], **keys))[0] for keys in budgets)
     assert finish(epochs) == finish(steps)
     assert torch.equal(values(epochs), values(steps))

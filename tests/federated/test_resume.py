@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,17 @@ from uefl.data import build
 from uefl.errors import UserError
 
 from .whole_run import Watcher, go_on, interrupted, killed, outcome, start
+
+
+@pytest.fixture(scope="module")
+def stopped_once(tmp_path_factory):
+    return interrupted(tmp_path_factory.mktemp("stopped") / "run")
+
+
+@pytest.fixture
+def stopped(stopped_once, tmp_path):
+    """Return the folder of an interrupted run, for this test alone."""
+    return shutil.copytree(stopped_once, tmp_path / "run")
 
 
 @pytest.mark.slow
@@ -27,13 +39,12 @@ def test_a_run_interrupted_anywhere_resumes_bit_for_bit(finished, tmp_path, call
     assert lost <= 3  # at most the one exchange that was under way
 
 
-def test_run_keeps_its_precision_on_another_cpu(finished, tmp_path, monkeypatch):
+def test_run_keeps_its_precision_on_another_cpu(finished, stopped, monkeypatch):
     here = torch.cpu._is_avx512_bf16_supported()
-    interrupted(tmp_path / "run")
     monkeypatch.setattr("torch.cpu._is_avx512_bf16_supported", lambda: not here)
     observer = Watcher()
-    go_on(tmp_path / "run", observer)
-    assert outcome(tmp_path / "run") == outcome(finished[0])
+    go_on(stopped, observer)
+    assert outcome(stopped) == outcome(finished[0])
     assert not [notice for notice in observer.notices if "->" in notice]
 
 
@@ -68,14 +79,12 @@ def test_resuming_a_folder_without_a_run(tmp_path):
         go_on(tmp_path)
 
 
-def test_a_checkpoint_of_another_version_is_refused_and_kept(tmp_path):
-    with pytest.raises(KeyboardInterrupt):
-        start(tmp_path / "run", observer=Watcher(stop_after=8))
-    index = tmp_path / "run" / "checkpoint.json"
+def test_a_checkpoint_of_another_version_is_refused_and_kept(stopped):
+    index = stopped / "checkpoint.json"
     index.write_text(index.read_text().replace('"schema": 4', '"schema": 7'))
     kept = index.read_text()
     with pytest.raises(UserError, match="schema 7"):
-        go_on(tmp_path / "run")
+        go_on(stopped)
     assert index.read_text() == kept
 
 
@@ -99,48 +108,46 @@ def test_the_published_algorithm_resumes_after_an_interruption(tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["gone", "short", "garbage"])
-def test_metrics_that_differ_from_the_checkpoint_are_rejected(tmp_path, damage):
-    metrics = interrupted(tmp_path / "run") / "metrics.jsonl"
+def test_metrics_that_differ_from_the_checkpoint_are_rejected(stopped, damage):
+    metrics = stopped / "metrics.jsonl"
     text = metrics.read_text()
     if damage == "gone":
         metrics.unlink()
     else:
         metrics.write_text(text[:-200] if damage == "short" else "?" * len(text))
     with pytest.raises(UserError, match=r"metrics.jsonl .*(shorter|damaged)"):
-        go_on(tmp_path / "run")
+        go_on(stopped)
 
 
-def test_a_truncated_configuration_is_rejected(tmp_path):
-    path = interrupted(tmp_path / "run") / "config.toml"
+def test_a_truncated_configuration_is_rejected(stopped):
+    path = stopped / "config.toml"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:9]))
     with pytest.raises(UserError, match=r"lacks .*(section|key)"):
-        go_on(tmp_path / "run")
+        go_on(stopped)
 
 
-def test_a_configuration_that_was_changed_is_refused(tmp_path):
-    path = interrupted(tmp_path / "run") / "config.toml"
+def test_a_configuration_that_was_changed_is_refused(stopped):
+    path = stopped / "config.toml"
     path.write_text(path.read_text().replace("gamma = 0.0", "gamma = 0.5"))
     with pytest.raises(UserError, match=r"config\.toml .*changed"):
-        go_on(tmp_path / "run")
+        go_on(stopped)
 
 
-def test_other_images_are_refused(tmp_path, monkeypatch):
-    interrupted(tmp_path / "run")
+def test_other_images_are_refused(stopped, monkeypatch):
     monkeypatch.setattr(run, "build", lambda *given, **more: replace(build(*given, **more), digest="another"))
     with pytest.raises(UserError, match=r"images .*clients"):
-        go_on(tmp_path / "run")
+        go_on(stopped)
 
 
 _TORCH = torch.__version__
 
 
-def test_another_torch_is_noted_and_threads_are_restored(tmp_path, monkeypatch):
-    interrupted(tmp_path / "run")
+def test_another_torch_is_noted_and_threads_are_restored(stopped, monkeypatch):
     torch.set_num_threads(2)
     monkeypatch.setattr(torch, "__version__", "9.9.9")
     observer = Watcher()
-    go_on(tmp_path / "run", observer)
-    made_with = json.loads((tmp_path / "run" / "checkpoint.json").read_text())["state"]["made_with"]
+    go_on(stopped, observer)
+    made_with = json.loads((stopped / "checkpoint.json").read_text())["state"]["made_with"]
     assert (made_with["threads"], torch.get_num_threads()) == (1, 2)
     (notice,) = (notice for notice in observer.notices if "->" in notice)
     assert notice.endswith(f": torch {_TORCH} -> 9.9.9")

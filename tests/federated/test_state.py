@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.federated.engine_wrappers import RecordingEngine
-from tests.federated.tiny import arm, finish, settings
+from tests.federated.tiny import arm, federation, finish, settings
 from uefl.algorithms.base import Algorithm
 from uefl.engines.base import Message
 
@@ -185,11 +185,9 @@ def test_the_client_half_of_a_member_has_the_seed_of_the_member():
 
 @pytest.mark.parametrize("name", ["fedper", "fedbn"])
 def test_an_untrained_client_is_measured_with_the_mean_state(name):
-    one = arm(
-        settings(
-            name, participation=0.6, rounds=[2], seed=1, **({"personal": "head"} if name == "fedper" else {})
-        )
-    )[0]
+    own = {"personal": "head"} if name == "fedper" else {}
+    cfg, fed = settings(name, participation=0.6, rounds=[2], seed=1, **own), federation((48,) * 3)
+    one = arm(cfg, fed)[0]
     sent = []
 
     one.engine = RecordingEngine(one.engine, lambda messages: sent.append(dict(messages)))
@@ -206,10 +204,6 @@ def test_an_untrained_client_is_measured_with_the_mean_state(name):
     assert "newcomer" not in sent[1][first[0]].options
     # only dropout tells them apart
     assert abs(records[never]["accuracy"] - records[never]["global_accuracy"]) < 0.2
-    resumed = arm(
-        settings(
-            name, participation=0.6, rounds=[2], seed=1, **({"personal": "head"} if name == "fedper" else {})
-        )
-    )[0]
+    resumed = arm(cfg, fed)[0]
     resumed.restore(*one.state())
     assert resumed.have_trained == one.have_trained
