@@ -360,7 +360,8 @@ def test_random_extension_draws_the_number_of_uncertain_clients():
         algorithm, _, notices = arm(
             settings(
                 extend="random", rounds=[2, 1], local_epochs=2, seed=seed, uncertainty="ensemble", members=2
-            )
+            ),
+            federation((48,) * 3),
         )
         turns(algorithm, 3)
         first, second = (list(state.plain["pending"]) for state in (m.state for m in algorithm.members))
