@@ -48,7 +48,7 @@ def test_choice_of_threads_does_not_change_the_network():
 
 def test_a_run_records_its_threads_and_builds_its_network_once(tmp_path, monkeypatch):
     keys = {"width": 4, "hidden": 8, "rounds": [1], "local_epochs": 1, "train_per_client": 20}
-    keys |= {"partition": {"angles": []}, "clients": 2, "test_per_client": 10}
+    keys |= {"angles": [], "clients": 2, "test_per_client": 10}
     built = []
     monkeypatch.setattr(run, "Workspace", lambda *args: built.append(args) or Workspace(*args))
     for wanted, found in ((0, 1), (2, 2)):
