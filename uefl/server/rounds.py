@@ -174,12 +174,7 @@ class ServerLoop:
             name, message = reply.client, messages[reply.client]
             self._sent[name] += message.bytes
             self._received[name] += reply.bytes
-            reason = size_rejection(reply, message) or metrics_rejection(
-                reply,
-                len(self.context.classes),
-                {*self.algorithm.columns, *self.run.metrics},
-                self.algorithm.server_columns,
-            )
+            reason = size_rejection(reply, message) or self._metrics_rejection(reply)
             if reason is None and name in measuring:
                 records.append(self._record(reply))
             if reason is None and name in training:
@@ -213,6 +208,11 @@ class ServerLoop:
             for each in self.members:
                 each.end_round(self.teacher)
         return records
+
+    def _metrics_rejection(self, reply: Reply) -> str | None:
+        """Return why the metrics of a reply are invalid, or None."""
+        allowed = {*self.algorithm.columns, *self.run.metrics}
+        return metrics_rejection(reply, len(self.context.classes), allowed, self.algorithm.server_columns)
 
     def _turn(self, each: ServerModel, measure: bool, train: bool, participants: tuple[str, ...]) -> Turn:
         """Return the turn of one member. Only the first member shows notices."""
