@@ -196,6 +196,19 @@ struct Statistics {
   }
 };
 
+// Drops logits of a row, the classes kClasses t ... of lane t.
+template <int kClasses>
+__device__ inline void drop_logits(float (&logit)[kClasses], const Problem& problem, uint32_t pass,
+                                   uint32_t row, int t, int outputs) {
+  const PhiloxWords words = philox({{pass, row, 1, kClasses * t / 8u}}, static_cast<uint64_t>(*problem.seed));
+  UEFL_UNROLL
+  for (int j = 0; j < kClasses; ++j) {
+    // Of 16 classes a lane has half a call: the words 0 and 1, or 2 and 3.
+    const uint32_t word = kClasses == 8 || t % 2 == 0 ? words.word[j / 2] : words.word[(j / 2 + 2) % 4];
+    if ((j % 2 ? word : word << 16) < problem.thresholds[1] && kClasses * t + j < outputs) logit[j] = 0;
+  }
+}
+
 // Four blocks to a multiprocessor leave a thread 128 registers: the statistics spill, once a pair of passes,
 // and the loop does not.
 template <int kBlocks, bool kConsistent>
@@ -238,18 +251,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks == 2 ? 4 : 2) head(Problem p
         UEFL_UNROLL
         for (int j = 0; j < kClasses; ++j)
           logit[j] = (logits[p][j / 2][2 * h + j % 2] + bias[j]) * problem.logit_scale;
-        if (problem.thresholds[1] > 0) {
-          const PhiloxWords words = philox({{pass + p, kConsistent ? 0 : row + 8 * h, 1, kClasses * t / 8u}},
-                                           static_cast<uint64_t>(*problem.seed));
-          UEFL_UNROLL
-          for (int j = 0; j < kClasses; ++j) {
-            // Of 16 classes a lane has half a call: the words 0 and 1, or 2 and 3.
-            const uint32_t word =
-                kClasses == 8 || t % 2 == 0 ? words.word[j / 2] : words.word[(j / 2 + 2) % 4];
-            if ((j % 2 ? word : word << 16) < problem.thresholds[1] && kClasses * t + j < layer.outputs)
-              logit[j] = 0;
-          }
-        }
+        if (problem.thresholds[1] > 0)
+          drop_logits(logit, problem, pass + p, kConsistent ? 0 : row + 8 * h, t, layer.outputs);
         Softmax softmax;
         UEFL_UNROLL
         for (int j = 0; j < kClasses; ++j) softmax.most = fmaxf(softmax.most, logit[j]);

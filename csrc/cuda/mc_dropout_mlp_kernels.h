@@ -91,6 +91,22 @@ __device__ inline float activate(McActivation activation, float x) {
   }
 }
 
+// Adds the bias to the sums of block o of a layer's outputs, and activates them unless they are logits.
+__device__ inline void finish_units(const float (&sums)[kPasses][kWideOutputs][4], const Problem& problem,
+                                    int i, int o, int t, Units (&units)[kPasses]) {
+  const Layer& layer = problem.layers[i];
+  UEFL_UNROLL
+  for (int k = 0; k < 16; ++k) {
+    const int output = o * kUnits + 8 * t + k % 8;
+    const float bias = output < layer.outputs ? layer.bias[output] : 0.0f;
+    UEFL_UNROLL
+    for (int p = 0; p < kPasses; ++p) {
+      const float sum = sums[p][k % 8 / 2][k / 8 * 2 + k % 2] + bias;
+      units[p].row[k / 8][k % 8] = i + 1 < problem.depth ? activate(problem.activation, sum) : sum;
+    }
+  }
+}
+
 // buffers: of each warp of the grid two of kPasses times `width` blocks.
 template <bool kConsistent>
 __global__ void __launch_bounds__(kThreads, 2) stack(Problem problem, float4* buffers, int width) {
@@ -137,16 +153,7 @@ __global__ void __launch_bounds__(kThreads, 2) stack(Problem problem, float4* bu
                                          sums);
           }
           Units units[kPasses];
-          UEFL_UNROLL
-          for (int k = 0; k < 16; ++k) {
-            const int output = o * kUnits + 8 * t + k % 8;
-            const float bias = output < layer.outputs ? layer.bias[output] : 0.0f;
-            UEFL_UNROLL
-            for (int p = 0; p < kPasses; ++p) {
-              const float sum = sums[p][k % 8 / 2][k / 8 * 2 + k % 2] + bias;
-              units[p].row[k / 8][k % 8] = i + 1 < problem.depth ? activate(problem.activation, sum) : sum;
-            }
-          }
+          finish_units(sums, problem, i, o, t, units);
           enter(i + 1, o, units);
         }
       }
@@ -157,28 +164,39 @@ __global__ void __launch_bounds__(kThreads, 2) stack(Problem problem, float4* bu
   }
 }
 
-// One thread per row and class, and one more per row for the entropy.
+// Combines the slots of a row, by Chan's formula for means and moments. A thread takes a row and a class, or
+// the entropy of a row, and has the loads of eight slots under way.
 __global__ void combine(Problem problem, int64_t rows, float* mean_out, float* entropy_out,
                         float* variance_out) {
+  constexpr int kLoads = 8;
   const int width = problem.classes + 1;
   const float all = static_cast<float>(problem.passes);
   for (int64_t i = thread(); i < rows * width; i += threads()) {
-    const int64_t row = i / width, c = i % width;
-    float mean = 0, moment = 0, entropy = 0, done = 0;
-    for (int slot = 0; slot < problem.slots; ++slot) {
-      const int64_t at = slot * problem.rows() + row;
-      if (c == problem.classes) {
-        entropy += problem.entropy[at];
-        continue;
+    const int64_t row = i / width, c = i - row * width;
+    const bool of_entropy = c == problem.classes;
+    const int64_t place = of_entropy ? row : row * problem.padded_classes + c,
+                  step = problem.rows() * (of_entropy ? 1 : problem.padded_classes);
+    const float *first = (of_entropy ? problem.entropy : problem.mean) + place,
+                *second = of_entropy ? first : problem.moment + place;
+    float mean = 0, moment = 0, entropy = 0;
+    for (int slot = 0; slot < problem.slots; slot += kLoads) {
+      float firsts[kLoads], seconds[kLoads];
+      UEFL_UNROLL
+      for (int k = 0; k < kLoads; ++k) {
+        if (slot + k >= problem.slots) continue;
+        firsts[k] = first[(slot + k) * step], seconds[k] = second[(slot + k) * step];
       }
-      const float count = problem.passes_of(slot);
-      const float deviation = problem.mean[at * problem.padded_classes + c] - mean,
-                  share = count / (done + count);
-      mean += deviation * share;
-      moment += problem.moment[at * problem.padded_classes + c] + deviation * deviation * done * share;
-      done += count;
+      UEFL_UNROLL
+      for (int k = 0; k < kLoads; ++k) {
+        if (slot + k >= problem.slots) break;
+        const float deviation = firsts[k] - mean, share = problem.share[slot + k];
+        mean += deviation * share;
+        moment += seconds[k] +
+                  deviation * deviation * (static_cast<float>(kPasses * problem.begin[slot + k]) * share);
+        entropy += firsts[k];
+      }
     }
-    if (c == problem.classes) {
+    if (of_entropy) {
       entropy_out[row] = entropy / all;
     } else {
       mean_out[row * problem.classes + c] = mean;

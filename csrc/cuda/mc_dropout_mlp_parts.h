@@ -50,6 +50,7 @@ struct Problem {
   int side;  // slots of a tile that go to neighboring warps
   uint32_t passes;
   uint32_t begin[kMostSlots + 1];  // slot s has the pairs of passes begin[s] ... begin[s + 1] - 1
+  float share[kMostSlots];         // the passes of slot s, divided by those of the slots 0 ... s
   McActivation activation;
   bool consistent;
   const int64_t* seed;
@@ -63,10 +64,6 @@ struct Problem {
 
   __device__ int64_t rows() const { return int64_t{tiles} * kTileRows; }
   UEFL_HOST_DEVICE int64_t items() const { return int64_t{tiles} * ((slots + side - 1) / side * side); }
-  __device__ float passes_of(int slot) const {  // of an odd number the last pair is half a pair
-    return static_cast<float>(kPasses * (begin[slot + 1] - begin[slot]) -
-                              (slot + 1 == slots ? passes % kPasses : 0));
-  }
 };
 
 // One item of work of a warp, of items(): the first slots, which are the longest, of all tiles come

@@ -93,6 +93,12 @@ struct Plan {
         problem.begin[problem.slots++] = static_cast<uint32_t>(begin);
     }
     problem.begin[problem.slots] = static_cast<uint32_t>(pairs);
+    for (int slot = 0; slot < problem.slots;
+         ++slot) {  // the last pair of an odd number of passes is one pass
+      const uint32_t done = kPasses * problem.begin[slot],
+                     next = std::min(kPasses * problem.begin[slot + 1], problem.passes);
+      problem.share[slot] = static_cast<float>(next - done) / static_cast<float>(next);
+    }
     problem.side = std::min(kSide, problem.slots);
   }
 };

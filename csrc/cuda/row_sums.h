@@ -6,7 +6,7 @@
 // all rows of a codeword in a range, and all warps share the work of a codeword with most rows. If a range
 // has few rows of each codeword, the rows are walked in their order.
 //
-// The sort keeps the order of the rows of a codeword, so the error too has the same bits at every run.
+// The sort keeps the order of the rows of a codeword, so the error too has the same bits at every sums.
 //
 // Bytes: x once (and quantized), 8 an index for each 64 columns.
 #pragma once
@@ -70,11 +70,40 @@ struct Sort {
   uint16_t* places;  // [warps, codewords], workspace
 };
 
+// Turns the counts [warps, codewords] into the places of the first rows, by codeword and then by warp.
+__device__ inline void place_counts(uint16_t* places, int codewords) {
+  __shared__ int of_warps[32];
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
+  int all = 0;
+  for (int base = 0; base < codewords; base += blockDim.x) {
+    const int code = base + threadIdx.x;
+    int own = 0;
+    for (int i = 0; code < codewords && i < warps; ++i) own += places[i * codewords + code];
+    int sum = own;
+    for (int step = 1; step < kWarp; step *= 2) {
+      const int other = __shfl_sync(kAllLanes, sum, (lane - step) & (kWarp - 1));
+      if (lane >= step) sum += other;
+    }
+    if (lane == kWarp - 1) of_warps[warp] = sum;
+    __syncthreads();
+    int place = all + sum - own;
+    for (int i = 0; i < warps; ++i) {
+      if (i < warp) place += of_warps[i];
+      all += of_warps[i];
+    }
+    for (int i = 0; code < codewords && i < warps; ++i) {
+      const int count = places[i * codewords + code];
+      places[i * codewords + code] = static_cast<uint16_t>(place);
+      place += count;
+    }
+    __syncthreads();
+  }
+}
+
 // Sorts the rows of the outputs from `first` on. A warp counts its part of them, and then knows the places of
 // its rows of a codeword. Every thread of the block must call it.
 __device__ inline void sort_rows(const Shape& shape, const int64_t* indices, int64_t first, int rows,
                                  const Sort& sort) {
-  __shared__ int of_warps[32];
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
   const int codewords = static_cast<int>(shape.books * shape.k), part = (rows + warps - 1) / warps;
   const int begin = warp * part, end = begin + part < rows ? begin + part : rows;
@@ -100,31 +129,7 @@ __device__ inline void sort_rows(const Shape& shape, const int64_t* indices, int
   each([](int, int) {});
   __syncthreads();
 
-  // Turns the counts into the places of the first rows, by codeword and then by warp.
-  int all = 0;
-  for (int base = 0; base < codewords; base += blockDim.x) {
-    const int code = base + threadIdx.x;
-    int own = 0;
-    for (int i = 0; code < codewords && i < warps; ++i) own += places[i * codewords + code];
-    int sum = own;
-    for (int step = 1; step < kWarp; step *= 2) {
-      const int other = __shfl_sync(kAllLanes, sum, (lane - step) & (kWarp - 1));
-      if (lane >= step) sum += other;
-    }
-    if (lane == kWarp - 1) of_warps[warp] = sum;
-    __syncthreads();
-    int place = all + sum - own;
-    for (int i = 0; i < warps; ++i) {
-      if (i < warp) place += of_warps[i];
-      all += of_warps[i];
-    }
-    for (int i = 0; code < codewords && i < warps; ++i) {
-      const int count = places[i * codewords + code];
-      places[i * codewords + code] = static_cast<uint16_t>(place);
-      place += count;
-    }
-    __syncthreads();
-  }
+  place_counts(places, codewords);
   each([&](int row, int place) { sort.order[place] = static_cast<uint16_t>(row); });
   __syncthreads();
 }
@@ -151,50 +156,46 @@ __device__ const T* kept(const T* pointer) {
 #endif
 }
 
-// kGather: vq, else k-means.
+// The sums of a warp for consecutive rows of one codeword. A lane has kOwn columns. kGather: vq, else
+// k-means.
 template <class T, bool kGather, class Codeword>
-__global__ void __launch_bounds__(kSumThreads, kSumBlocks)
-    row_sums(const T* x, Shape shape, RowSums<T, Codeword> wanted) {
+struct WarpSums {
   using Element = decltype(widen(T()));
   using Wide = std::conditional_t<sizeof(Codeword) == sizeof(double), double, Element>;
-  constexpr int kOwn = kSumColumns / kWarp, kBatch = sizeof(T) < sizeof(double) ? 8 : 4;
-  __shared__ Step all_steps[kSumThreads];
-  __shared__ Weight all_weights[kSumThreads];
-  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
-  Step* steps = all_steps + warp * kWarp;
-  Weight* weights = all_weights + warp * kWarp;
-  const int column_blocks = static_cast<int>((shape.d + kSumColumns - 1) / kSumColumns);
-  const int64_t first = int64_t{blockIdx.x / column_blocks} * wanted.rows, d = shape.d;
-  const int rows =
-      static_cast<int>(shape.outputs - first < wanted.rows ? shape.outputs - first : wanted.rows);
-  const bool counting = blockIdx.x % column_blocks == 0 && lane == 0, weighted = !kGather && wanted.weights;
-  uint16_t* memory = reinterpret_cast<uint16_t*>(dynamic_memory());
-  const Sort sort{memory, memory + wanted.rows, memory + 2 * wanted.rows};
-  if (wanted.sorted) sort_rows(shape, wanted.indices, first, rows, sort);
+  static constexpr int kOwn = kSumColumns / kWarp;
 
+  const RowSums<T, Codeword>& wanted;
+  const int64_t d;
+  const bool counting, weighted;
   // A lane beyond the last column reads the last column, and its results are not written.
   int column[kOwn];
   bool inside[kOwn];
   const T* own[kOwn];  // column of the row that begins at 0
   double unit[kOwn], middle[kOwn];
-  UEFL_UNROLL
-  for (int i = 0; i < kOwn; ++i) {
-    column[i] = static_cast<int>(blockIdx.x % column_blocks) * kSumColumns + i * kWarp + lane;
-    inside[i] = column[i] < d;
-    if (!inside[i]) column[i] = static_cast<int>(d) - 1;
-    own[i] = kept(x + column[i] * shape.stride);
-    unit[i] = kGather ? 0 : wanted.scales[column[i]];
-    middle[i] = kGather ? 0 : wanted.middle[column[i]];
-  }
-
-  // The state for consecutive rows of one codeword.
   int current = -1;
   long long count = 0, sum[kOwn] = {};
   Wide codeword[kOwn] = {};
   T rounded[kOwn] = {};
   Element peak = 0;
   double error = 0;
-  const auto report = [&] {
+
+  __device__ WarpSums(const T* x, const Shape& shape, const RowSums<T, Codeword>& of, int column_block)
+      : wanted(of),
+        d(shape.d),
+        counting(column_block == 0 && threadIdx.x % kWarp == 0),
+        weighted(!kGather && of.weights) {
+    UEFL_UNROLL
+    for (int i = 0; i < kOwn; ++i) {
+      column[i] = column_block * kSumColumns + i * kWarp + static_cast<int>(threadIdx.x % kWarp);
+      inside[i] = column[i] < d;
+      if (!inside[i]) column[i] = static_cast<int>(d) - 1;
+      own[i] = kept(x + column[i] * shape.stride);
+      unit[i] = kGather ? 0 : wanted.scales[column[i]];
+      middle[i] = kGather ? 0 : wanted.middle[column[i]];
+    }
+  }
+
+  __device__ void report() {
     if (current < 0) return;
     if (counting)
       add_to(wanted.counts + current,
@@ -210,11 +211,13 @@ __global__ void __launch_bounds__(kSumThreads, kSumBlocks)
         const Element other = __shfl_xor_sync(kAllLanes, peak, step);
         if (other > peak) peak = other;
       }
-      if (lane == 0) raise_to(wanted.largest + current, __double_as_longlong(static_cast<double>(peak)));
+      if (threadIdx.x % kWarp == 0)
+        raise_to(wanted.largest + current, __double_as_longlong(static_cast<double>(peak)));
       peak = 0;
     }
-  };
-  const auto go_on_to = [&](int code) {
+  }
+
+  __device__ void go_on_to(int code) {
     current = code;
     UEFL_UNROLL
     for (int i = 0; kGather && i < kOwn; ++i) {
@@ -222,11 +225,12 @@ __global__ void __launch_bounds__(kSumThreads, kSumBlocks)
       codeword[i] = static_cast<Wide>(wanted.codewords[code * d + column[i]]);
       narrow(codeword[i], rounded[i]);
     }
-  };
-  const auto add_row = [&](const T(&value)[kOwn], int step) {
-    const double weight = weighted ? weights[step].weight : 1;
-    count += weighted ? weights[step].mass : 1;
-    T* target = kGather ? wanted.quantized + (first + steps[step].row) * d : nullptr;
+  }
+
+  // target: the row of `quantized`, for vq.
+  __device__ void add_row(const T (&value)[kOwn], T* target, const Weight& with) {
+    const double weight = weighted ? with.weight : 1;
+    count += weighted ? with.mass : 1;
     Wide exact[kOwn];
     UEFL_UNROLL
     for (int i = 0; i < kOwn; ++i) {
@@ -240,8 +244,47 @@ __global__ void __launch_bounds__(kSumThreads, kSumBlocks)
       if (inside[i]) target[column[i]] = rounded[i];
     }
     if (kGather && inside[0]) error += squares(exact, codeword);
-  };
+  }
 
+  // The rows of the steps from `from` to `to`; several of them are under way.
+  __device__ void add_rows(const Step* steps, const Weight* weights, int64_t first, int from, int to) {
+    constexpr int kBatch = sizeof(T) < sizeof(double) ? 8 : 4;
+    for (; from < to; from += kBatch) {
+      T value[kBatch][kOwn];
+      UEFL_UNROLL
+      for (int r = 0; r < kBatch; ++r) {
+        if (from + r >= to) continue;
+        const int64_t row = steps[from + r].begin;
+        UEFL_UNROLL
+        for (int i = 0; i < kOwn; ++i) value[r][i] = own[i][row];
+      }
+      UEFL_UNROLL
+      for (int r = 0; r < kBatch; ++r) {
+        if (from + r >= to) break;
+        T* target = kGather ? wanted.quantized + (first + steps[from + r].row) * d : nullptr;
+        add_row(value[r], target, weights[from + r]);
+      }
+    }
+  }
+};
+
+template <class T, bool kGather, class Codeword>
+__global__ void __launch_bounds__(kSumThreads, kSumBlocks)
+    row_sums(const T* x, Shape shape, RowSums<T, Codeword> wanted) {
+  __shared__ Step all_steps[kSumThreads];
+  __shared__ Weight all_weights[kSumThreads];
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
+  Step* steps = all_steps + warp * kWarp;
+  Weight* weights = all_weights + warp * kWarp;
+  const int columns = static_cast<int>((shape.d + kSumColumns - 1) / kSumColumns);
+  const int64_t first = int64_t{blockIdx.x / columns} * wanted.rows;
+  const int rows =
+      static_cast<int>(shape.outputs - first < wanted.rows ? shape.outputs - first : wanted.rows);
+  uint16_t* memory = reinterpret_cast<uint16_t*>(dynamic_memory());
+  const Sort sort{memory, memory + wanted.rows, memory + 2 * wanted.rows};
+  if (wanted.sorted) sort_rows(shape, wanted.indices, first, rows, sort);
+
+  WarpSums<T, kGather, Codeword> sums(x, shape, wanted, static_cast<int>(blockIdx.x % columns));
   const int begin = static_cast<int>(int64_t{rows} * warp / warps),
             end = static_cast<int>(int64_t{rows} * (warp + 1) / warps);
   for (int base = begin; base < end; base += kWarp) {
@@ -251,7 +294,7 @@ __global__ void __launch_bounds__(kSumThreads, kSumBlocks)
       const int row = wanted.sorted ? sort.order[base + lane] : base + lane;
       code = wanted.sorted ? sort.codes[row] : code_of(shape, wanted.indices, first + row);
       steps[lane] = {shape.begin(first + row), row, code};
-      if (weighted) {
+      if (sums.weighted) {
         const double weight = wanted.weights[first + row];
         weights[lane] = {weight, __double2ll_rn(weight * *wanted.mass_scale)};
       }
@@ -263,31 +306,17 @@ __global__ void __launch_bounds__(kSumThreads, kSumBlocks)
     for (int from = 0; from < there;) {
       const unsigned later = changes & ~((2u << from) - 1);
       const int to = later ? __ffs(later) - 1 : there;
-      if (steps[from].code != current) {
-        report();
-        go_on_to(steps[from].code);
+      if (steps[from].code != sums.current) {
+        sums.report();
+        sums.go_on_to(steps[from].code);
       }
-      for (; from < to; from += kBatch) {
-        T value[kBatch][kOwn];
-        UEFL_UNROLL
-        for (int r = 0; r < kBatch; ++r) {
-          if (from + r >= to) continue;
-          const int64_t row = steps[from + r].begin;
-          UEFL_UNROLL
-          for (int i = 0; i < kOwn; ++i) value[r][i] = own[i][row];
-        }
-        UEFL_UNROLL
-        for (int r = 0; r < kBatch; ++r) {
-          if (from + r >= to) break;
-          add_row(value[r], from + r);
-        }
-      }
+      sums.add_rows(steps, weights, first, from, to);
       from = to;
     }
     __syncwarp();
   }
-  report();
-  if (kGather) add_up(error, wanted.error);
+  sums.report();
+  if (kGather) add_up(sums.error, wanted.error);
 }
 
 }  // namespace

@@ -8,7 +8,7 @@
 //   multiply  two or three warpgroups multiply 64 rows each with 128 codewords at a time, and keep the least
 //             score of each lane. A warpgroup issues its products in its turn, and compares while the others
 //             multiply. A codebook that fits is copied once. Otherwise a thread of the last warpgroup copies
-//             a block of codewords whenever a stage is free. (this file)
+//             a block of codewords whenever a place of the ring is free. (this file)
 //   finish    four warps merge the results of the lanes of a row, certify them, and write.
 //             (vq_assign_wgmma_finish.h)
 //
@@ -22,21 +22,21 @@ namespace uefl::cuda {
 namespace {
 
 // The blocks of the codebook in the order of multiplication. One thread of the last warpgroup copies them. If
-// each block has a stage, it copies all blocks at once. Otherwise it first fills all stages except one, and
+// each block has a place, it copies all blocks at once. Otherwise it first fills all places except one, and
 // then copies one block each time that its warpgroup begins to multiply one.
 struct CodewordBlocks {
   Ring ring;
   int rounds, round, tile, chunk;
 
   // Copies the next block; there must be one. Returns whether there are more. Each block of a pair copies one
-  // half to both, as soon as both have used the old content of the stage.
-  __device__ bool copy_next(const Packed& packed, const Stages& stages, const Memory& memory, bool paired) {
+  // half to both, as soon as both have used the old content of the place.
+  __device__ bool copy_next(const Packed& packed, const WgmmaPlan& plan, const Memory& memory, bool paired) {
     barrier_wait(memory.codewords_empty(ring.place), ring.parity ^ 1);
     const int64_t number =
-        int64_t{stages.resident ? 0 : stages.items.book(blockIdx.x, round)} * stages.items.code_tiles + tile;
-    const uint16_t* block = packed.halves + (number * stages.chunks + chunk) * kBlockHalves;
+        int64_t{plan.resident ? 0 : plan.items.book(blockIdx.x, round)} * plan.items.code_tiles + tile;
+    const uint16_t* block = packed.halves + (number * plan.chunks + chunk) * kBlockHalves;
     Barrier* full = memory.codewords_full(ring.place);
-    const bool last_chunk = ++chunk == stages.chunks;  // the starts of the tile come with it
+    const bool last_chunk = ++chunk == plan.chunks;  // the starts of the tile come with it
     barrier_arrive_expecting(full, last_chunk ? kBlockBytes + kStartBytes : kBlockBytes);
     if (paired) {
       const unsigned half = cluster_rank() * (kBlockHalves / 2);
@@ -48,7 +48,7 @@ struct CodewordBlocks {
     ring.advance();
     if (!last_chunk) return true;
     chunk = 0;
-    if (++tile == stages.items.code_tiles && !stages.resident) tile = 0, ++round;
+    if (++tile == plan.items.code_tiles && !plan.resident) tile = 0, ++round;
     return round < rounds;
   }
 };
@@ -114,62 +114,62 @@ struct RawRows {
   int item = 0, chunk = 0;
   const T* row = nullptr;  // row of this lane, if rows are not adjacent
 
-  __device__ void copy_next(const Shape& shape, const Stages& stages, const Memory& memory, int items) {
+  __device__ void copy_next(const Shape& shape, const WgmmaPlan& plan, const Memory& memory, int items) {
     if (item == items) return;
     const int warp = threadIdx.x / kWarp % kGroupWarps, lane = threadIdx.x % kWarp;
-    const Item here = stages.items.at(blockIdx.x, item);
-    const int rows = here.rows(warp * kWarpRows), place = warp * stages.raw + ring.place;
-    unsigned char* stage = memory.raw(place);
+    const Item here = plan.items.at(blockIdx.x, item);
+    const int rows = here.rows(warp * kWarpRows), place = warp * plan.raw + ring.place;
+    unsigned char* target = memory.raw(place);
     Barrier* full = memory.raw_full(place);
-    if (stages.dense) {
+    if (plan.dense) {
       if (lane == 0) {
-        barrier_arrive_expecting(full, rows * stages.row_bytes);
+        barrier_arrive_expecting(full, rows * plan.row_bytes);
         if (rows > 0)
-          copy_bulk(stage, x + (here.first + warp * kWarpRows) * shape.d, rows * stages.row_bytes, full);
+          copy_bulk(target, x + (here.first + warp * kWarpRows) * shape.d, rows * plan.row_bytes, full);
       }
     } else {
       int64_t book;
       if (chunk == 0 && lane < rows)
-        row = x + stages.origin.begin(shape, here.output(shape, warp * kWarpRows + lane), book);
+        row = x + plan.origin.begin(shape, here.output(shape, warp * kWarpRows + lane), book);
       const int left = (static_cast<int>(shape.d) - chunk * kBlockElements) * static_cast<int>(sizeof(T));
-      const int bytes = left < stages.row_bytes ? left : stages.row_bytes;
+      const int bytes = left < plan.row_bytes ? left : plan.row_bytes;
       if (lane == 0) barrier_arrive_expecting(full, rows * bytes);
       __syncwarp();
-      if (lane < rows) copy_bulk(stage + lane * stages.row_bytes, row + chunk * kBlockElements, bytes, full);
+      if (lane < rows) copy_bulk(target + lane * plan.row_bytes, row + chunk * kBlockElements, bytes, full);
     }
     ring.advance();
-    if (++chunk == stages.chunks) chunk = 0, ++item;
+    if (++chunk == plan.chunks) chunk = 0, ++item;
   }
 };
 
 template <class T>
-__device__ void prepare(const T* x, const Shape& shape, const Packed& packed, const Stages& stages,
+__device__ void prepare(const T* x, const Shape& shape, const Packed& packed, const WgmmaPlan& plan,
                         const Memory& memory) {
   const int warp = threadIdx.x / kWarp % kGroupWarps, lane = threadIdx.x % kWarp;
-  const int items = stages.items.number(blockIdx.x), d = static_cast<int>(shape.d);
-  RawRows<T> rows{x, {stages.raw}};
-  Ring raw{stages.raw}, tiles{stages.tiles};
+  const int items = plan.items.number(blockIdx.x), d = static_cast<int>(shape.d);
+  RawRows<T> rows{x, {plan.raw}};
+  Ring raw{plan.raw}, tiles{plan.tiles};
   RowScale scale{};
   const float* center = nullptr;
   float square = 0, rest = 0;
-  int chunk = 0, ahead = stages.raw;  // copies run this many chunks ahead
-  for (int item = 0; item < items; rows.copy_next(shape, stages, memory, items)) {
+  int chunk = 0, ahead = plan.raw;  // copies run this many chunks ahead
+  for (int item = 0; item < items; rows.copy_next(shape, plan, memory, items)) {
     if (ahead > 0) {
       --ahead;
       continue;
     }
     if (chunk == 0 && (item == 0 || shape.books > 1)) {
-      const int64_t book = stages.items.at(blockIdx.x, item).book;
+      const int64_t book = plan.items.at(blockIdx.x, item).book;
       scale = RowScale(shape, packed, book, is_half(T{}));
       center = scale.centered ? packed.center + book * shape.d : nullptr;
     }
-    barrier_wait(memory.raw_full(warp * stages.raw + raw.place), raw.parity);
+    barrier_wait(memory.raw_full(warp * plan.raw + raw.place), raw.parity);
     barrier_wait(memory.tile_free(tiles.place, chunk), tiles.parity ^ 1);
     const int first = chunk * kBlockElements;
-    convert<T>(memory.raw(warp * stages.raw + raw.place) + lane % kWarpRows * stages.row_bytes,
+    convert<T>(memory.raw(warp * plan.raw + raw.place) + lane % kWarpRows * plan.row_bytes,
                memory.tile(tiles.place, chunk) + warp * (kWarpRows * kBlockElements * 2), d - first,
                center == nullptr ? nullptr : center + first, scale.up, square, rest);
-    const bool last_chunk = chunk + 1 == stages.chunks;
+    const bool last_chunk = chunk + 1 == plan.chunks;
     if (last_chunk) {
       square += __shfl_xor_sync(kAllLanes, square, kWarpRows),
           rest += __shfl_xor_sync(kAllLanes, rest, kWarpRows);
@@ -183,7 +183,7 @@ __device__ void prepare(const T* x, const Shape& shape, const Packed& packed, co
     __syncwarp();  // all lanes have read the raw rows and written the tile
     if (lane == 0) barrier_arrive(memory.tile_ready(tiles.place, chunk));
     raw.advance();
-    if (++chunk == stages.chunks) chunk = 0, ++item, tiles.advance();
+    if (++chunk == plan.chunks) chunk = 0, ++item, tiles.advance();
   }
 }
 
@@ -255,23 +255,23 @@ __device__ inline void multiply_chunk(float (&dot)[64], Operand rows, Operand co
   products_commit();
 }
 
-// The stages of the codebook as a warpgroup reads them. Values computed once stay in registers: in a loop
+// The ring of codewords as a warpgroup reads them. Values computed once stay in registers: in a loop
 // the compiler would compute the addresses again for every block.
 template <bool kMayPair>
-struct CodewordStages {
+struct CodewordPlaces {
   Ring ring;
   Barrier *first_full, *first_empty;
   const float* first_starts;  // of the columns of this lane
   Operand first_operand;
   unsigned together;  // blocks that read the codebook
 
-  __device__ CodewordStages(const Stages& stages, const Memory& memory)
-      : ring{stages.codewords},
+  __device__ CodewordPlaces(const WgmmaPlan& plan, const Memory& memory)
+      : ring{plan.codewords},
         first_full(kept_shared(memory.codewords_full(0))),
         first_empty(kept_shared(memory.codewords_empty(0))),
         first_starts(kept_shared(memory.starts(0) + threadIdx.x % 4 * (kStarts / 4))),
         first_operand(operand(kept_shared(memory.codewords(0)))),
-        together(stages.items.together) {}
+        together(plan.items.together) {}
   __device__ void wait() const { barrier_wait(first_full + ring.place, ring.parity); }
   __device__ void release(int place) const {
     if (!kMayPair) return barrier_arrive_by_warp(first_empty + place);
@@ -291,20 +291,20 @@ struct CodewordStages {
 template <int kGroups, bool kLong, bool kCross>
 struct Multiplier {
   const Packed& packed;
-  const Stages& stages;
+  const WgmmaPlan& plan;
   const Memory& memory;
   CodewordBlocks& blocks;
   bool paired;
   int group, code_tiles, chunks;
-  CodewordStages<kLong && kGroups == 2> codewords;
+  CodewordPlaces<kLong && kGroups == 2> codewords;
   Ring tiles;
   Turns<kGroups> turns;
   int copies;  // not 0: this thread copies the codebook
 
-  __device__ Multiplier(const Packed& of, const Stages& plan, const Memory& shared, bool in_pair,
+  __device__ Multiplier(const Packed& of, const WgmmaPlan& of_call, const Memory& shared, bool in_pair,
                         CodewordBlocks& to_copy)
       : packed(of),
-        stages(plan),
+        plan(of_call),
         memory(shared),
         blocks(to_copy),
         paired(in_pair),
@@ -321,7 +321,7 @@ struct Multiplier {
   }
 
   __device__ void copy_codewords() {
-    if (copies != 0) copies = blocks.copy_next(packed, stages, memory, paired);
+    if (copies != 0) copies = blocks.copy_next(packed, plan, memory, paired);
   }
 
   // A last round without rows: the other warpgroups wait for its turns.
@@ -348,7 +348,7 @@ struct Multiplier {
   }
 
   // The products of long rows with a tile of codewords, of which the last chunk is under way at the end.
-  // Returns the stage of its codewords.
+  // Returns the place of its codewords.
   __device__ int multiply_chunks(float (&dot)[64], int code_tile) {
     int last = codewords.ring.place;  // the block of the products that are under way
     multiply_chunk(dot, operand(memory.tile(tiles.place, 0)), codewords.block(), false);
@@ -401,13 +401,13 @@ struct Multiplier {
 
   __device__ void run(const Shape& shape, bool halves) {
     const int warp = threadIdx.x / kWarp % kGroupWarps, lane = threadIdx.x % kWarp;
-    const int items = stages.items.number(blockIdx.x), rounds = stages.items.rounds(blockIdx.x);
+    const int items = plan.items.number(blockIdx.x), rounds = plan.items.rounds(blockIdx.x);
     float down = 0;
     turns.begin();
     for (int round = 0; round < rounds; ++round, tiles.advance(kGroups)) {
-      const int book = stages.items.book(blockIdx.x, round);
+      const int book = plan.items.book(blockIdx.x, round);
       if (round == 0 || shape.books > 1) down = RowScale(shape, packed, book, halves).down;
-      if (stages.resident) codewords.ring.place = book * code_tiles * chunks, codewords.ring.parity = 0;
+      if (plan.resident) codewords.ring.place = book * code_tiles * chunks, codewords.ring.parity = 0;
       if (round * kGroups + group >= items) {
         pass_turns();
         break;
@@ -423,7 +423,7 @@ struct Multiplier {
     }
     turns.end();
     // Waits until all copies have arrived, also copies of books that this block has not used.
-    for (int block = 0; stages.resident && block < stages.codewords; ++block)
+    for (int block = 0; plan.resident && block < plan.codewords; ++block)
       barrier_wait(memory.codewords_full(block), 0);
   }
 };
@@ -439,39 +439,39 @@ static_assert(sizeof(State) <= kWgmmaStaticBytes);
 template <class T, int kGroups, bool kLong, bool kCross>
 __global__ void __launch_bounds__(Layout<kGroups>::kThreads, 1)
     search_wgmma(const T* x, const __grid_constant__ Shape shape, const __grid_constant__ Packed packed,
-                 const __grid_constant__ Stages stages, bool exact, int64_t* indices,
+                 const __grid_constant__ WgmmaPlan plan, bool exact, int64_t* indices,
                  const __grid_constant__ Quantized wanted) {
 #if !defined(__CUDACC__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using Roles = Layout<kGroups>;
-  const Memory memory{stages};
+  const Memory memory{plan};
   // Lane 0 has the number of the warp: the compiler must know that it is the same in all lanes.
   const int role = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x / kGroupThreads), 0);
   __shared__ State states[kSharedCopies];
   State& state = states[shared_copy()];
-  const bool paired = kLong && kGroups == 2 && stages.items.together == 2,
+  const bool paired = kLong && kGroups == 2 && plan.items.together == 2,
              copies = threadIdx.x == kGroups * kGroupThreads;  // of the last warpgroup that multiplies
   if (copies) memory.make_barriers(kGroups * kGroupWarps), barriers_are_there();
   paired ? cluster_sync() : __syncthreads();
   if (copies) {
-    state.blocks = {{stages.codewords}, stages.items.rounds(blockIdx.x), 0, 0, 0};
-    bool more = true;  // a block with one round of one book may have fewer than there are stages
-    for (int i = stages.resident ? 0 : 1; i < stages.codewords && more; ++i)
-      more = state.blocks.copy_next(packed, stages, memory, paired);
+    state.blocks = {{plan.codewords}, plan.items.rounds(blockIdx.x), 0, 0, 0};
+    bool more = true;  // a block with one round of one book may have fewer than there are places
+    for (int i = plan.resident ? 0 : 1; i < plan.codewords && more; ++i)
+      more = state.blocks.copy_next(packed, plan, memory, paired);
   }
   if (role == 0) {
     fewer_registers<Roles::kPrepare>();
-    prepare(x, shape, packed, stages, memory);
+    prepare(x, shape, packed, plan, memory);
   } else if (role <= kGroups) {
     more_registers<Roles::kMultiply>();
-    Multiplier<kGroups, kLong, kCross>(packed, stages, memory, paired, state.blocks).run(shape, is_half(T{}));
+    Multiplier<kGroups, kLong, kCross>(packed, plan, memory, paired, state.blocks).run(shape, is_half(T{}));
     // The memory is free once all have multiplied and the lists are complete.
     if (role > 2) return named_arrive(kDoneBarrier, Roles::kDone);
     named_wait(kDoneBarrier, Roles::kDone);
-    search_open<false>(x, shape, packed, OpenLists(packed, state.open, kGroupWarps, stages.room), indices);
+    search_open<false>(x, shape, packed, OpenLists(packed, state.open, kGroupWarps, plan.room), indices);
     if (wanted.target != nullptr) named_arrive(kOpenBarrier, kThreads + kGroupThreads);
   } else {
     fewer_registers<Roles::kFinish>();
-    finish<T, kLong, kCross, Roles::kDone>(x, shape, packed, stages, memory, exact, indices, wanted,
+    finish<T, kLong, kCross, Roles::kDone>(x, shape, packed, plan, memory, exact, indices, wanted,
                                            state.judges, state.open);
   }
   __syncwarp();

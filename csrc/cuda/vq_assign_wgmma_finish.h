@@ -15,45 +15,42 @@ namespace uefl::cuda {
 namespace {
 
 struct Memory {
-  const Stages& stages;
+  const WgmmaPlan& plan;
 
   template <class T>
   __device__ T* at(int offset) const {
     return reinterpret_cast<T*>(dynamic_memory() + offset);
   }
   __device__ uint16_t* codewords(int place) const { return at<uint16_t>(place * kBlockBytes); }
-  __device__ float* starts(int place) const { return at<float>(stages.starts_at + place * kStartBytes); }
+  __device__ float* starts(int place) const { return at<float>(plan.starts_at + place * kStartBytes); }
   __device__ unsigned char* tile(int place, int chunk) const {
-    return at<unsigned char>(stages.tiles_at + (place * stages.chunks + chunk) * kTileBytes);
+    return at<unsigned char>(plan.tiles_at + (place * plan.chunks + chunk) * kTileBytes);
   }
-  __device__ Slot* slot(int place) const { return at<Slot>(stages.slots_at) + place; }
+  __device__ Slot* slot(int place) const { return at<Slot>(plan.slots_at) + place; }
   __device__ unsigned char* raw(int place) const {
-    return at<unsigned char>(stages.raw_at + place * kWarpRows * stages.row_bytes);
+    return at<unsigned char>(plan.raw_at + place * kWarpRows * plan.row_bytes);
   }
 
-  __device__ Barrier* barrier(int number) const { return at<Barrier>(stages.barriers_at) + number; }
+  __device__ Barrier* barrier(int number) const { return at<Barrier>(plan.barriers_at) + number; }
   __device__ Barrier* codewords_full(int place) const { return barrier(place); }
-  __device__ Barrier* codewords_empty(int place) const { return barrier(stages.codewords + place); }
+  __device__ Barrier* codewords_empty(int place) const { return barrier(plan.codewords + place); }
   __device__ Barrier* tile_ready(int place, int chunk) const {
-    return barrier(2 * stages.codewords + place * stages.chunks + chunk);
+    return barrier(2 * plan.codewords + place * plan.chunks + chunk);
   }
-  __device__ Barrier* tile_free(int place, int chunk) const {
-    return tile_ready(stages.tiles + place, chunk);
-  }
-  __device__ Barrier* found(int place) const { return tile_ready(2 * stages.tiles, place); }
-  __device__ Barrier* slot_free(int place) const { return found(stages.tiles + place); }
-  __device__ Barrier* raw_full(int place) const { return found(2 * stages.tiles + place); }
+  __device__ Barrier* tile_free(int place, int chunk) const { return tile_ready(plan.tiles + place, chunk); }
+  __device__ Barrier* found(int place) const { return tile_ready(2 * plan.tiles, place); }
+  __device__ Barrier* slot_free(int place) const { return found(plan.tiles + place); }
+  __device__ Barrier* raw_full(int place) const { return found(2 * plan.tiles + place); }
 
   // A copy arrives once. A role arrives with one lane of each of its warps. If blocks share their reads of
   // the codebook, the warps of all these blocks arrive.
   __device__ void make_barriers(int multiply_warps) const {
-    for (int i = 0; i < stages.codewords; ++i) {
+    for (int i = 0; i < plan.codewords; ++i) {
       barrier_init(codewords_full(i), 1);
-      barrier_init(codewords_empty(i), multiply_warps * stages.items.together);
+      barrier_init(codewords_empty(i), multiply_warps * plan.items.together);
     }
-    for (int i = 0; i < 2 * stages.tiles * (stages.chunks + 1); ++i)
-      barrier_init(tile_ready(0, i), kGroupWarps);
-    for (int i = 0; i < kGroupWarps * stages.raw; ++i) barrier_init(raw_full(i), 1);
+    for (int i = 0; i < 2 * plan.tiles * (plan.chunks + 1); ++i) barrier_init(tile_ready(0, i), kGroupWarps);
+    for (int i = 0; i < kGroupWarps * plan.raw; ++i) barrier_init(raw_full(i), 1);
   }
 };
 
@@ -183,22 +180,47 @@ struct Take {
   }
 };
 
+// Scores again the four codewords of a row's least group, and releases the row's tile. Returns the least two
+// scores, the second among all codewords.
+template <bool kLong>
+__device__ TopTwo score_again(const Candidates& known, const Packed& packed, const WgmmaPlan& plan,
+                              const Memory& memory, const Item& item, int place, float down) {
+  const int lane = afresh(static_cast<int>(threadIdx.x % kWarp)), warp = threadIdx.x / kWarp % kGroupWarps;
+  const int chunks = kLong ? plan.chunks : 1;
+  const int first_tile = static_cast<int>(item.book) * plan.items.code_tiles;
+  Again again(known.best_code, lane);
+  for (int chunk = 0; chunk < chunks; ++chunk) {
+    again.lane = afresh(again.lane);  // else addresses stay in registers from chunk to chunk
+    again.add(memory.tile(place, chunk) + warp * (kWarpRows * kBlockElements * 2), [&](int block) {
+      const int number = (first_tile + block) * chunks + chunk;
+      return !kLong && plan.resident ? memory.codewords(number)
+                                     : packed.halves + int64_t{number} * kBlockHalves;
+    });
+    barrier_arrive_by_warp(memory.tile_free(place, chunk));
+  }
+  const int code = again.code();
+  const float* start = packed.starts + int64_t{first_tile + code / kBlockCodewords} * kStarts +
+                       start_place(code % kBlockCodewords);
+  const TopTwo four = again.result({start[0], start[1]}, down, packed.shift);
+  return {four.best, lesser(lesser(known.next, known.third), four.second), four.index};
+}
+
 template <class T, bool kLong, bool kCross, int kDone>
-__device__ void finish(const T* x, const Shape& shape, const Packed& packed, const Stages& stages,
+__device__ void finish(const T* x, const Shape& shape, const Packed& packed, const WgmmaPlan& plan,
                        const Memory& memory, bool exact, int64_t* indices, const Quantized& wanted,
                        Judge* judges, int* open) {
   constexpr int kOf = kCross ? 2 : 8;  // codewords of a row to settle
   const int warp = threadIdx.x / kWarp % kGroupWarps;
-  const int items = stages.items.number(blockIdx.x), chunks = kLong ? stages.chunks : 1;
-  Pending* pending = memory.at<Pending>(stages.pending_at) + warp * kMostPending;
-  OpenRows list(packed, static_cast<int>(blockIdx.x) * kGroupWarps + warp, stages.room);
+  const int items = plan.items.number(blockIdx.x);
+  Pending* pending = memory.at<Pending>(plan.pending_at) + warp * kMostPending;
+  OpenRows list(packed, static_cast<int>(blockIdx.x) * kGroupWarps + warp, plan.room);
   int waiting = 0;  // rows that are pending
-  Take<T> take{
-      x, shape, stages.origin, stages.steps, wanted, memory.at<Chosen>(stages.chosen_at) + warp * kWarpRows};
-  Ring tiles{stages.tiles};
+  Take<T> take{x,          shape,  plan.origin,
+               plan.steps, wanted, memory.at<Chosen>(plan.chosen_at) + warp * kWarpRows};
+  Ring tiles{plan.tiles};
   const Judge& judge = judges[warp];
   for (int number = 0; number < items; ++number, tiles.advance()) {
-    const Item item = stages.items.at(blockIdx.x, number);
+    const Item item = plan.items.at(blockIdx.x, number);
     const int lane = afresh(static_cast<int>(threadIdx.x % kWarp)), row = warp * kWarpRows + row_of(lane);
     if (number == 0 || shape.books > 1) {
       const float down = RowScale(shape, packed, item.book, is_half(T{})).down;
@@ -209,24 +231,8 @@ __device__ void finish(const T* x, const Shape& shape, const Packed& packed, con
     const Slot* slot = memory.slot(tiles.place);
     const Candidates known = candidates_of(slot->found[row], lane);
     TopTwo found{known.best, lesser(known.next, known.third), known.best_code};
-    if constexpr (!kCross) {
-      const int first_tile = static_cast<int>(item.book) * stages.items.code_tiles;
-      Again again(known.best_code, lane);
-      for (int chunk = 0; chunk < chunks; ++chunk) {
-        again.lane = afresh(again.lane);  // else addresses stay in registers from chunk to chunk
-        again.add(memory.tile(tiles.place, chunk) + warp * (kWarpRows * kBlockElements * 2), [&](int block) {
-          const int number = (first_tile + block) * chunks + chunk;
-          return !kLong && stages.resident ? memory.codewords(number)
-                                           : packed.halves + int64_t{number} * kBlockHalves;
-        });
-        barrier_arrive_by_warp(memory.tile_free(tiles.place, chunk));
-      }
-      const int code = again.code();
-      const float* start = packed.starts + int64_t{first_tile + code / kBlockCodewords} * kStarts +
-                           start_place(code % kBlockCodewords);
-      const TopTwo four = again.result({start[0], start[1]}, judge.down, packed.shift);
-      found = {four.best, lesser(found.second, four.second), four.index};
-    }
+    if constexpr (!kCross)
+      found = score_again<kLong>(known, packed, plan, memory, item, tiles.place, judge.down);
     const float norm = slot->norm[row], rest = slot->rest[row];
     __syncwarp();  // all lanes have read the buffer that is released
     if (lane == 0) barrier_arrive(memory.slot_free(tiles.place));
@@ -247,7 +253,7 @@ __device__ void finish(const T* x, const Shape& shape, const Packed& packed, con
       if (choice.output >= 0) indices[choice.output] = choice.index;
       if (wanted.target != nullptr) take.add(choice, lane);
       if (waiting < enough) break;
-      choice = settle<T, kOf>(x, shape, packed, stages.origin, pending, waiting, lane);
+      choice = settle<T, kOf>(x, shape, packed, plan.origin, pending, waiting, lane);
     }
   }
   const int lane = afresh(static_cast<int>(threadIdx.x % kWarp));

@@ -34,14 +34,14 @@ struct Layout {
 
 // A place in a ring, and the parity of its phase.
 struct Ring {
-  int stages, place = 0;
+  int size, place = 0;
   unsigned parity = 0;
 
   __device__ void advance() {
-    if (++place == stages) place = 0, parity ^= 1;
+    if (++place == size) place = 0, parity ^= 1;
   }
   __device__ void advance(int by) {
-    for (place += by; place >= stages; place -= stages) parity ^= 1;
+    for (place += by; place >= size; place -= size) parity ^= 1;
   }
 };
 
@@ -180,18 +180,18 @@ struct Chosen {
 constexpr int kMostPending = 2 * kWarpRows;  // of a finishing warp: those settled at once, and of one item
 
 // The layout of shared memory. A kernel has it in constant memory, which saves registers for the pointers.
-struct Stages {
+struct WgmmaPlan {
   Items items;
   Origin origin;
   Steps steps;
   int64_t room = 0;  // of the list of open rows of a finishing warp
   int codewords = 0, tiles = 0,
-      raw = 0;  // stages of the rings: blocks of codewords, tiles of rows and their slots, rows as they are
-  bool resident = false;  // every block of the codebook has a stage of its own
+      raw = 0;  // places of the rings: blocks of codewords, tiles of rows and their slots, rows as they are
+  bool resident = false;  // every block of the codebook has a place of its own
   bool in_turn = false;   // the warpgroups multiply one after the other
   bool dense = false;     // rows lie side by side, without gaps, and are one chunk each
   int chunks = 0, row_bytes = 0,
-      size = 0;  // blocks of 64 elements in a row; bytes between rows of a raw stage; bytes in all
+      size = 0;  // blocks of 64 elements in a row; bytes between rows of a raw place; bytes in all
   int starts_at = 0, tiles_at = 0, slots_at = 0, raw_at = 0, pending_at = 0, chosen_at = 0, barriers_at = 0;
 
   UEFL_HOST_DEVICE int barriers() const { return 2 * (codewords + tiles * (chunks + 1)) + kGroupWarps * raw; }
@@ -199,84 +199,84 @@ struct Stages {
 
 constexpr int kWgmmaStaticBytes = 1024;  // State, in vq_assign_wgmma.h, and alignment
 
-// Place the stages in memory. At the end, the second pass reuses all memory except the barriers. Returns
-// whether the stages fit.
-inline bool place(Stages& stages, int64_t d, int64_t limit) {
+// Lay the rings out in memory. At the end, the second pass reuses all memory except the barriers. Returns
+// whether they fit.
+inline bool place(WgmmaPlan& plan, int64_t d, int64_t limit) {
   int64_t size = 0;
   const auto take = [&](int64_t count, int64_t bytes) {
     const int64_t at = size;
     size += count * bytes;
     return static_cast<int>(at);
   };
-  take(stages.codewords, kBlockBytes);
-  stages.tiles_at = take(stages.tiles, stages.chunks * kTileBytes);
-  stages.slots_at = take(stages.tiles, sizeof(Slot));
-  stages.raw_at = take(stages.raw * kGroupWarps, kWarpRows * stages.row_bytes);
-  stages.starts_at = take(stages.codewords, kStartBytes);
-  stages.pending_at = take(kGroupWarps, kMostPending * sizeof(Pending));
+  take(plan.codewords, kBlockBytes);
+  plan.tiles_at = take(plan.tiles, plan.chunks * kTileBytes);
+  plan.slots_at = take(plan.tiles, sizeof(Slot));
+  plan.raw_at = take(plan.raw * kGroupWarps, kWarpRows * plan.row_bytes);
+  plan.starts_at = take(plan.codewords, kStartBytes);
+  plan.pending_at = take(kGroupWarps, kMostPending * sizeof(Pending));
   size = std::max(size, mma_bytes(d));  // the second pass also needs the parts below
-  stages.chosen_at = take(kGroupWarps, kWarpRows * sizeof(Chosen));
-  stages.barriers_at = take(stages.barriers(), sizeof(Barrier));
-  stages.size = static_cast<int>(size);
+  plan.chosen_at = take(kGroupWarps, kWarpRows * sizeof(Chosen));
+  plan.barriers_at = take(plan.barriers(), sizeof(Barrier));
+  plan.size = static_cast<int>(size);
   return size + kWgmmaStaticBytes <= limit;
 }
 
-// Plans the stages for rows of x that are copied 16 bytes at a time, within `limit` bytes of shared memory.
+// Plans the rings for rows of x that are copied 16 bytes at a time, within `limit` bytes of shared memory.
 // The result has codewords = 0 if the memory is too small.
-inline Stages divide(const Shape& shape, int groups, int64_t element_bytes, int64_t limit,
-                     int64_t most_blocks) {
+inline WgmmaPlan divide(const Shape& shape, int groups, int64_t element_bytes, int64_t limit,
+                        int64_t most_blocks) {
   if (shape.d > 16 * kBlockElements) return {};  // far beyond what fits
-  Stages stages;
-  stages.items = Items(shape, groups, most_blocks);
-  stages.origin = {Divisor(shape.segments), Divisor(shape.inner)};
-  stages.steps = Steps(static_cast<int>(shape.d / kTakePiece));
-  stages.chunks = static_cast<int>((shape.d + kBlockElements - 1) / kBlockElements);
-  stages.row_bytes = static_cast<int>(std::min<int64_t>(shape.d, kBlockElements) * element_bytes);
+  WgmmaPlan plan;
+  plan.items = Items(shape, groups, most_blocks);
+  plan.origin = {Divisor(shape.segments), Divisor(shape.inner)};
+  plan.steps = Steps(static_cast<int>(shape.d / kTakePiece));
+  plan.chunks = static_cast<int>((shape.d + kBlockElements - 1) / kBlockElements);
+  plan.row_bytes = static_cast<int>(std::min<int64_t>(shape.d, kBlockElements) * element_bytes);
   const bool one = shape.outputs / shape.segments <= shape.inner;  // no outer stride to take
-  stages.dense = shape.books == 1 && stages.chunks == 1 && shape.inner_stride == shape.segments * shape.d &&
-                 (one || shape.outer_stride == shape.inner * shape.inner_stride);
-  const int64_t blocks = shape.books * (shape.padded_k / kBlockCodewords) * stages.chunks;
+  plan.dense = shape.books == 1 && plan.chunks == 1 && shape.inner_stride == shape.segments * shape.d &&
+               (one || shape.outer_stride == shape.inner * shape.inner_stride);
+  const int64_t blocks = shape.books * (shape.padded_k / kBlockCodewords) * plan.chunks;
   // A tile for every warpgroup to begin with. Codewords that stay need no more; streamed rows want four
   // blocks in flight.
-  stages.tiles = groups, stages.raw = 1;
-  stages.codewords = static_cast<int>(std::min<int64_t>(blocks, 64));
-  stages.resident = stages.codewords == blocks && place(stages, shape.d, limit);
+  plan.tiles = groups, plan.raw = 1;
+  plan.codewords = static_cast<int>(std::min<int64_t>(blocks, 64));
+  plan.resident = plan.codewords == blocks && place(plan, shape.d, limit);
   for (const int codewords : {4, 2}) {
-    if (!stages.resident) stages.codewords = codewords;
-    if (place(stages, shape.d, limit)) break;
+    if (!plan.resident) plan.codewords = codewords;
+    if (place(plan, shape.d, limit)) break;
   }
-  if (!place(stages, shape.d, limit)) return {};
+  if (!place(plan, shape.d, limit)) return {};
   // The rest of the memory goes to rows under way first, then to room between the roles, then to more blocks
   // of codewords.
   const auto more = [&](int& what, int most) {
     while (what < most) {
       ++what;
-      if (place(stages, shape.d, limit)) continue;
+      if (place(plan, shape.d, limit)) continue;
       --what;
       break;
     }
   };
-  more(stages.raw, 2), more(stages.tiles, groups + 1);
-  if (!stages.resident) more(stages.codewords, static_cast<int>(std::min<int64_t>(blocks, 6)));
-  more(stages.raw, 4), more(stages.tiles, 2 * groups), more(stages.raw, 6);
+  more(plan.raw, 2), more(plan.tiles, groups + 1);
+  if (!plan.resident) more(plan.codewords, static_cast<int>(std::min<int64_t>(blocks, 6)));
+  more(plan.raw, 4), more(plan.tiles, 2 * groups), more(plan.raw, 6);
   // A warpgroup multiplies by all chunks of a tile in its turn, and none of them is free before the last
   // warpgroup has had its own.
-  stages.in_turn = stages.resident || stages.codewords > stages.chunks;
+  plan.in_turn = plan.resident || plan.codewords > plan.chunks;
   // With two warpgroups, reads of the codebook from the second-level cache would take longer than the
   // products: pairs of blocks share them.
-  if (groups == 2 && stages.chunks > 1 && !stages.resident && shape.books == 1 &&
-      std::min<int64_t>(stages.items.dealt, most_blocks) > 1)
-    stages.items.pair(most_blocks);
-  stages.room = int64_t{stages.items.number(0)} * kWarpRows;
-  place(stages, shape.d, limit);
-  return stages;
+  if (groups == 2 && plan.chunks > 1 && !plan.resident && shape.books == 1 &&
+      std::min<int64_t>(plan.items.dealt, most_blocks) > 1)
+    plan.items.pair(most_blocks);
+  plan.room = int64_t{plan.items.number(0)} * kWarpRows;
+  place(plan, shape.d, limit);
+  return plan;
 }
 
 // Three warpgroups, unless long rows leave no room for the codewords then.
-inline Stages divide(const Shape& shape, int64_t element_bytes, int64_t limit, int64_t most_blocks) {
-  const Stages three = divide(shape, 3, element_bytes, limit, most_blocks);
+inline WgmmaPlan divide(const Shape& shape, int64_t element_bytes, int64_t limit, int64_t most_blocks) {
+  const WgmmaPlan three = divide(shape, 3, element_bytes, limit, most_blocks);
   if (three.chunks == 1 || three.resident || three.codewords >= 4) return three;
-  const Stages two = divide(shape, 2, element_bytes, limit, most_blocks);
+  const WgmmaPlan two = divide(shape, 2, element_bytes, limit, most_blocks);
   return two.codewords >= three.codewords ? two : three;
 }
 

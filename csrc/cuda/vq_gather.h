@@ -85,6 +85,23 @@ int64_t divide_rows(Gather<T, Codeword>& wanted, const Shape& shape, int piece, 
   return blocks;
 }
 
+// The pieces of a tile that a lane takes. The lanes that share a row go on by a number of pieces, from the
+// end of a row to the beginning of their next row.
+struct TileSteps {
+  int first_row, first_piece, rows_on, pieces_on, pieces, abreast;
+
+  __device__ TileSteps(int lane, int pieces, int abreast) : pieces(pieces), abreast(abreast) {
+    const int together = kWarp / abreast;
+    first_row = lane / abreast / pieces * abreast + lane % abreast, first_piece = lane / abreast % pieces;
+    rows_on = together / pieces * abreast, pieces_on = together % pieces;
+  }
+
+  __device__ void on(int& row, int& piece) const {
+    row += rows_on, piece += pieces_on;
+    if (piece >= pieces) piece -= pieces, row += abreast;
+  }
+};
+
 template <class T, class Codeword, int kPiece>
 __global__ void __launch_bounds__(kThreads, kGatherBlocks)
     gather(const T* x, Shape shape, Gather<T, Codeword> wanted) {
@@ -95,12 +112,7 @@ __global__ void __launch_bounds__(kThreads, kGatherBlocks)
   for (int code = threadIdx.x; wanted.in_counters && code < codewords; code += blockDim.x) counters[code] = 0;
   __syncthreads();
 
-  // The lanes that share a row go on by `together` pieces, from the end of a row to the beginning of the next
-  // of theirs.
-  const int abreast = wanted.abreast, together = kWarp / abreast;
-  const int first_row = lane / abreast / pieces * abreast + lane % abreast,
-            first_piece = lane / abreast % pieces;
-  const int rows_on = together / pieces * abreast, pieces_on = together % pieces;
+  const TileSteps tile_steps(lane, pieces, wanted.abreast);
   const int steps = (wanted.tile * pieces + kWarp - 1) / kWarp;
   const int64_t warp = (blockIdx.x * int64_t{blockDim.x} + threadIdx.x) / kWarp,
                 warps = int64_t{gridDim.x} * blockDim.x / kWarp;
@@ -110,7 +122,7 @@ __global__ void __launch_bounds__(kThreads, kGatherBlocks)
         static_cast<int>(shape.outputs - first < wanted.tile ? shape.outputs - first : wanted.tile);
     const int code = lane < rows ? code_of(shape, wanted.indices, first + lane) : -1;
     const int64_t begin = lane < rows ? shape.begin(first + lane) : 0;
-    int row = first_row, piece = first_piece;
+    int row = tile_steps.first_row, piece = tile_steps.first_piece;
     for (int step = 0; step < steps; step += kPieces) {
       Piece<T, kPiece> value[kPieces];
       Piece<Codeword, kPiece> close[kPieces];
@@ -127,8 +139,7 @@ __global__ void __launch_bounds__(kThreads, kGatherBlocks)
           value[i] = *reinterpret_cast<const Piece<T, kPiece>*>(source);
           close[i] = *reinterpret_cast<const Piece<Codeword, kPiece>*>(codeword);
         }
-        row += rows_on, piece += pieces_on;
-        if (piece >= pieces) piece -= pieces, row += abreast;
+        tile_steps.on(row, piece);
       }
       UEFL_UNROLL
       for (int i = 0; i < kPieces; ++i) {

@@ -54,15 +54,15 @@ static std::vector<int64_t> run_mma(Codebook& codebook, const T* x, const cuda::
 static int64_t wgmma_resident = 0, wgmma_streamed = 0, wgmma_dense = 0, wgmma_apart = 0;
 
 template <int kGroups, bool kLong, bool kCross, class T>
-static void run_wgmma(Codebook& codebook, const T* x, const cuda::Shape& shape, const cuda::Stages& stages,
+static void run_wgmma(Codebook& codebook, const T* x, const cuda::Shape& shape, const cuda::WgmmaPlan& plan,
                       const std::vector<int64_t>& expected, bool exact) {
-  codebook.make_lists(stages.items.grid * cuda::kGroupWarps * stages.room);
+  codebook.make_lists(plan.items.grid * cuda::kGroupWarps * plan.room);
   std::vector<int64_t> indices(shape.outputs, -2);
   std::memset(emulation::shared, 0xff, sizeof emulation::shared);
-  emulation::launch_clusters(stages.items.together, stages.items.grid, cuda::Layout<kGroups>::kThreads,
-                             cuda::search_wgmma<T, kGroups, kLong, kCross>, x, shape, codebook.packed, stages,
+  emulation::launch_clusters(plan.items.together, plan.items.grid, cuda::Layout<kGroups>::kThreads,
+                             cuda::search_wgmma<T, kGroups, kLong, kCross>, x, shape, codebook.packed, plan,
                              exact, indices.data(), cuda::Quantized{});
-  check(stages.resident ? "wgmma, resident" : "wgmma, streamed", codebook, shape, indices, expected, exact);
+  check(plan.resident ? "wgmma, resident" : "wgmma, streamed", codebook, shape, indices, expected, exact);
 }
 
 template <int kGroups, class T>
@@ -72,17 +72,17 @@ static void check_wgmma(Codebook& codebook, const T* x, const cuda::Shape& shape
   int64_t least = 16;
   while (least < 300 * 1024 && cuda::divide(shape, kGroups, sizeof(T), least, 2).codewords == 0) least += 16;
   for (const int64_t limit : {int64_t{227 * 1024}, least}) {
-    const cuda::Stages stages = cuda::divide(shape, kGroups, sizeof(T), limit, 2);
-    CHECK(kGroups == 3 || (stages.codewords > 0 && stages.size <= limit), "no room for d %ld",
+    const cuda::WgmmaPlan plan = cuda::divide(shape, kGroups, sizeof(T), limit, 2);
+    CHECK(kGroups == 3 || (plan.codewords > 0 && plan.size <= limit), "no room for d %ld",
           static_cast<long>(shape.d));
-    if (stages.codewords == 0 || stages.size > 227 * 1024) continue;
-    ++(stages.resident ? wgmma_resident : wgmma_streamed), ++(stages.dense ? wgmma_dense : wgmma_apart);
-    if (stages.chunks > 1) {
-      run_wgmma<kGroups, true, true>(codebook, x, shape, stages, expected, exact);
-      run_wgmma<kGroups, true, false>(codebook, x, shape, stages, expected, exact);
+    if (plan.codewords == 0 || plan.size > 227 * 1024) continue;
+    ++(plan.resident ? wgmma_resident : wgmma_streamed), ++(plan.dense ? wgmma_dense : wgmma_apart);
+    if (plan.chunks > 1) {
+      run_wgmma<kGroups, true, true>(codebook, x, shape, plan, expected, exact);
+      run_wgmma<kGroups, true, false>(codebook, x, shape, plan, expected, exact);
     } else {
-      run_wgmma<kGroups, false, true>(codebook, x, shape, stages, expected, exact);
-      run_wgmma<kGroups, false, false>(codebook, x, shape, stages, expected, exact);
+      run_wgmma<kGroups, false, true>(codebook, x, shape, plan, expected, exact);
+      run_wgmma<kGroups, false, false>(codebook, x, shape, plan, expected, exact);
     }
   }
 }
@@ -358,8 +358,8 @@ static void sizes() {
     items_of(shape, 2), items_of(shape, 3);
   }
   cuda::Shape many{1000, 1, 1, 64, 0x7fffff80, 0x7fffff80, 1000, 0, 64, 1, true};
-  const cuda::Stages stages = cuda::divide(many, 3, sizeof(float), limit, 132);
-  CHECK(!stages.resident && stages.codewords >= 4 && stages.size <= limit, "%d bytes", stages.size);
+  const cuda::WgmmaPlan plan = cuda::divide(many, 3, sizeof(float), limit, 132);
+  CHECK(!plan.resident && plan.codewords >= 4 && plan.size <= limit, "%d bytes", plan.size);
   // The longest codewords, as docs/design/search-gpu.md has them.
   for (const int64_t bytes : {4, 2}) {
     const auto taken = [&](int64_t d) {
@@ -404,7 +404,7 @@ static void cosine() {
   }
 }
 
-// Rows that do not lie side by side, more blocks of the codebook than the shortest ring has stages, and more
+// Rows that do not lie side by side, more blocks of the codebook than the shortest ring has places, and more
 // rows than the blocks take at once.
 static void rings_turn() {
   std::mt19937 random(8);
@@ -430,7 +430,7 @@ static void rings_turn() {
 }
 
 // A block with one round of one book copies its own blocks of the codebook and no others, although there are
-// stages for more. The emulation refuses a block that ends before its copies have come.
+// places for more. The emulation refuses a block that ends before its copies have come.
 static void few_blocks_in_a_long_ring() {
   std::mt19937 random(14);
   const int64_t books = 4, d = 128, k = 30, rows = 40;
@@ -441,11 +441,11 @@ static void few_blocks_in_a_long_ring() {
   for (int64_t i = 0; i < shape.outputs; ++i)
     expected[i] = nearest(&x[i * d], 1, &codewords[i % books * k * d], k, d);
   Codebook codebook(codewords, shape, x.data());
-  cuda::Stages stages;
-  for (int64_t limit = 80 * 1024; stages.resident || stages.codewords < 4; limit += 1024)
-    stages = cuda::divide(shape, 2, sizeof(float), limit, books);
-  CHECK(stages.items.rounds(0) == 1 && stages.codewords - 1 > stages.chunks, "%d stages", stages.codewords);
-  run_wgmma<2, true, true>(codebook, x.data(), shape, stages, expected, true);
+  cuda::WgmmaPlan plan;
+  for (int64_t limit = 80 * 1024; plan.resident || plan.codewords < 4; limit += 1024)
+    plan = cuda::divide(shape, 2, sizeof(float), limit, books);
+  CHECK(plan.items.rounds(0) == 1 && plan.codewords - 1 > plan.chunks, "%d plan", plan.codewords);
+  run_wgmma<2, true, true>(codebook, x.data(), shape, plan, expected, true);
 }
 
 // Two blocks of a cluster read the codebook together, although one has fewer rows, or none.
@@ -460,11 +460,11 @@ static void pairs_read_together() {
     for (int64_t i = 0; i < rows; ++i) expected[i] = nearest(&x[i * d], 1, codewords.data(), k, d);
     Codebook codebook(codewords, shape, x.data());
     for (const int64_t kilobytes : {160, 200}) {
-      const cuda::Stages stages = cuda::divide(shape, 2, sizeof(float), kilobytes * 1024, 5);
-      CHECK(stages.items.together == 2 && stages.items.grid % 2 == 0 && stages.items.grid < 5,
-            "%u blocks, %d stages", stages.items.grid, stages.codewords);
-      run_wgmma<2, true, true>(codebook, x.data(), shape, stages, expected, true);
-      run_wgmma<2, true, false>(codebook, x.data(), shape, stages, expected, true);
+      const cuda::WgmmaPlan plan = cuda::divide(shape, 2, sizeof(float), kilobytes * 1024, 5);
+      CHECK(plan.items.together == 2 && plan.items.grid % 2 == 0 && plan.items.grid < 5, "%u blocks, %d plan",
+            plan.items.grid, plan.codewords);
+      run_wgmma<2, true, true>(codebook, x.data(), shape, plan, expected, true);
+      run_wgmma<2, true, false>(codebook, x.data(), shape, plan, expected, true);
     }
   }
 }

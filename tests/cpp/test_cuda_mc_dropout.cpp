@@ -155,14 +155,21 @@ static void shares() {
     const auto pairs = static_cast<uint32_t>((passes + 1) / 2);
     CHECK(problem.slots <= cuda::kMostSlots && problem.begin[0] == 0 && problem.begin[problem.slots] == pairs,
           "of %ld passes", static_cast<long>(passes));
-    float all = 0;
+    double rest = 1;  // the weight of a slot in a mean is its share, times those that later slots leave
     for (int slot = 0; slot < problem.slots; ++slot) {
       CHECK(length(slot) > 0 && length(slot) <= length(0), "slot %d of %ld passes", slot,
             static_cast<long>(passes));
-      all += problem.passes_of(slot);
     }
-    CHECK(all == static_cast<float>(passes) || passes > 1 << 24, "%g of %ld passes", all,
-          static_cast<long>(passes));
+    for (int slot = problem.slots - 1; slot >= 0; --slot) {
+      const int64_t all = std::min(2 * int64_t{problem.begin[slot + 1]}, passes),
+                    own = all - 2 * int64_t{problem.begin[slot]};
+      const double weight = problem.share[slot] * rest * static_cast<double>(passes);
+      rest *= 1 - static_cast<double>(problem.share[slot]);
+      CHECK(std::abs(weight - static_cast<double>(own)) <= 1e-5 * static_cast<double>(own),
+            "slot %d of %ld passes has %ld, weighs %g", slot, static_cast<long>(passes),
+            static_cast<long>(own), weight);
+    }
+    CHECK(rest == 0, "%ld passes leave %g", static_cast<long>(passes), rest);
     CHECK(length(problem.slots - 1) == 1 || passes > 100, "the last of %ld passes is long",
           static_cast<long>(passes));
     problem.tiles = 3;

@@ -176,18 +176,18 @@ static void check(const char* name, const std::vector<T>& x, const cuda::Shape& 
 template <class T, int kGroups, bool kLong, bool kCross>
 static void wgmma(Codebook& codebook, const std::vector<T>& x, const std::vector<float>& codewords,
                   const cuda::Shape& shape, const std::vector<int64_t>& expected, Path& path, int64_t limit) {
-  const cuda::Stages stages = cuda::divide(shape, kGroups, sizeof(T), limit, 3);
-  if (stages.codewords == 0) return;
+  const cuda::WgmmaPlan plan = cuda::divide(shape, kGroups, sizeof(T), limit, 3);
+  if (plan.codewords == 0) return;
   double error = 0;
   const int runs = path.rows / 100 % 8 == 0 ? 3 : 1;  // indices, and now and then twice what vq makes of them
   for (int run = 0; run < runs; ++run) {
-    codebook.make_lists(stages.items.grid * cuda::kGroupWarps * stages.room);
+    codebook.make_lists(plan.items.grid * cuda::kGroupWarps * plan.room);
     std::vector<int64_t> indices(shape.outputs, -2);
-    Made<T> made(shape, stages.items.grid);
+    Made<T> made(shape, plan.items.grid);
     std::memset(emulation::shared, 0xff, sizeof emulation::shared);
-    emulation::launch_clusters(stages.items.together, stages.items.grid, cuda::Layout<kGroups>::kThreads,
+    emulation::launch_clusters(plan.items.together, plan.items.grid, cuda::Layout<kGroups>::kThreads,
                                cuda::search_wgmma<T, kGroups, kLong, kCross>, x.data(), shape,
-                               codebook.packed, stages, true, indices.data(),
+                               codebook.packed, plan, true, indices.data(),
                                run == 0 ? cuda::Quantized{} : made.wanted(codewords));
     if (run == 0) path.open += static_cast<int64_t>(codebook.open().size());
     for (int64_t i = 0; i < shape.outputs; ++i) path.wrong += indices[i] != expected[i];

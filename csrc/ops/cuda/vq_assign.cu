@@ -112,32 +112,32 @@ void launch_mma(const T* x, const Shape& shape, const Packed& packed, bool strea
 }
 
 template <class T>
-void launch_wgmma(const T* x, const Shape& shape, const Packed& packed, const Stages& stages, bool exact,
+void launch_wgmma(const T* x, const Shape& shape, const Packed& packed, const WgmmaPlan& plan, bool exact,
                   int64_t* indices, const Quantized& wanted, cudaStream_t stream) {
   const auto launch = [&](auto kernel, int threads) {
-    allow_shared("vq_assign", kernel, stages.size);
+    allow_shared("vq_assign", kernel, plan.size);
     cudaLaunchAttribute cluster{};
     cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim.x = stages.items.together;
+    cluster.val.clusterDim.x = plan.items.together;
     cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
     cudaLaunchConfig_t config{};
-    config.gridDim = stages.items.grid, config.blockDim = static_cast<unsigned>(threads);
-    config.dynamicSmemBytes = static_cast<size_t>(stages.size), config.stream = stream;
+    config.gridDim = plan.items.grid, config.blockDim = static_cast<unsigned>(threads);
+    config.dynamicSmemBytes = static_cast<size_t>(plan.size), config.stream = stream;
     config.attrs = &cluster, config.numAttrs = 1;
-    (void)cudaLaunchKernelEx(&config, kernel, x, shape, packed, stages, exact, indices, wanted);
+    (void)cudaLaunchKernelEx(&config, kernel, x, shape, packed, plan, exact, indices, wanted);
   };
   const bool all = all_compared(shape);
-  if (stages.items.groups == 2)  // only for long rows
+  if (plan.items.groups == 2)  // only for long rows
     return launch(all ? search_wgmma<T, 2, true, true> : search_wgmma<T, 2, true, false>,
                   Layout<2>::kThreads);
-  if (stages.chunks > 1)
+  if (plan.chunks > 1)
     return launch(all ? search_wgmma<T, 3, true, true> : search_wgmma<T, 3, true, false>,
                   Layout<3>::kThreads);
   launch(all ? search_wgmma<T, 3, false, true> : search_wgmma<T, 3, false, false>, Layout<3>::kThreads);
 }
 
 // The plan of wgmma for these rows; codewords = 0 if wgmma cannot search them.
-Stages stages_of(const Shape& shape, const Tensor& rows) {
+WgmmaPlan plan_of(const Shape& shape, const Tensor& rows) {
   const auto element_bytes = static_cast<int64_t>(rows.element_size());
   if (rows.scalar_type() == ScalarType::Double || !rows_in_bulk(shape, rows.const_data_ptr(), element_bytes))
     return {};
@@ -165,15 +165,15 @@ void clear(const Spans& spans, cudaStream_t stream) {
 }
 
 // The search that runs here: wgmma if it has a plan, else mma if a tile fits shared memory.
-Search search_of(const Shape& shape, const Stages& stages) {
+Search search_of(const Shape& shape, const WgmmaPlan& plan) {
   const bool whole = mma_bytes(shape.d) + kMmaStaticBytes <= current_device().shared;
   if (!whole || fastest_allowed() == Search::streamed) return Search::streamed;
-  return stages.codewords > 0 ? Search::wgmma : Search::mma;
+  return plan.codewords > 0 ? Search::wgmma : Search::mma;
 }
 
 // Places for the rows that a search leaves open.
-int64_t open_places(const Shape& shape, Search search, const Stages& stages) {
-  if (search == Search::wgmma) return stages.items.grid * kGroupWarps * stages.room;
+int64_t open_places(const Shape& shape, Search search, const WgmmaPlan& plan) {
+  if (search == Search::wgmma) return plan.items.grid * kGroupWarps * plan.room;
   return mma_blocks(shape) * kMmaLists * mma_room(shape, mma_blocks(shape));
 }
 
@@ -201,13 +201,13 @@ std::pair<Tensor, bool> assign(const char* op, const Tensor& x, const Tensor& co
     return {indices, false};
   }
 
-  const Stages stages = fastest_allowed() == Search::wgmma ? stages_of(shape, rows) : Stages{};
-  const Search search = search_of(shape, stages);
+  const WgmmaPlan plan = fastest_allowed() == Search::wgmma ? plan_of(shape, rows) : WgmmaPlan{};
+  const Search search = search_of(shape, plan);
   const Tensor dense = torch::stable::contiguous(codebook);
   Tensor workspace;
   const bool makes = wanted.target != nullptr && search == Search::wgmma;
-  const Packed packed = carve(shape, open_places(shape, search, stages),
-                              makes ? stages.items.grid * kGroupWarps : 0, x, workspace, wanted.error.parts);
+  const Packed packed = carve(shape, open_places(shape, search, plan),
+                              makes ? plan.items.grid * kGroupWarps : 0, x, workspace, wanted.error.parts);
   with_type(dense.scalar_type(), [&](auto codeword) {
     with_type(rows.scalar_type(), [&](auto element) {
       launch_pack(op, static_cast<const decltype(codeword)*>(dense.const_data_ptr()),
@@ -221,7 +221,7 @@ std::pair<Tensor, bool> assign(const char* op, const Tensor& x, const Tensor& co
     using T = decltype(type);
     const T* data = static_cast<const T*>(rows.const_data_ptr());
     if constexpr (!std::is_same_v<T, double>) {
-      if (search == Search::wgmma) launch_wgmma(data, shape, packed, stages, exact, target, wanted, stream);
+      if (search == Search::wgmma) launch_wgmma(data, shape, packed, plan, exact, target, wanted, stream);
     }
     if (search != Search::wgmma)
       launch_mma(data, shape, packed, search == Search::streamed, exact, target, stream);
