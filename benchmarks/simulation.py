@@ -3,13 +3,14 @@
 python -m benchmarks.simulation [--clients 200] [--images 20] [--cohort 50] [--batch 10] [--save]
 
 The network is the CNN of PyTorch's MNIST example, with 1.2 million parameters. In each turn, every loop
-trains for one round with one local epoch of SGD. Compare the CPU seconds. pfl-research and fluke-fl run if
-they are installed.
+trains for one round with one local epoch of SGD. Compare the CPU seconds. pfl-research, fluke-fl and Flower's
+simulation (flwr and ray) run if they are installed.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -217,6 +218,7 @@ def main(arguments: list[str] | None = None) -> None:
     torch.set_num_threads(args.threads)
     splits = list(images_of(args.clients, args.images))
     clients = normalized(splits)
+    at_end = contextlib.ExitStack()
     loops: dict[str, Loop] = {
         "uefl": ours(splits, args.cohort, args.batch, Cnn, *args.set),
         "plain loop": PlainLoop(clients, args.cohort, args.batch),
@@ -224,8 +226,16 @@ def main(arguments: list[str] | None = None) -> None:
     for package, loop in (("pfl", PflLoop), ("fluke", FlukeLoop)):
         if importlib.util.find_spec(package):
             loops[package] = loop(clients, args.cohort, args.batch)
+    if importlib.util.find_spec("flwr") and importlib.util.find_spec("ray"):
+        from .flower_simulation import FlowerLoop
+
+        torch.manual_seed(0)
+        flower = FlowerLoop(clients, args.cohort, args.batch, LR, Cnn())
+        loops["flower"] = flower
+        at_end.callback(flower.close)
     args.preset = f"fedavg {args.clients}x{args.images} cohort {args.cohort} batch {args.batch}"
-    compare(loops, args.preset, args)
+    with at_end:
+        compare(loops, args.preset, args)
 
 
 if __name__ == "__main__":
