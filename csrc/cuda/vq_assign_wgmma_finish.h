@@ -181,14 +181,13 @@ struct Take {
 };
 
 // Scores again the four codewords of a row's least group, and releases the row's tile. Returns the least two
-// scores, the second among all codewords.
+// of the four scores.
 template <bool kLong>
-__device__ TopTwo score_again(const Candidates& known, const Packed& packed, const WgmmaPlan& plan,
-                              const Memory& memory, const Item& item, int place, float down) {
-  const int lane = afresh(static_cast<int>(threadIdx.x % kWarp)), warp = threadIdx.x / kWarp % kGroupWarps;
-  const int chunks = kLong ? plan.chunks : 1;
-  const int first_tile = static_cast<int>(item.book) * plan.items.code_tiles;
-  Again again(known.best_code, lane);
+__device__ TopTwo score_again(int least_code, int lane, int warp, int chunks, const Packed& packed,
+                              const WgmmaPlan& plan, const Memory& memory, int64_t book, int place,
+                              const Judge& judge) {
+  const int first_tile = static_cast<int>(book) * plan.items.code_tiles;
+  Again again(least_code, lane);
   for (int chunk = 0; chunk < chunks; ++chunk) {
     again.lane = afresh(again.lane);  // else addresses stay in registers from chunk to chunk
     again.add(memory.tile(place, chunk) + warp * (kWarpRows * kBlockElements * 2), [&](int block) {
@@ -201,8 +200,7 @@ __device__ TopTwo score_again(const Candidates& known, const Packed& packed, con
   const int code = again.code();
   const float* start = packed.starts + int64_t{first_tile + code / kBlockCodewords} * kStarts +
                        start_place(code % kBlockCodewords);
-  const TopTwo four = again.result({start[0], start[1]}, down, packed.shift);
-  return {four.best, lesser(lesser(known.next, known.third), four.second), four.index};
+  return again.result({start[0], start[1]}, judge.down, packed.shift);
 }
 
 template <class T, bool kLong, bool kCross, int kDone>
@@ -211,7 +209,7 @@ __device__ void finish(const T* x, const Shape& shape, const Packed& packed, con
                        Judge* judges, int* open) {
   constexpr int kOf = kCross ? 2 : 8;  // codewords of a row to settle
   const int warp = threadIdx.x / kWarp % kGroupWarps;
-  const int items = plan.items.number(blockIdx.x);
+  const int items = plan.items.number(blockIdx.x), chunks = kLong ? plan.chunks : 1;
   Pending* pending = memory.at<Pending>(plan.pending_at) + warp * kMostPending;
   OpenRows list(packed, static_cast<int>(blockIdx.x) * kGroupWarps + warp, plan.room);
   int waiting = 0;  // rows that are pending
@@ -231,8 +229,11 @@ __device__ void finish(const T* x, const Shape& shape, const Packed& packed, con
     const Slot* slot = memory.slot(tiles.place);
     const Candidates known = candidates_of(slot->found[row], lane);
     TopTwo found{known.best, lesser(known.next, known.third), known.best_code};
-    if constexpr (!kCross)
-      found = score_again<kLong>(known, packed, plan, memory, item, tiles.place, judge.down);
+    if constexpr (!kCross) {
+      const TopTwo four = score_again<kLong>(known.best_code, lane, warp, chunks, packed, plan, memory,
+                                             item.book, tiles.place, judge);
+      found = {four.best, lesser(found.second, four.second), four.index};
+    }
     const float norm = slot->norm[row], rest = slot->rest[row];
     __syncwarp();  // all lanes have read the buffer that is released
     if (lane == 0) barrier_arrive(memory.slot_free(tiles.place));
