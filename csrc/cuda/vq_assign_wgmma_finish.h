@@ -203,6 +203,17 @@ __device__ TopTwo score_again(int least_code, int lane, int warp, int chunks, co
   return again.result({start[0], start[1]}, judge.down, packed.shift);
 }
 
+// Quantizes the rows of a list, whose codewords the second pass has found.
+template <class T>
+__device__ void take_listed(const OpenRows& list, const Packed& packed, const int64_t* indices, Take<T>& take,
+                            int lane) {
+  for (int first = 0; first < list.count; first += kWarpRows) {
+    const int64_t output =
+        lane < kWarpRows && first + lane < list.count ? packed.listed[list.place(first + lane)] : -1;
+    take.add({output, output < 0 ? 0 : static_cast<int>(indices[output])}, lane);
+  }
+}
+
 template <class T, bool kLong, bool kCross, int kDone>
 __device__ void finish(const T* x, const Shape& shape, const Packed& packed, const WgmmaPlan& plan,
                        const Memory& memory, bool exact, int64_t* indices, const Quantized& wanted,
@@ -262,11 +273,7 @@ __device__ void finish(const T* x, const Shape& shape, const Packed& packed, con
   named_arrive(kDoneBarrier, kDone);
   if (wanted.target == nullptr) return;
   named_wait(kOpenBarrier, kThreads + kGroupThreads);  // the second pass has found the codewords of the lists
-  for (int first = 0; first < list.count; first += kWarpRows) {
-    const int64_t output =
-        lane < kWarpRows && first + lane < list.count ? packed.listed[list.place(first + lane)] : -1;
-    take.add({output, output < 0 ? 0 : static_cast<int>(indices[output])}, lane);
-  }
+  take_listed(list, packed, indices, take, lane);
   add_up_by_warp(take.error, wanted.error, warp, kGroupWarps);
 }
 
