@@ -75,7 +75,8 @@ class Algorithm:
     are only in metrics.jsonl."""
 
     server_columns: ClassVar[frozenset[str]] = frozenset()
-    """metrics that only :meth:`record` and :meth:`end_iteration` make; a reply with one is rejected"""
+    """metrics that only :meth:`record` and :meth:`end_iteration` compute; a reply with such a metric is
+    rejected"""
     marks: ClassVar[dict[str, str]] = {}
     """Boolean metrics that plots mark with a triangle: the event before the round, by name"""
     levels: ClassVar[dict[str, tuple[str, str]]] = {}

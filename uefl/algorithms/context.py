@@ -84,7 +84,7 @@ class Context:
     silo"""
 
     def reported(self, reply: Reply) -> int:
-        """Return the training images of a client: as it reported them, or else as its reply claims."""
+        """Return the number of training images that a client reported, or else the number in its reply."""
         return self.examples.get(reply.client, reply.examples)
 
     @property

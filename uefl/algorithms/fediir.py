@@ -87,8 +87,8 @@ class FedIIR(Algorithm):
             state.tensors["gradient"] = torch.lerp((total / batches).float(), average, self.parameters.decay)
 
     def rejection(self, message: Message, reply: Reply) -> str | None:
-        """Reject a gradient over more batches than the client has, because their number is a weight, and one
-        with which the others' loss would overflow."""
+        """Reject a gradient over more batches than the client has, because their number is a weight. Reject a
+        gradient so large that the loss of the other clients would overflow."""
         if "batches" not in reply.tensors:
             return None
         batches = int(reply.tensors["batches"])

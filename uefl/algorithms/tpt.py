@@ -95,7 +95,7 @@ class TPT(Algorithm):
         return state
 
     def rejection(self, message: Message, reply: Reply) -> str | None:
-        """Reject measurements that no training images have: the means of all clients come from them."""
+        """Reject measurements that no training images have, because they enter the means over all clients."""
         found, reported = reply.tensors, self.context.reported(reply)
         if "counts" in found:
             counts, hits = found["counts"].tolist(), int(found["hits"])

@@ -131,7 +131,7 @@ class CodebookAlgorithm(Algorithm):
         return None
 
     def _new_rejection(self, reply: Reply, most: int) -> str | None:
-        """Return why new codewords cannot be those of ``most`` feature vectors; None: they can."""
+        """Return why at most ``most`` feature vectors cannot have these new codewords; None: they can."""
         least, total = torch.stack([reply.tensors["mass"].min(), reply.tensors["mass"].sum()]).tolist()
         if least < 0 or not 0 < total <= most * (1 + _ROUNDING):
             return f"mass has negative elements, or not 1 to {most} together"

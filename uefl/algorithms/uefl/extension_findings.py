@@ -11,7 +11,7 @@ from ...findings import Findings, History, Shares
 RECORDED = {"entropy": ("threshold", "deciding_entropy"), "loss": ("loss_threshold", "deciding_loss")}
 """metrics of a decision by criterion: the threshold and the value compared with it, in nats"""
 COLUMNS = frozenset({"codewords", "extended", *(name for pair in RECORDED.values() for name in pair)})
-"""metrics that only the server makes"""
+"""metrics that only the server computes"""
 
 
 class Decision(NamedTuple):
@@ -164,7 +164,8 @@ def _usage(history: History, shared: int) -> Shares | None:
 
 
 def _is_usage(found: Any, codewords: Any) -> bool:
-    """Return whether a metric of a client, which may be anything, has a count for each of its codewords."""
+    """Return whether a metric of a client has a count for each of its codewords; the metric may be any
+    value."""
     return isinstance(found, list) and 0 < len(found) == codewords and min(found) >= 0
 
 

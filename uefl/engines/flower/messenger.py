@@ -24,7 +24,7 @@ from .records import frame_of, records_of
 
 _AT_ONCE = 8  # replies
 _SLOW = 30.0  # seconds; a reply that takes longer does not delay others
-_SLOW_OF_NODE = 3  # slow replies, while which nothing else is read of their node
+_SLOW_OF_NODE = 3  # slow replies of a node after which the server reads no other reply of this node
 _STACK = 2**19  # bytes of the stack of a thread
 _NONCE = 16  # bytes
 _ROOM = 2**28  # bytes for everything except replies
@@ -110,10 +110,11 @@ class Messenger:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _request_replies(self) -> None:
-        """Request each reply that is not requested now.
+        """Request each reply that has no pending request.
 
-        A silo can announce a reply and send its parts for hours. Flower waits for them in the request. So
-        slow requests leave their threads, and their nodes get no other request.
+        A silo can announce a reply and send its parts for hours, and Flower waits for them inside the
+        request. So slow requests keep their threads, and other requests get new threads. A node with
+        _SLOW_OF_NODE slow requests gets no further one.
         """
         past = time.monotonic() - _SLOW
         slow = {number for number, begun in list(self._begun.items()) if begun < past}

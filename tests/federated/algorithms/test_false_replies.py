@@ -1,4 +1,4 @@
-"""Clients that lie: in their answers to a message of an algorithm, and in metrics that an algorithm uses."""
+"""Clients that lie in their replies to an exchange of an algorithm, and in metrics that an algorithm uses."""
 
 import math
 import re
@@ -14,7 +14,7 @@ LIAR = "silo-1"
 
 
 def lies(change):
-    """An arm wrapper: ``change`` alters the replies of one client."""
+    """Return a wrapper of the engine in which ``change`` alters the replies of one client."""
 
     def meddle(reply):
         if reply.client == LIAR and reply.error is None:
@@ -49,8 +49,8 @@ NEEDED = [
 
 
 @pytest.mark.parametrize(("algorithm", "keys", "name", "value"), NEEDED)
-def test_false_answer_ends_the_run_with_its_client(algorithm, keys, name, value):
-    """An answer that the algorithm needs. The honest clients would fail with it, and get the blame."""
+def test_false_reply_ends_the_run_and_names_its_client(algorithm, keys, name, value):
+    """The algorithm needs the reply. With a false one, honest clients would fail and be named."""
     lying, *_ = arm(settings(algorithm, quorum=0.5, **keys), wrap=lies(of(name, value)))
     with pytest.raises(RunError, match=rf"^{LIAR} .*\b({name}|measures)\b"):
         finish(lying)
@@ -61,7 +61,7 @@ def test_false_answer_ends_the_run_with_its_client(algorithm, keys, name, value)
     ("name", "value"), [("sum", 1e38), ("batches", 0), ("batches", 4), ("batches", 2**62)]
 )
 def test_false_gradient_of_the_head_is_rejected(name, value):
-    """Of 48 images in batches of 16. The number of batches is a weight."""
+    """A client has 48 images in batches of 16. The number of batches is a weight."""
     lying, _, notices = arm(settings("fediir", quorum=0.5), wrap=lies(of(name, value)))
     finish(lying)
     assert notices
@@ -69,7 +69,7 @@ def test_false_gradient_of_the_head_is_rejected(name, value):
     assert bool(torch.isfinite(lying.members[0].state.tensors["gradient"]).all())
 
 
-def test_honest_answers_are_taken():
+def test_honest_replies_are_accepted():
     for algorithm, keys in [("tpt", {}), ("fedbr", {}), ("fediir", {}), *POOLED]:
         honest, *_ = arm(settings(algorithm, **keys))
         finish(honest)
@@ -87,7 +87,7 @@ def test_honest_answers_are_taken():
         ("tpt", "nc2b_silo"),
     ],
 )
-def test_columns_of_the_server_are_not_taken(algorithm, name, part):
+def test_columns_of_the_server_are_rejected(algorithm, name, part):
     def change(reply):
         if values := getattr(reply, part):
             values[name] = 1.0
