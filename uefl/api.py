@@ -23,6 +23,7 @@ from .isolation import isolate
 from .metrics import METRICS
 from .models import custom, saved
 from .models.networks import NETWORKS
+from .paths import expanded
 from .progress import PlainProgress
 from .registry import Registry
 
@@ -49,7 +50,7 @@ class Run:
     """
 
     def __init__(self, path: str | Path, *, model: Network | None = None) -> None:
-        self.path = Path(path)
+        self.path = expanded(path)
         self._network = None if model is None else custom.factory(model)
         self._read = report.read_run(self.path)
         self.config: Config = self._read.config
@@ -193,6 +194,7 @@ def train(
         overrides["clients"] = clients
     if isinstance(model, Mapping):
         overrides["model"] = model
+    out = expanded(out)
     network = None if model is None or isinstance(model, Mapping) else custom.factory(model)
     cfg = _config(source, arms, overrides, given=network is not None)
     if network is not None:
@@ -212,7 +214,7 @@ def train(
             "deployment": deployment,
         }
         preset = str(source) if isinstance(source, (str, Path)) else "python"
-        runs.train(cfg, preset=preset, out=Path(out), federation=federation, network=network, **keys)
+        runs.train(cfg, preset=preset, out=out, federation=federation, network=network, **keys)
     return Run(out, model=network)
 
 
@@ -249,7 +251,7 @@ def resume(
                 " are in config.toml"
             )
         _table(name, arm)
-    out = Path(out)
+    out = expanded(out)
     cfg = config.load_whole(out / "config.toml") if (out / "config.toml").is_file() else None
     if clients is not None and cfg is not None:
         federation = _federation(cfg, clients, federation)
@@ -331,7 +333,7 @@ def _registered(cfg: Config | None) -> Iterator[tuple[Registry[Any], str, str]]:
 
 
 def _path(folder: str | Path | None) -> Path | None:
-    return None if folder is None else Path(folder)
+    return None if folder is None else expanded(folder)
 
 
 def _federation(cfg: Config, clients: Any, federation: Federation | None) -> Federation | None:

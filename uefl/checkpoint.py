@@ -81,7 +81,7 @@ def save_tensors(
     try:
         save_file(copies(tensors), temporary, metadata)
     except SafetensorError as error:
-        raise OSError(errno.EIO, f"cannot be written ({error})", str(path)) from None
+        raise OSError(errno.EIO, str(error), str(path)) from None
     temporary.chmod(0o666 & ~_umask())
     replace(temporary, path)
 

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from . import config
 from .errors import RunError, UserError
+from .paths import expanded
 from .terminal import OUTPUT, name_output, open_closed_streams, write_nearest_characters
 
 if TYPE_CHECKING:
@@ -76,7 +77,25 @@ class _Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         with _in_a_line():
-            return super().invoke(ctx)
+            done = super().invoke(ctx)
+            sys.stdout.flush()  # Python's own flush at its end would print a traceback
+            return done
+
+
+class _Command(TyperCommand):
+    """Take ~ for the home folder in every path, also in ``--out=~/runs``, and refuse an empty path, which
+    would be the current folder."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if any(not arg or (arg.startswith("--") and arg.endswith("=")) for arg in args):
+            raise UserError("an argument is empty; look for a variable of the shell that is not set")
+        rest = super().parse_args(ctx, args)
+        for name, value in ctx.params.items():
+            if isinstance(value, Path):
+                ctx.params[name] = expanded(value)
+            elif isinstance(value, list):
+                ctx.params[name] = [expanded(item) if isinstance(item, Path) else item for item in value]
+        return rest
 
 
 app = typer.Typer(
@@ -150,7 +169,10 @@ def main() -> None:
     except FileNotFoundError:  # libraries that torch loads end the process
         typer.echo("error: the current folder was removed; change to another one", err=True)
         sys.exit(2)
-    app()
+    try:
+        app()
+    finally:
+        _end_at_once()
 
 
 class _Pipe(Console):
@@ -209,7 +231,7 @@ _SuperLink = Annotated[
 ]
 
 
-@app.command()
+@app.command(cls=_Command)
 def train(
     source: Annotated[str | None, typer.Argument(metavar="PRESET|CONFIG.toml", show_default=False)] = None,
     settings: _Settings = None,
@@ -363,7 +385,7 @@ _Client = Annotated[
 ]
 
 
-@app.command()
+@app.command(cls=_Command)
 def predict(
     run: _Trained,
     images: Annotated[
@@ -420,7 +442,7 @@ def predict(
         typer.echo(f"note: {note}", err=True)
 
 
-@app.command()
+@app.command(cls=_Command)
 def export(
     run: _Trained,
     file: Annotated[
@@ -442,7 +464,7 @@ def export(
     typer.echo(f"model:    {file}")
 
 
-@app.command()
+@app.command(cls=_Command)
 def fetch(
     names: Annotated[
         list[str], typer.Argument(metavar="DATASET...", help="Such as mnist cifar100.", show_default=False)
@@ -467,7 +489,7 @@ def _model(run: Path, arm: str | None) -> SavedModel:
     return api.load(run).model(arm)
 
 
-@app.command()
+@app.command(cls=_Command)
 def silo(
     superlink: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="SuperLink to connect to.", show_default=False)
@@ -545,7 +567,7 @@ def _silence_stdout() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-@app.command()
+@app.command(cls=_Command)
 def presets(name: Annotated[str | None, typer.Argument(metavar="[NAME]", show_default=False)] = None) -> None:
     """List the presets, or print one to start a file from."""
     if name is not None:
@@ -563,7 +585,7 @@ class _Scale(StrEnum):
     paper = "paper"
 
 
-@app.command()
+@app.command(cls=_Command)
 def suite(
     name: Annotated[str | None, typer.Argument(metavar="[NAME|SUITE.toml]", show_default=False)] = None,
     scale: Annotated[
@@ -614,7 +636,7 @@ def suite(
         raise typer.Exit(_exit_code(end)) from None
 
 
-@app.command()
+@app.command(cls=_Command)
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
     against: Annotated[
@@ -684,7 +706,7 @@ def _written(folder: Path) -> RunFolder:
         return run
 
 
-@app.command()
+@app.command(cls=_Command)
 def doctor() -> None:
     """Show which kernels are compiled, which backend each op uses on this machine, and why."""
     from uefl_kernels import doctor as kernels
@@ -711,7 +733,15 @@ class _Terminated(KeyboardInterrupt):
 
 
 def _terminate(number: int, frame: object) -> None:
+    _end_at_once()
     raise _Terminated(number)
+
+
+def _end_at_once() -> None:
+    """End at the next signal without an exception, which in Python's own exit would be a traceback."""
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(each) in (_terminate, signal.default_int_handler):
+            signal.signal(each, signal.SIG_DFL)
 
 
 def _end_as_by_ctrl_c() -> None:

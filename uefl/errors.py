@@ -23,6 +23,12 @@ class InvalidPriors(UserError, ValueError):
     """Class priors or sets that no client can train on. The message names the client and the set."""
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text, at most 200 characters; its class if it has no text."""
+    line = str(error).strip().partition("\n")[0]
+    return line[:200] or type(error).__name__
+
+
 def nearest(word: str, words: Iterable[str]) -> str:
     """Return `` (did you mean 'x'?)``, or an empty string."""
     close = difflib.get_close_matches(word, list(words), 1)

@@ -16,10 +16,11 @@ from torch import nn
 import uefl_kernels
 
 from . import checkpoint
-from .errors import UserError
+from .errors import UserError, first_line
+from .folder import check_no_file_of_a_run
 from .isolation import isolated
 from .models.normalization import blank
-from .models.saved import SavedModel
+from .models.saved import SavedModel, is_model
 from .paths import check_name, special
 
 
@@ -46,10 +47,9 @@ def write(model: SavedModel, path: Path, client: str | None = None) -> None:
         raise UserError(f"{path} is {special(path)}; expected a file")
     path = path.resolve()  # a link stays a link
     about = {"classes": list(model.classes), "shape": list(model.shape), "client": client, **_inputs(model)}
-    if (path.parent / "config.toml").is_file() and path.name.startswith("model-"):
-        raise UserError(
-            f"{path} would take the place of a model of the run {path.parent}; choose another name"
-        )
+    check_no_file_of_a_run(path)
+    if is_model(path):
+        raise UserError(f"{path} is the model of a run and would be replaced; choose another name")
     temporary = checkpoint.temporary_of(path)
     with isolated(), torch.no_grad():
         module = model.module(client)
@@ -110,7 +110,7 @@ def _onnx(module: nn.Module, example: torch.Tensor, path: Path, about: dict[str,
             exported = torch.export.export(module, (example,), dynamic_shapes=shapes)
             program = torch.onnx.export(exported.run_decompositions(uefl_kernels.decompositions()), **keys)
         except RuntimeError as error:  # of torch.export or of the ONNX exporter
-            reason = str(error.__cause__ or error).strip().splitlines()[0]
+            reason = first_line(error.__cause__ or error)
             raise UserError(f"this model has no ONNX form here ({reason}); export it as .pt2") from None
     assert program is not None
     program.model.metadata_props.update({key: json.dumps(value) for key, value in about.items()})

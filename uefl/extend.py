@@ -7,6 +7,8 @@ continues from there. The result is the same, bit for bit, as of one longer run.
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from .config import Config
 from .errors import UserError
 from .folder import Metrics
 
-_FOLDER = "ends"
+_FOLDER, _LONGER = "ends", "longer"
 State = tuple[dict[str, torch.Tensor], dict[str, Any]]
 
 
@@ -81,6 +83,9 @@ def with_more_rounds(cfg: Config, rounds: int) -> Config:
 def prepare(out: Path, cfg: Config, rounds: int, digest: str, preset: str) -> None:
     """Set a finished run back to the last turn of its first arm, with a configuration that has more rounds.
 
+    The new files are complete in a folder of their own before the first one takes its place. A process that
+    is killed leaves the finished run, or one that :func:`finish` completes.
+
     Args:
         digest: hash of the longer configuration, which the checkpoint names.
         preset: first line of config.toml.
@@ -117,12 +122,26 @@ def prepare(out: Path, cfg: Config, rounds: int, digest: str, preset: str) -> No
         "metrics_bytes": len(text.encode()),
     }
     plain["made_with"] = first[1]["made_with"] | {"config": digest}
-    (out / "summary.json").unlink()
-    for page in ("report.md", "report.html"):
-        (out / page).unlink(missing_ok=True)
-    checkpoint.write_text(out / "metrics.jsonl", text)
-    checkpoint.save(out, first[0], plain)
-    checkpoint.write_text(out / "config.toml", f"# {preset}\n{longer.to_toml()}")
+    new = out / f"{_LONGER}.tmp"
+    shutil.rmtree(new, ignore_errors=True)
+    new.mkdir()
+    checkpoint.write_text(new / "metrics.jsonl", text)
+    checkpoint.save(new, first[0], plain)
+    checkpoint.write_text(new / "config.toml", f"# {preset}\n{longer.to_toml()}")
+    os.replace(new, out / _LONGER)
+    finish(out)
+
+
+def finish(out: Path) -> None:
+    """Put the files of an extension in their places, if one has been prepared and is not in place yet."""
+    new = out / _LONGER
+    if not new.is_dir():
+        return
+    for name in ("summary.json", "report.md", "report.html"):
+        (out / name).unlink(missing_ok=True)
+    for path in new.iterdir():
+        os.replace(path, out / path.name)
+    new.rmdir()
 
 
 def in_order(metrics: Metrics, names: list[str]) -> None:

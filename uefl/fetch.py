@@ -6,7 +6,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from .errors import UserError, nearest
+from .errors import UserError, first_line, nearest
+from .paths import expanded
 
 SETS: dict[str, tuple[str, tuple[dict[str, object], ...]]] = {
     "mnist": ("MNIST", ({},)),
@@ -33,7 +34,7 @@ def fetch(names: list[str], data_root: Path | None, say: Callable[[str], None]) 
     unknown = [name for name in names if name not in SETS]
     if unknown:
         raise UserError(f"{unknown[0]!r} is none of {', '.join(SETS)}{nearest(unknown[0], SETS)}")
-    root = data_root or (Path(os.environ["UEFL_DATA"]) if os.environ.get("UEFL_DATA") else None)
+    root = data_root or (expanded(os.environ["UEFL_DATA"]) if os.environ.get("UEFL_DATA") else None)
     if root is None:
         raise UserError("a download needs a data root, given as --data-root or in UEFL_DATA")
     for name in dict.fromkeys(names):
@@ -42,8 +43,5 @@ def fetch(names: list[str], data_root: Path | None, say: Callable[[str], None]) 
             for arguments in calls:
                 getattr(datasets, kind)(str(root), download=True, **arguments)
         except (OSError, RuntimeError) as error:  # no network, another hash, a full disk
-            lines = str(error).splitlines()
-            raise UserError(
-                f"{name} cannot be fetched into {root} ({lines[0] if lines else type(error).__name__})"
-            ) from None
+            raise UserError(f"{name} cannot be fetched into {root} ({first_line(error)})") from None
         say(f"{name}: {root}")

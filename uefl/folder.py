@@ -6,7 +6,7 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -64,11 +64,32 @@ def check_free(out: Path) -> None:
                 f"{out} holds an unfinished run; choose another folder with --out, or continue it:"
                 f" uefl train --resume {out}"
             )
-    for folder in out.resolve().parents:
-        if (folder / "config.toml").is_file() and (folder / "metrics.jsonl").is_file():
-            raise UserError(f"{out} lies inside the run folder {folder}; choose another folder with --out")
+    folder = run_around(out)
+    if folder is not None:
+        raise UserError(f"{out} lies inside the run folder {folder}; choose another folder with --out")
     if out.exists() and (not out.is_dir() or any(path.name not in _BEGUN for path in out.iterdir())):
         raise UserError(f"{out} is not empty and is not a run folder; choose another folder with --out")
+
+
+def run_around(path: Path) -> Path | None:
+    """Return the run folder that a path lies in, if there is one."""
+    folders = path.resolve().parents
+    whole = ("config.toml", "metrics.jsonl")
+    return next((folder for folder in folders if all((folder / name).is_file() for name in whole)), None)
+
+
+def check_no_file_of_a_run(path: Path) -> None:
+    """Refuse a file that could take the place of a file of a run.
+
+    Args:
+        path: a file to write. In a run folder it may be a .csv, .pt2 or .onnx, which a run does not write.
+
+    Raises:
+        UserError: it lies in a run folder and has another suffix.
+    """
+    run = run_around(path)
+    if run is not None and path.suffix.lower() not in (".csv", ".pt2", ".onnx"):
+        raise UserError(f"{path} would be among the files of the run {run}; choose another folder")
 
 
 class Metrics:
@@ -85,6 +106,24 @@ class Metrics:
     def lines(self) -> list[dict[str, Any]]:
         """Return all lines. Rounds count from 1."""
         return [parse_json(line) for line in self._path.read_text(encoding="utf-8").splitlines()]
+
+    def check_new(self, arm: str) -> None:
+        """Check that there are no results to lose where a run has no checkpoint yet.
+
+        Args:
+            arm: the first one; its first round may be there.
+
+        Raises:
+            UserError: there are other lines.
+        """
+        if not self._path.is_file():
+            return
+        for text in self._path.read_text(encoding="utf-8", errors="replace").splitlines():
+            with suppress(ValueError, KeyError, TypeError):  # a killed process may leave a part of a line
+                line = parse_json(text)
+                if (line["arm"], line["round"]) != (arm, 1):
+                    lost = f"{self._path} has rounds, and checkpoint.json is missing"
+                    raise UserError(f"{lost}; restore it, or start a new run")
 
     def write(self, lines: Sequence[Mapping[str, Any]], first: int = 0) -> None:
         """Append lines and wait until they are on the disk.

@@ -20,6 +20,11 @@ _SPECIAL = {
 }
 
 
+def expanded(path: str | Path) -> Path:
+    """Return a path with the home folder for a leading ``~``, which a shell leaves in ``--out=~/runs``."""
+    return Path(os.path.expanduser(path))
+
+
 def check_name(path: Path, what: str) -> None:
     """Refuse a path that is not text, because no file of a run could contain it.
 
@@ -70,6 +75,24 @@ def check_file(path: Path, what: str, expected: str = "expected a file") -> None
         kind = "a folder"
     found = f"is {kind}" if kind else f"is not there{other_capitals(path)}"
     raise UserError(f"{what} {path} {found}; {expected}")
+
+
+def memory() -> int:
+    """Return the bytes of memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def check_fits(path: Path) -> None:
+    """Refuse a file that is larger than the memory and has to be read whole.
+
+    Raises:
+        UserError: it is.
+    """
+    size, most = path.stat().st_size, memory()
+    if size > most:
+        raise UserError(
+            f"{path} has {size / 1e9:.0f} GB, more than the memory of this machine, {most / 1e9:.0f} GB"
+        )
 
 
 def other_capitals(path: Path) -> str:

@@ -19,6 +19,7 @@ from .data.images import ImageList, Rows, on_files
 from .data.sources import own_table
 from .data.vectors import Vectors, joined
 from .errors import UserError
+from .folder import check_no_file_of_a_run
 from .models.saved import SavedModel
 from .paths import check_name, special
 from .report.tables import number
@@ -143,13 +144,14 @@ def check_output(path: Path, images: Sequence[Path]) -> None:
         images: the files and folders that are read.
 
     Raises:
-        UserError: it is a folder, lies in no folder, or is one of ``images``.
+        UserError: it is a folder, lies in no folder, is one of ``images``, or could be a file of a run.
     """
     check_name(path, "the file")
     if path.is_dir():
         raise UserError(f"{path} is a folder; expected a file")
     if not path.parent.is_dir():
         raise UserError(f"{path} cannot be written: there is no folder {path.parent}")
+    check_no_file_of_a_run(path)
     if path.resolve() in [image.resolve() for image in images]:
         raise UserError(f"{path} is read and would be replaced; choose another file")
 

@@ -8,6 +8,7 @@ made.json            time, machine and versions of its start
 manifest.json        the images of each client
 model-*.safetensors  the final model of each arm
 ends/                each arm before its last turn, to train it further
+longer/              the files of a run with more rounds, until they have their places
 private/             the private state of each client
 samples.*            a few images of every client
 silos.json           facts about clients over Flower
@@ -19,7 +20,6 @@ plots/, report.md, report.html
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import platform
 import time
@@ -47,6 +47,7 @@ from .engines.in_process import LocalEngine
 from .errors import UserError
 from .folder import Metrics, Silos, check_free, lock, read_silos
 from .isolation import isolate
+from .json_text import parse_json
 from .models import custom, saved
 from .paths import check_name
 from .seeds import derive, make_repeatable
@@ -187,13 +188,17 @@ def resume(
         )
         raise UserError(f"{out} holds no run (no config.toml); {advice}")
     with lock(out):
+        extend.finish(out)
         cfg = config.load_whole(out / "config.toml")
         preset = (out / "config.toml").read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
         if more_rounds:
             longer = extend.with_more_rounds(cfg, more_rounds)
             extend.prepare(out, cfg, more_rounds, _digest(longer), preset)
             cfg = longer
-        tensors, plain = checkpoint.load(out) or ({}, _START)
+        found = checkpoint.load(out)
+        if found is None:
+            Metrics(out).check_new(next(iter(cfg.arms)))
+        tensors, plain = found or ({}, _START)
         if (out / "summary.json").exists():
             if pages and not all((out / name).exists() for name in ("report.md", "report.html")):
                 report.write_report(out)
@@ -201,8 +206,7 @@ def resume(
             observer.notice(
                 f"{out} is a finished run; to run it again, name another folder or remove this one"
             )
-            summary: dict[str, Any] = json.loads((out / "summary.json").read_text(encoding="utf-8"))
-            return summary
+            return _written_summary(out)
         if "made_with" in plain:
             cfg = cfg.with_run(threads=plain["made_with"]["threads"])
         return _prepare(cfg, preset, out, where, data_root, observer, federation, network, deployment).go(
@@ -353,8 +357,8 @@ class _Run:
         }
 
     def made(self) -> dict[str, Any]:
-        """Return time, place and versions of the start of the run, for its readers; no number depends on
-        it."""
+        """Return time, place and versions of the start of the run, and the notes on its data, for its
+        readers; no number depends on it."""
         from . import __version__
 
         return {
@@ -367,6 +371,7 @@ class _Run:
             "device": self.device.type,
             "threads": torch.get_num_threads(),
             "precision": "bfloat16" if self.made_with["bf16"] else "float32",
+            "notes": list(self.federation.notes),
         }
 
     def workspace(self, name: str) -> Workspace:
@@ -560,6 +565,19 @@ class _Run:
             releases = [self.privacy.releases(drawn, outcome["rounds"]) for outcome in arms.values()]
             summary["privacy"] = self.privacy.summary(sum(releases))
         return summary
+
+
+def _written_summary(out: Path) -> dict[str, Any]:
+    """Return the summary of a finished run.
+
+    Raises:
+        UserError: it is damaged.
+    """
+    path = out / "summary.json"
+    try:
+        return dict(parse_json(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError):
+        raise UserError(f"{path} is damaged; restore it, or delete it to continue the run") from None
 
 
 def _digest(cfg: Config) -> str:

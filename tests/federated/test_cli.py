@@ -230,6 +230,19 @@ def test_sigterm_and_closed_pipe_name_the_resume_command(fake_run, tmp_path):
         assert re.search(f"{why}.*: uefl train --resume runs/demo\n$", result.stderr)
     with pytest.raises(_Terminated):
         signal.raise_signal(signal.SIGTERM)  # the handler that the command has set
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # a second one ends the process
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["predict", "run", ""], ["report", ""], ["train", "demo", "--out="], ["export", "", "a.pt2"]],
+)
+def test_an_empty_argument_is_not_the_current_folder(arguments):
+    result = runner.invoke(app, arguments)
+    assert result.exit_code == 2
+    assert "empty" in result.stderr
+    assert result.stderr.count("\n") == 1
 
 
 def test_live_progress_counts_every_client_and_keeps_notices(fake_run):

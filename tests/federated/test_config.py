@@ -389,3 +389,14 @@ def test_iterations():
 def test_every_key_is_written_in_toml():
     cfg = config.load("demo")
     assert set(tomllib.loads(cfg.to_toml())["run"]) == set(RunSection.model_fields)
+
+
+def test_paths_of_a_run_are_absolute(tmp_path, monkeypatch):
+    """A run goes on from any working folder."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "v1").mkdir()
+    (tmp_path / "silos").symlink_to("v1")
+    (tmp_path / "weights.pth").touch()
+    keys = {"data": {"source": "silos"}, "model": {"encoder": "resnet18", "pretrained": "weights.pth"}}
+    cfg = config.load(keys | {"arms": {"fedavg": {}}}).absolute()
+    assert (cfg.data.source, cfg.model.pretrained) == (str(tmp_path / "v1"), str(tmp_path / "weights.pth"))

@@ -1,13 +1,17 @@
 """A finished run with more rounds is the run that had them from the start, bit for bit."""
 
 import json
+import os
+import shutil
+from contextlib import suppress
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from uefl import run
+from uefl import config, run
+from uefl import extend as extend_module
 from uefl.cli import app
 from uefl.errors import UserError
 
@@ -63,6 +67,43 @@ def test_interrupted_extension_resumes(tmp_path, calls):
         extend(tmp_path / "run", 1)
     run.resume(tmp_path / "run", device="cpu", data_root=None, observer=Watcher())
     same(tmp_path / "run", tmp_path / "long")
+
+
+def contents(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def lengthen(out):
+    """As ``resume`` does before it trains."""
+    extend_module.finish(out)
+    if (out / "summary.json").is_file():
+        extend_module.prepare(out, config.load_whole(out / "config.toml"), 1, "digest", "demo")
+
+
+def test_an_extension_that_is_killed_anywhere_is_completed(tmp_path, monkeypatch):
+    start(tmp_path / "run", "arms=fedavg", "rounds=[1]")
+    shutil.copytree(tmp_path / "run", tmp_path / "whole")
+    lengthen(tmp_path / "whole")
+    replace, left = os.replace, [0]
+
+    def killed(*paths):
+        left[0] -= 1
+        if left[0] == 0:
+            raise KeyboardInterrupt
+        replace(*paths)
+
+    monkeypatch.setattr(os, "replace", killed)
+    for calls in range(1, 20):
+        out = tmp_path / f"after-{calls}"
+        shutil.copytree(tmp_path / "run", out)
+        left[0] = calls
+        with suppress(KeyboardInterrupt):
+            lengthen(out)
+        if left[0] > 0:
+            break
+        lengthen(out)
+        assert contents(out) == contents(tmp_path / "whole")
+    assert calls > 8  # metrics, tensors and index of the checkpoint, configuration, folder, and their places
 
 
 def test_run_that_cannot_be_extended_is_unchanged(tmp_path):

@@ -10,6 +10,7 @@ import uefl
 from uefl import config
 from uefl.errors import UserError
 from uefl.metrics import METRICS, metric
+from uefl.metrics.base import measured
 from uefl.report import read_run, summarize
 from uefl.report.tables import arm_table
 
@@ -85,3 +86,20 @@ def test_a_metric_that_is_not_finite_leaves_its_client_out(tmp_path, monkeypatch
     run = uefl.train(keys, out=tmp_path / "run", clients=clients(), arms=["fedavg"])
     assert set(run.rejected["client"]) == {"small"}
     assert run.summary["fedavg"]["broken"] == 0.5
+
+
+@pytest.mark.parametrize("value", [[1.0, 2.0], [1.0], "high", None, 1j, torch.ones(1, 1)])
+def test_a_metric_that_is_no_number_is_named(monkeypatch, value):
+    monkeypatch.setattr(METRICS, "_entries", dict(METRICS._all()))
+    metric("mine")(lambda probs, labels: value)
+    with pytest.raises(TypeError, match=r"'mine'.* number"):
+        measured("mine", torch.eye(2), torch.tensor([0, 1]))
+
+
+def test_a_metric_may_change_what_it_is_given(monkeypatch):
+    monkeypatch.setattr(METRICS, "_entries", dict(METRICS._all()))
+    metric("mine")(lambda probs, labels: probs.zero_().sum() + labels.zero_().sum())
+    probs, labels = torch.eye(2), torch.tensor([0, 1])
+    assert float(measured("mine", probs, labels)) == 0
+    assert torch.equal(probs, torch.eye(2))
+    assert labels.tolist() == [0, 1]

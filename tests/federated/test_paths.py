@@ -250,3 +250,45 @@ print(locale.getpreferredencoding(False), list(run.metrics["client"]) == ["s\u00
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip().endswith("True")
     assert "utf" not in done.stdout.lower()
+
+
+MINE = """
+[data]
+source = "~/silos"
+image_size = 8
+[model]
+width = 4
+hidden = 8
+[training]
+rounds = [1]
+local_epochs = 1
+batch_size = 4
+[run]
+threads = 1
+passes = 2
+[arms.fedavg]
+"""
+
+
+def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
+    """In Python, and where a shell leaves it: ``--out=~/run``."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    images(tmp_path / "home" / "silos")
+    (tmp_path / "home" / "mine.toml").write_text(MINE)
+    result = cli("train", "~/mine.toml", "--out=~/run")
+    assert result.exit_code == 0, result.output
+    for arguments in (("report", "~/run"), ("predict", "~/run", "~/silos/a", "--csv=~/a.csv")):
+        result = cli(*arguments)
+        assert result.exit_code == 0, result.output
+    assert uefl.load("~/run").model().read(["~/silos/a/cat/0.png"]).shape == (1, 1, 8, 8)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["home"]
+    assert (tmp_path / "home" / "a.csv").is_file()
+
+
+def test_an_unknown_home_is_a_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "~nobody-here/run" in refused("report", "~nobody-here/run")
+    assert "~nobody-here" in refused(
+        "train", "demo", "--set", "data.source=~nobody-here/silos", "--out", "run"
+    )

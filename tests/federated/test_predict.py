@@ -247,6 +247,17 @@ def test_csv_into_a_full_device(models, files, tmp_path):
     assert (tmp_path / "full").is_char_device()
 
 
+@pytest.mark.slow
+def test_csv_into_a_closed_pipe(models, files):
+    """It is small, so that Python holds it back until the end."""
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "uefl", "predict", models["fedavg"][1], files / "0.png", "--csv", "-"]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, check=False)
+    assert done.returncode == 141
+    assert "Traceback" not in done.stderr.decode()
+
+
 def test_an_output_takes_the_place_of_no_input(models, files):
     model, kept = models["uefl"][1], (files / "0.png").read_bytes()
     for path in (files / "0.png", files, files / "absent" / "a.csv"):
@@ -255,10 +266,24 @@ def test_an_output_takes_the_place_of_no_input(models, files):
         assert str(path) in result.stderr
     assert (files / "0.png").read_bytes() == kept
     kept = model.read_bytes()
-    (model.parent / "config.toml").touch()
-    assert cli("export", model, model).exit_code == 2
-    (model.parent / "config.toml").unlink()
+    (files / "link.safetensors").symlink_to(model)
+    for path in (model, files / "link.safetensors"):
+        result = cli("export", model, path, "--client", "silo-0")
+        assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
     assert model.read_bytes() == kept
+
+
+def test_an_output_is_no_file_of_a_run(models, files, tmp_path):
+    for name in ("config.toml", "metrics.jsonl", "report.md", "samples.safetensors"):
+        (tmp_path / name).write_text("kept")
+    path = models["fedavg"][1]
+    for name in ("samples.safetensors", "checkpoint-1.safetensors"):
+        assert cli("export", path, tmp_path / name).exit_code == 2
+    for name in ("report.md", "metrics.jsonl", "plots.txt"):
+        result = cli("predict", path, files / "0.png", "--csv", tmp_path / name)
+        assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert {entry.read_text() for entry in tmp_path.iterdir() if entry.is_file()} == {"kept"}
+    assert cli("predict", path, files / "0.png", "--csv", tmp_path / "new.csv").exit_code == 0
 
 
 def test_predictions_leave_other_files_alone(models, files, tmp_path):

@@ -403,7 +403,7 @@ def test_metrics_that_were_edited_are_refused(tmp_path, key, value):
 
 
 @pytest.mark.parametrize("key", ["accuracy", "best", "clients", "rounds", "bytes_sent", "accuracy_last4"])
-@pytest.mark.parametrize("value", ["x", [], True], ids=repr)
+@pytest.mark.parametrize("value", ["x", [], True, 0.9, 7, None], ids=repr)
 def test_a_summary_that_was_edited_is_refused(tmp_path, key, value):
     sample_runs.write(tmp_path)
     path = tmp_path / "summary.json"
@@ -411,6 +411,17 @@ def test_a_summary_that_was_edited_is_refused(tmp_path, key, value):
     next(iter(summary["arms"].values()))[key] = value
     path.write_text(json.dumps(summary))
     with pytest.raises(UserError, match=f"{path} "):
+        read_run(tmp_path)
+
+
+def test_a_summary_of_other_metrics_is_refused(tmp_path):
+    path = sample_runs.write(tmp_path) / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[1:]))
+    with pytest.raises(UserError, match=r"summary\.json .*metrics\.jsonl"):
+        read_run(tmp_path)
+    path.write_text("".join(lines * 2))
+    with pytest.raises(UserError, match=rf"metrics\.jsonl, line {len(lines) + 1} "):
         read_run(tmp_path)
 
 

@@ -151,6 +151,45 @@ def test_damaged_files_are_named(tmp_path, file, message):
         write_report(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        {"classes": 3},
+        {"classes": [1, 2]},
+        {"silos": {"a": 1}},
+        {"silos": {"a": {"train": 1}}},
+        {"silos": {"a": {"train": {"images_of_class": "x"}}}},
+        {"silos": {"a": {"test": {"images_of_class": [0.5]}}}},
+    ],
+)
+def test_a_manifest_of_other_types_is_named(tmp_path, manifest):
+    (sample_runs.write(tmp_path) / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match=r"manifest\.json .*delete"):
+        read_run(tmp_path)
+
+
+PIXELS = torch.zeros(2, 3, 4, 4, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize(
+    ("file", "tensors"),
+    [
+        ("samples", {"weight": torch.zeros(2)}),
+        ("samples", {"a.images": PIXELS}),
+        ("samples", {"0.images": torch.zeros(3)}),
+        ("samples", {"0.images": PIXELS, "0.labels": torch.tensor([0, 99])}),
+        ("samples", {"99.images": PIXELS}),
+        ("uncertain-uefl", {"0.images": PIXELS}),
+    ],
+)
+def test_images_of_another_file_are_named(tmp_path, file, tensors):
+    """Such as an exported model."""
+    path = sample_runs.write(tmp_path) / f"{file}.safetensors"
+    save_file(tensors, path)
+    with pytest.raises(UserError, match=rf"{path} .*delete"):
+        list(samples.draw(read_run(tmp_path)))
+
+
 def test_samples_are_spread_over_the_classes_and_kept_once(tmp_path):
     data = with_samples(tmp_path)
     before = (tmp_path / "samples.safetensors").read_bytes()

@@ -4,10 +4,11 @@ import json
 import math
 import re
 
+import numpy as np
 import pytest
 import torch
 
-from uefl.api import Run
+from uefl.api import Run, train
 from uefl.report import read_run, write_report
 from uefl.report.content import content, verdict
 from uefl.report.plots import _draw_arms
@@ -83,6 +84,24 @@ def test_run_records_time_machine_and_versions(finished):
         assert value in page
     assert all(arm["cpu_seconds"] > 0 for arm in summary["arms"].values())
     assert "CPU s" in page
+
+
+def test_notes_on_the_data_are_in_the_report(tmp_path):
+    rng = np.random.default_rng(0)
+    labels = np.arange(24) % 2
+    clients = {
+        name: ((rng.normal(size=(24, 3)), labels), (rng.normal(size=(8, 3)), np.arange(8) % tests))
+        for name, tests in (("a", 2), ("b", 3))
+    }
+    keys = {"model": {"encoder": "mlp", "width": 4, "hidden": 4}, "training": {"rounds": [1]}}
+    run = train(
+        keys | {"run": {"passes": 2, "threads": 1}}, out=tmp_path / "run", clients=clients, arms=["fedavg"]
+    )
+    page = (tmp_path / "run" / "report.md").read_text()
+    assert "note: only test images have class '2'" in page
+    made = tmp_path / "run" / "made.json"
+    made.write_text(json.dumps(json.loads(made.read_text()) | {"notes": [1]}))
+    assert read_run(run.path).made["notes"] == []
 
 
 def test_rounds_in_python_count_as_in_the_summary(finished):

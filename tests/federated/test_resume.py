@@ -65,6 +65,14 @@ def test_resuming_a_finished_run_only_returns_its_summary(finished):
     assert {p: p.stat().st_mtime_ns for p in out.rglob("*") if p.name != "run.lock"} == before
 
 
+@pytest.mark.parametrize("text", ["{", "[" * 100_000, "1"], ids=["torn", "deep", "number"])
+def test_a_damaged_summary_is_named(finished, tmp_path, text):
+    shutil.copytree(finished[0], tmp_path / "run")
+    (tmp_path / "run" / "summary.json").write_text(text)
+    with pytest.raises(UserError, match=r"summary\.json "):
+        go_on(tmp_path / "run")
+
+
 def test_two_processes_do_not_share_a_folder(finished):
     out = finished[0]
     with folder.lock(out), pytest.raises(UserError, match=r"\bprocess;"):
@@ -117,6 +125,15 @@ def test_metrics_that_differ_from_the_checkpoint_are_rejected(stopped, damage):
         metrics.write_text(text[:-200] if damage == "short" else "?" * len(text))
     with pytest.raises(UserError, match=r"metrics.jsonl .*(shorter|damaged)"):
         go_on(stopped)
+
+
+def test_a_lost_checkpoint_drops_no_results(tmp_path):
+    metrics = interrupted(tmp_path / "run", after=14) / "metrics.jsonl"
+    text = metrics.read_text()
+    (tmp_path / "run" / "checkpoint.json").unlink()
+    with pytest.raises(UserError, match=r"metrics\.jsonl .*checkpoint\.json"):
+        go_on(tmp_path / "run")
+    assert metrics.read_text() == text
 
 
 def test_a_truncated_configuration_is_rejected(stopped):

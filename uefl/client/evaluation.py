@@ -10,7 +10,7 @@ import torch
 from uefl_kernels import metrics
 
 from ..data.federation import LabeledData, Split
-from ..metrics import METRICS
+from ..metrics.base import measured
 from ..uncertainty import Prediction, ensemble, joined
 from .work import recorded
 
@@ -92,7 +92,7 @@ def summarized(algorithm: Algorithm, work: Work, members: list[dict[str, Predict
                 "brier": metrics.brier(prediction.probs, labels),
             }
             for own_name in work.workspace.context.run.metrics:
-                values[own_name] = torch.as_tensor(METRICS[own_name](prediction.probs, labels))
+                values[own_name] = measured(own_name, prediction.probs, labels)
             counts = _counts(prediction.probs, labels) if last else {}
         values["entropy"] = prediction.entropy.double().mean()
         values["entropy_deterministic"] = prediction.entropy_deterministic.double().mean()

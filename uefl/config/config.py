@@ -18,6 +18,7 @@ from pydantic import BaseModel
 
 from ..errors import UserError, nearest
 from ..fields import S, check_unused, parse, shown, unknown
+from ..paths import expanded
 from .keys import fields, sections_with
 from .sections import Model, RunSection, Training
 
@@ -75,11 +76,15 @@ class Config:
         return replace(self, run=self.run.model_copy(update=keys))
 
     def absolute(self) -> Config:
-        """Return the same configuration with absolute paths to the user's own data, if there are any."""
-        path = self.data.path
-        if path is None or not path.exists():
-            return self
-        return replace(self, data=self.data.model_copy(update={"source": str(path.resolve())}))
+        """Return the same configuration with absolute paths to the user's own data and weights, if there are
+        any."""
+        data, weights, changed = self.data.path, self.model.pretrained, self
+        if data is not None and data.exists():
+            changed = replace(changed, data=self.data.model_copy(update={"source": str(data.resolve())}))
+        if isinstance(weights, str) and expanded(weights).is_file():
+            whole = {"pretrained": str(expanded(weights).resolve())}
+            changed = replace(changed, model=self.model.model_copy(update=whole))
+        return changed
 
 
 def from_toml(text: str) -> Config:

@@ -18,7 +18,7 @@ from typing import Any
 
 from ..errors import UnknownAlgorithm, UserError, nearest
 from ..fields import shown, unknown
-from ..paths import check_file
+from ..paths import check_file, expanded
 from .config import SECTIONS, Config, from_table
 from .keys import all_keys, named, places, sections_with, whole_keys
 
@@ -216,7 +216,7 @@ def _files(group: str) -> list[Traversable]:
 
 
 def _read(source: str) -> dict[str, Any]:
-    path = Path(source)
+    path = expanded(source)
     if path.suffix.lower() != ".toml":
         return tomllib.loads(preset_text(source))
     check_file(path, "the configuration", "expected a .toml file")

@@ -8,7 +8,7 @@ from pathlib import Path
 from ..errors import UserError, nearest
 from ..fields import check_unused
 from ..isolation import isolate
-from ..paths import check_name, other_capitals, special
+from ..paths import check_name, expanded, other_capitals, special
 from . import labeled, unlabeled_sets
 from .dataset import DataSet, checked
 from .federation import Federation, Kind
@@ -48,7 +48,7 @@ def build(data: Data, *, kind: Kind, seed: int, data_root: Path | None = None) -
         UserError: no such data, damaged or too few images, keys that do not go with them. InvalidPriors: sets
             or priors that cannot be trained with.
     """
-    root = data_root or (Path(os.environ["UEFL_DATA"]) if os.environ.get("UEFL_DATA") else None)
+    root = data_root or (expanded(os.environ["UEFL_DATA"]) if os.environ.get("UEFL_DATA") else None)
     _check_kind(data, kind)
     path = data.path
     if data.source == generated.NAME:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
 import zipfile
-import zlib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..errors import UserError
-from ..paths import check_file
+from ..errors import UserError, first_line
+from ..paths import check_file, memory
 from .dataset import DataSet, numbers, two_parts
 from .images import ImageList, in_memory
 from .pixels import as_images, as_labels
@@ -41,19 +39,24 @@ def read(path: Path, names: tuple[str, ...]) -> Arrays:
             return {name: file[name] for name in file.files if name in names}
     except MemoryError:
         raise UserError(f"{path}: its arrays do not fit into the memory of this machine") from None
-    except (OSError, EOFError, zlib.error, ValueError, zipfile.BadZipFile) as error:
+    except Exception as error:  # a damaged file may raise any error of zipfile and of its decompressors
         raise UserError(
-            f"cannot read {path} ({error}); expected an .npz of plain arrays, as numpy.savez writes it"
+            f"cannot read {path} ({first_line(error)}); expected an .npz of plain arrays, as"
+            " numpy.savez writes it"
         ) from None
 
 
 def _check_sizes(file: zipfile.ZipFile, names: tuple[str, ...]) -> None:
-    """Refuse arrays that claim more than the stored bytes, or more than the memory, before any is made."""
-    total = 0
+    """Refuse a name that is there twice, and arrays that claim more than the stored bytes or the memory,
+    before any is made."""
+    total, seen = 0, set[str]()
     for info in file.infolist():
         name = info.filename.removesuffix(".npy")
         if name not in names:
             continue
+        if name in seen:  # np.load would take the last one
+            raise ValueError(f"it has two arrays {name}")
+        seen.add(name)
         with file.open(info) as stored:
             version = np.lib.format.read_magic(stored)
             readers = {
@@ -69,7 +72,7 @@ def _check_sizes(file: zipfile.ZipFile, names: tuple[str, ...]) -> None:
                     f"{name} says that it has {size} bytes, and {info.file_size - stored.tell()} are stored"
                 )
         total += size
-    if total > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"):
+    if total > memory():
         raise MemoryError
 
 

@@ -171,6 +171,7 @@ def _read(
         part = part.images, part.labels
     if isinstance(part, (tuple, list)) and len(part) == 2 and (is_array(part[0]) or is_frame(part[0])):
         if is_frame(part[0]) or part[0].ndim == 2:
+            _check_order(part[0], part[1], where)
             inputs = of_array(part[0], where, vocabulary)
             return inputs, _labels(part[1], inputs.count, where)
         images, kind = as_images(part[0], where)
@@ -197,6 +198,22 @@ def _read(
         return of_array(_stacked(items, where), where, vocabulary), _labels(labels, len(items), where)
     pixels = [_one(item, f"{where}: image {i}", kinds) for i, item in enumerate(items)]
     return pixels, _labels(labels, len(pixels), where)
+
+
+def _check_order(rows: Any, labels: Any, where: str) -> None:
+    """Refuse a DataFrame and a Series that have one index in two orders.
+
+    Raises:
+        UserError: they do. Rows and labels are paired by position, as in scikit-learn.
+    """
+    if not is_frame(rows) or not hasattr(labels, "to_numpy"):
+        return
+    one, other = rows.index, labels.index
+    if not one.equals(other) and len(one) == len(other) and set(one) == set(other):
+        raise UserError(
+            f"{where}: rows and labels have the same index in another order; sort the labels, as with"
+            " labels.loc[rows.index]"
+        )
 
 
 def _stacked(items: Sequence[Any], where: str) -> np.ndarray[Any, Any]:

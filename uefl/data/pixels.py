@@ -239,7 +239,7 @@ def as_label(label: Any, where: str) -> int:
 
 
 def native(values: Any, where: str) -> np.ndarray[Any, Any]:
-    """Return an array in the machine's byte order, in C order.
+    """Return an array in the machine's byte order, in C order, that can be written to.
 
     Raises:
         UserError: some of its values are masked.
@@ -250,7 +250,8 @@ def native(values: Any, where: str) -> np.ndarray[Any, Any]:
         values = values.data
     array = np.asarray(values)
     array = array.astype(array.dtype.newbyteorder("="), copy=False)
-    return array if array.flags.c_contiguous else array.copy()  # torch takes no negative strides
+    # torch takes no negative strides, and warns of an array that is read-only
+    return array if array.flags.c_contiguous and array.flags.writeable else array.copy()
 
 
 def notes(kinds: Mapping[str, int], total: int) -> list[str]:

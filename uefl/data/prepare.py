@@ -4,7 +4,6 @@ deviation."""
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,6 +11,7 @@ import numpy as np
 import torch
 
 from ..errors import UserError
+from ..paths import memory
 from .images import ImageList, Rows
 from .inputs import IMAGES, Inputs
 from .rotate import rotate
@@ -125,10 +125,7 @@ class Preparation:
         Raises:
             UserError: they do not.
         """
-        needed, there = (
-            count * int(np.prod(self.shape)),
-            os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        )
+        needed, there = count * int(np.prod(self.shape)), memory()
         if needed > there:
             c, h, w = self.shape
             raise UserError(

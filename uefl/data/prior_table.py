@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import InvalidPriors
+from ..paths import check_fits
 
 
 class SetPriors(NamedTuple):
@@ -40,6 +41,7 @@ def read(root: Path) -> PriorTable:
     """
     if (root / "priors.csv").is_file():
         path = root / "priors.csv"
+        check_fits(path)
         try:
             text = path.read_text(encoding="utf-8-sig")  # spreadsheets put a mark in front
         except UnicodeDecodeError as error:
@@ -93,6 +95,7 @@ def _read_json(path: Path) -> PriorTable:
             found[name] = value
         return found
 
+    check_fits(path)
     try:
         content = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=tuple)
     except (ValueError, RecursionError) as error:

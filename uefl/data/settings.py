@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, SerializeAsAny, model_validator
 
 from ..fields import check_unused
+from ..paths import expanded
 from .partitions.base import Scheme, from_table
 from .sources.base import SOURCES
 
@@ -153,7 +154,7 @@ class Data(BaseModel):
     def path(self) -> Path | None:
         """Return the path of the user's own data, or None for a data set that has a name, even if the working
         folder has a file of this name."""
-        return None if self.source in SOURCES else Path(self.source).expanduser()
+        return None if self.source in SOURCES else expanded(self.source)
 
     def table(self) -> dict[str, Any]:
         """Return plain values for TOML or JSON, without keys that are not set."""

@@ -142,7 +142,7 @@ class OwnTable(OwnFolder):
     def __init__(self, path: Path, name: str, label: str = "label") -> None:
         self.name: str | None = name
         self._label = label
-        frame = own_table.frame_of(path)
+        frame = own_table.frame_of(path, label)
         self._table = lambda data: own_table.data_set(path, frame, data, name)
         self._read = _kept(self._federation)
 

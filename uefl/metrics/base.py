@@ -43,8 +43,26 @@ def check(names: Iterable[str], taken: Collection[str]) -> None:
         seen.add(name)
 
 
+def measured(name: str, probs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return the value of a metric, ``[]``. The metric gets copies, which it may change.
+
+    Raises:
+        TypeError: it is not one number.
+    """
+    import torch
+
+    found = METRICS[name](probs.clone(), labels.clone())
+    try:
+        value = torch.as_tensor(found)
+    except (TypeError, ValueError, RuntimeError):
+        value = torch.empty(0)
+    if value.ndim or value.is_complex():
+        raise TypeError(f"metric {name!r}: expected one number, got {found!r:.80}")
+    return value
+
+
 def described(name: str) -> str:
     """Return the description of a metric for a report."""
     about = (METRICS[name].__doc__ or "").strip() if name in METRICS else ""
-    line = about.partition("\n")[0].rstrip(".")
+    line = about.partition("\n")[0].rstrip(".").removeprefix("Return ")
     return f"{line or 'a metric of another package'}; the mean over all test inputs"

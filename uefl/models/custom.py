@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ..data.inputs import IMAGES, Inputs
-from ..errors import UserError
+from ..errors import UserError, first_line
 from ..seeds import derive
 from .net import TokenNet
 from .normalization import blank
@@ -93,7 +93,7 @@ class CustomNet(TokenNet):
             tokens = self.eval().tokens(probe)
         except (RuntimeError, ValueError, TypeError) as error:
             raise UserError(
-                f"model: 'tokens' cannot take normalized inputs {list(probe.shape)}: {_first_line(error)}"
+                f"model: 'tokens' cannot take normalized inputs {list(probe.shape)}: {first_line(error)}"
             ) from None
         self.train(training)
         if not isinstance(tokens, torch.Tensor):
@@ -109,21 +109,23 @@ def check(net: nn.Module, normalize: Callable[[torch.Tensor], torch.Tensor], fed
         normalize: converts uint8 ``[B, C, H, W]`` to the input of the network.
 
     Raises:
-        UserError: it cannot take images of this shape, or returns no logits ``[B, classes]``, for example
-            probabilities.
+        UserError: it cannot take images of this shape, changes them in place, or returns no logits
+            ``[B, classes]``, for example probabilities.
     """
     shape = (2, *federation.shape)
     training = net.training
+    probe = normalize(blank(2, federation.shape, federation.inputs).to(next(net.parameters()).device))
+    version = probe._version  # which every change in place raises
     try:
-        logits = net.eval()(
-            normalize(blank(2, federation.shape, federation.inputs).to(next(net.parameters()).device))
-        )
+        logits = net.eval()(probe)
     except (RuntimeError, ValueError, TypeError) as error:
         raise UserError(
-            f"model: it cannot take normalized inputs {list(shape)}: {_first_line(error)}"
+            f"model: it cannot take normalized inputs {list(shape)}: {first_line(error)}"
         ) from None
     finally:
         net.train(training)
+    if probe._version != version:  # a draw or the next loss would see the changed inputs
+        raise UserError("model: it changes its inputs in place; change a copy, as with x.clone()")
     found = list(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
     if found != [2, len(federation.classes)]:
         raise UserError(
@@ -156,11 +158,6 @@ def _check_parameters(net: nn.Module) -> None:
     extra = [name for name in net.state_dict() if name.rpartition(".")[2] == "_extra_state"]
     if extra:
         raise UserError(f"model: {extra[0]!r} would be lost; keep this state in a buffer")
-
-
-def _first_line(error: Exception) -> str:
-    """Return the first line of an error, or its class where it has no text."""
-    return str(error).partition("\n")[0] or type(error).__name__
 
 
 def digest(network: Callable[[], nn.Module], seed: int) -> str:

@@ -53,14 +53,14 @@ def normalized(inputs: torch.Tensor, mean: torch.Tensor, std: torch.Tensor) -> t
     """Return inputs as a network takes them.
 
     Images ``[B, C, H, W]`` become float32, channels-last. Columns ``[B, F]`` become float32. Tokens stay
-    integers.
+    integers. The result is new memory, also of tokens: a network may change its input.
 
     Args:
         inputs: images of uint8 or floats on the scale 0-255, columns, or tokens.
         mean, std: of :func:`normalization`.
     """
     if not mean.numel():
-        return inputs
+        return inputs.clone()
     found = (inputs - mean) / std
     return found.contiguous(memory_format=torch.channels_last) if found.dim() == 4 else found.float()
 

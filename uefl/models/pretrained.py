@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import UserError
+from ..errors import UserError, first_line
+from ..paths import expanded
 
 
 def file_of(pretrained: bool | str, weights: Any) -> Path:
@@ -23,7 +24,7 @@ def file_of(pretrained: bool | str, weights: Any) -> Path:
         UserError: it is not there.
     """
     if isinstance(pretrained, str):
-        path = Path(pretrained)
+        path = expanded(pretrained)
         if not path.is_file():
             raise UserError(f"key 'model.pretrained': there is no file {pretrained}")
         return path
@@ -47,7 +48,7 @@ def load(net: nn.Module, path: Path) -> None:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file may raise any error
         raise UserError(
-            f"{path} holds no weights that torch.load(weights_only=True) reads: {str(error).splitlines()[0]}"
+            f"{path} holds no weights that torch.load(weights_only=True) reads: {first_line(error)}"
         ) from None
     if not isinstance(state, dict):
         raise UserError(f"{path}: expected a state dict, names with tensors; got {type(state).__name__}")

@@ -31,11 +31,11 @@ from ..data.notes import check_names
 from ..data.pixels import as_bytes
 from ..data.vectors import Vectors, is_frame, of_array
 from ..engines.base import member
-from ..errors import UserError
+from ..errors import UserError, first_line
 from ..fields import parse
 from ..isolation import isolate, isolated, plain_torch
 from ..json_text import parse_json
-from ..paths import check_file
+from ..paths import check_file, expanded
 from ..seeds import seeded
 from ..uncertainty import Prediction, ensemble, joined
 from .normalization import normalization, normalized
@@ -95,7 +95,7 @@ class SavedModel:
         try:
             there = torch.empty(0, device=device).device
         except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts
-            raise UserError(f"device {str(device)!r} is not here: {str(error).splitlines()[0]}") from None
+            raise UserError(f"device {str(device)!r} is not here: {first_line(error)}") from None
 
         def moved(own: Tensors) -> Tensors:
             return {name: tensor.to(there) for name, tensor in own.items()}
@@ -206,7 +206,7 @@ class SavedModel:
         """
         from ..data.images import on_files
 
-        images = on_files([Path(path) for path in paths])
+        images = on_files([expanded(path) for path in paths])
         return images.fitted(np.arange(images.count), self.shape)
 
     def module(self, client: str | None = None) -> nn.Module:
@@ -504,7 +504,7 @@ def load(path: str | Path, network: Callable[[], nn.Module] | None = None) -> Sa
             together; an algorithm that is not registered here; a folder that holds several models, or none.
             The message names the file.
     """
-    path = _file(Path(path))
+    path = _file(expanded(path))
     check_file(path, "the model", "expected model-<arm>.safetensors of a run folder")
     try:
         with safe_open(str(path), "pt") as file:
@@ -532,6 +532,15 @@ def load(path: str | Path, network: Callable[[], nn.Module] | None = None) -> Sa
     raise UserError(
         f"{path}: its network was given in Python; give it again: uefl.load(out, model=...).model(arm)"
     )
+
+
+def is_model(path: Path) -> bool:
+    """Return True if a file is a model as a run writes it, of any version."""
+    try:
+        with safe_open(str(path), "pt") as file:
+            return any(name.startswith("uefl-model-") for name in file.metadata() or {})
+    except (OSError, SafetensorError):
+        return False
 
 
 def _model(about: _Description, tensors: Tensors, network: Callable[[], nn.Module] | None) -> SavedModel:

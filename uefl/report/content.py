@@ -235,7 +235,8 @@ def _facts(run: RunFolder) -> list[str]:
         **_made(run),
         "every key": "`config.toml`",
     }
-    return [f"{key}: {value}" for key, value in facts.items()]
+    notes = [f"note: {note}" for note in run.made.get("notes", ())]
+    return [f"{key}: {value}" for key, value in facts.items()] + notes
 
 
 def _made(run: RunFolder) -> dict[str, str]:

@@ -42,6 +42,7 @@ _SCHEMA = 2
 _CAUGHT_UP = 0.95  # of the mean accuracy of the others
 _WORST = 0.1  # share of the clients
 _LARGEST = 2.0**1000
+_SAME = 1e-6  # versions may add up in another order
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class RunFolder:
     manifest: Record = field(default_factory=dict)
     """as in manifest.json; empty where there is none"""
     made: Record = field(default_factory=dict)
-    """content of made.json: date, host and versions; empty if there is no such file"""
+    """content of made.json: date, host, versions, notes on the data; empty if there is no such file"""
     rejected: list[Record] = field(default_factory=list)
     """lines of rejected replies, each with its reason"""
 
@@ -370,7 +371,7 @@ def _read_lines(path: Path, finished: bool, varies: bool) -> tuple[list[Record],
     text = _text(path).splitlines(keepends=True)
     if text and not finished and not text[-1].endswith("\n"):
         text.pop()
-    lines = []
+    lines, seen = [], set[tuple[str, int, str]]()
     for number, line in enumerate(text, 1):
         try:
             record = parse_json(line)
@@ -381,6 +382,11 @@ def _read_lines(path: Path, finished: bool, varies: bool) -> tuple[list[Record],
                 f"{path}, line {number} is not a record of a run; the file is damaged: restore it, or train"
                 " again"
             )
+        place = (record["arm"], record["round"], record["client"])
+        if "reason" not in record and place in seen:
+            raise UserError(f"{path}, line {number} is there twice: restore the file, or train again")
+        if "reason" not in record:
+            seen.add(place)
         lines.append(record)
     records, rejected = parted(lines)
     if finished or varies:
@@ -412,43 +418,72 @@ def _is_measurement(value: Any) -> bool:
 
 
 def _agrees(found: Any, expected: Any) -> bool:
-    """Return whether a part of a summary has the form of the same part that is computed from the metrics."""
+    """Return whether a part of a summary is the one that is computed from the metrics; it may have further
+    numbers, such as seconds."""
     if isinstance(expected, dict):
         return (
             isinstance(found, dict)
             and found.keys() >= expected.keys()
-            and all(_agrees(value, expected.get(key)) for key, value in found.items())
+            and all(_agrees(found[key], value) for key, value in expected.items())
+            and all(_is_number(found[key]) for key in found.keys() - expected.keys())
         )
-    if isinstance(expected, int) and type(found) is not type(expected):
-        return False
-    return _is_measurement(found) and not isinstance(found, (list, bool))
+    if expected is None or isinstance(expected, int):
+        return type(found) is type(expected) and bool(found == expected)
+    return (
+        _is_number(found)
+        and found is not None
+        and math.isclose(found, expected, rel_tol=_SAME, abs_tol=_SAME)
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return _is_measurement(value) and not isinstance(value, (list, bool))
 
 
 def _read_summary(path: Path, expected: dict[str, Record]) -> dict[str, Record]:
     try:
         summary = parse_json(_text(path))
         schema, arms = summary["schema"], dict(summary["arms"])
-        if schema == _SCHEMA and not _agrees(arms, expected):
-            raise ValueError
     except (KeyError, TypeError, ValueError):
         raise UserError(f"{path} is not a summary of a run; delete it to report from metrics.jsonl") from None
     if schema != _SCHEMA:
         raise UserError(
             f"{path} has schema {schema}, expected {_SCHEMA}; read it with the version of uefl that wrote it"
         )
+    if not _agrees(arms, expected):
+        raise UserError(
+            f"{path} does not go with metrics.jsonl: it was edited, or another version of uefl wrote it;"
+            " delete it to report from metrics.jsonl"
+        )
     return arms
 
 
 def _read_manifest(path: Path) -> Record:
     try:
-        manifest = parse_json(_text(path)) if path.exists() else {}
+        manifest: Any = parse_json(_text(path)) if path.exists() else {}
     except ValueError:
         manifest = None
-    if not isinstance(manifest, dict) or not isinstance(manifest.get("silos", {}), dict):
+    if not _is_manifest(manifest):
         raise UserError(
             f"{path} is not a manifest of a run; delete it to report without the names of the classes"
         )
-    return manifest
+    return dict(manifest)
+
+
+def _is_manifest(found: Any) -> bool:
+    """Return whether the parts of a manifest that a report reads have their types."""
+    if not isinstance(found, dict):
+        return False
+    classes, silos = found.get("classes", []), found.get("silos", {})
+    if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
+        return False
+    if not isinstance(silos, dict) or not all(isinstance(client, dict) for client in silos.values()):
+        return False
+    parts = [
+        client[use] for client in silos.values() for use in ("train", "holdout", "test") if use in client
+    ]
+    counts = [part.get("images_of_class", []) if isinstance(part, dict) else None for part in parts]
+    return all(isinstance(of, list) and all(type(number) is int for number in of) for of in counts)
 
 
 def _read_made(path: Path) -> Record:
@@ -457,7 +492,11 @@ def _read_made(path: Path) -> Record:
         made = parse_json((path / "made.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return made if isinstance(made, dict) and made.keys() >= MADE else {}
+    if not isinstance(made, dict) or not made.keys() >= MADE:
+        return {}
+    notes = made.get("notes", [])
+    texts = isinstance(notes, list) and all(isinstance(note, str) for note in notes)
+    return {**made, "notes": notes if texts else []}
 
 
 def _text(path: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -93,36 +94,60 @@ def draw(run: RunFolder) -> Iterator[Drawing]:
         return names[label] if names else str(int(label))
 
     tensors = _read(run.path / _FILE)
-    if tensors:
-        labels = {i: tensors.get(f"{i}.labels") for i in _clients(tensors)}
-        rows = {
-            i: (tensors[f"{i}.images"].numpy(), [] if of is None else [name(label) for label in of])
-            for i, of in labels.items()
-        }
-        which = _which(run, rows)
-        order = "by class" if any(texts for _, texts in rows.values()) else "by set"
-        caption = f"Training images{which}, before normalization, sorted {order}."
-        yield Picture("samples.png", "Images of the clients", caption), _grid(run, rows)
+    with _of_run(run.path / _FILE):
+        drawing = _training_images(run, tensors, name) if tensors else None
+    if drawing is not None:
+        yield drawing
     for arm in run.arms:
         tensors = _read(run.path / _uncertain(arm))
-        if not tensors:
-            continue
-        rows = {}
-        for i in _clients(tensors):
-            each = (tensors[f"{i}.{key}"] for key in ("labels", "predicted", "probability", "entropy"))
-            texts = [
-                f"{_short(name(true))}: {_short(name(said))}\np {p:.2f}  H {spread:.2f}"
-                for true, said, p, spread in zip(*each, strict=True)
-            ]
-            rows[i] = tensors[f"{i}.images"].numpy(), texts
-        caption = (
-            f"Test images{_which(run, rows)} with the highest entropy in arm {arm}. Below each: its class,"
-            " the predicted class, the probability p of that class, and the entropy H in nats."
-        )
-        yield (
-            Picture(f"uncertain-{arm}.png", f"Most uncertain images of arm {arm}", caption),
-            _grid(run, rows),
-        )
+        with _of_run(run.path / _uncertain(arm)):
+            drawing = _uncertain_images(run, arm, tensors, name) if tensors else None
+        if drawing is not None:
+            yield drawing
+
+
+@contextmanager
+def _of_run(path: Path) -> Iterator[None]:
+    """Refuse a file with other tensors than the run writes.
+
+    Raises:
+        UserError: drawing its tensors fails.
+    """
+    try:
+        yield
+    except (KeyError, IndexError, ValueError, TypeError, StopIteration, RuntimeError):
+        raise UserError(f"{path} has no images of this run; delete it to report without images") from None
+
+
+def _training_images(run: RunFolder, tensors: Tensors, name: Callable[[torch.Tensor], str]) -> Drawing:
+    labels = {i: tensors.get(f"{i}.labels") for i in _clients(tensors)}
+    rows = {
+        i: (tensors[f"{i}.images"].numpy(), [] if of is None else [name(label) for label in of])
+        for i, of in labels.items()
+    }
+    which = _which(run, rows)
+    order = "by class" if any(texts for _, texts in rows.values()) else "by set"
+    caption = f"Training images{which}, before normalization, sorted {order}."
+    return Picture("samples.png", "Images of the clients", caption), _grid(run, rows)
+
+
+def _uncertain_images(
+    run: RunFolder, arm: str, tensors: Tensors, name: Callable[[torch.Tensor], str]
+) -> Drawing:
+    rows = {}
+    for i in _clients(tensors):
+        each = (tensors[f"{i}.{key}"] for key in ("labels", "predicted", "probability", "entropy"))
+        texts = [
+            f"{_short(name(true))}: {_short(name(said))}\np {p:.2f}  H {spread:.2f}"
+            for true, said, p, spread in zip(*each, strict=True)
+        ]
+        rows[i] = tensors[f"{i}.images"].numpy(), texts
+    caption = (
+        f"Test images{_which(run, rows)} with the highest entropy in arm {arm}. Below each: its class,"
+        " the predicted class, the probability p of that class, and the entropy H in nats."
+    )
+    picture = Picture(f"uncertain-{arm}.png", f"Most uncertain images of arm {arm}", caption)
+    return picture, _grid(run, rows)
 
 
 def _uncertain(arm: str) -> str:

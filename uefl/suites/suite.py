@@ -40,6 +40,7 @@ from ..config.keys import named
 from ..config.load import merged
 from ..errors import UserError, nearest
 from ..fields import parse, shown
+from ..paths import expanded
 
 Scale = Literal["cpu", "paper"]
 Sections = dict[str, Any]
@@ -212,7 +213,7 @@ def load(name: str) -> Suite:
     Raises:
         UserError: no such suite or file, or it is not a suite.
     """
-    path = Path(name)
+    path = expanded(name)
     if path.suffix != ".toml":
         files = _files()
         if name not in files:

@@ -138,6 +138,63 @@ def test_file_that_is_no_npz_is_refused(tmp_path, content):
         npz_file(path)
 
 
+def damaged(path, method):
+    """An .npz whose members are compressed by a method, and damaged behind their headers."""
+    data = io.BytesIO()
+    np.save(data, np.zeros((40, 6, 6), np.uint8))
+    with zipfile.ZipFile(path, "w", method) as file:
+        file.writestr("images.npy", data.getvalue())
+    content = bytearray(path.read_bytes())
+    content[70:74] = b"\xff" * 4
+    path.write_bytes(content)
+
+
+def marked(path, offsets, value):
+    """An .npz with another value at an offset of its local and its central headers."""
+    np.savez(path, images=np.zeros((40, 6, 6), np.uint8))
+    content = bytearray(path.read_bytes())
+    for signature, offset in zip((b"PK\x03\x04", b"PK\x01\x02"), offsets, strict=True):
+        content[content.index(signature) + offset] = value
+    path.write_bytes(content)
+
+
+def of_header(path, header):
+    with zipfile.ZipFile(path, "w") as file:
+        length = len(header).to_bytes(2, "little")
+        file.writestr("images.npy", b"\x93NUMPY\x01\x00" + length + header)
+
+
+def twice(path):
+    with zipfile.ZipFile(path, "w") as file:
+        for name in ("images.npy", "images"):
+            data = io.BytesIO()
+            np.save(data, np.zeros((40, 6, 6), np.uint8))
+            file.writestr(name, data.getvalue())
+
+
+@pytest.mark.parametrize(
+    ("make", "word"),
+    [
+        (lambda path: damaged(path, zipfile.ZIP_DEFLATED), ""),
+        (lambda path: damaged(path, zipfile.ZIP_BZIP2), ""),
+        (lambda path: damaged(path, zipfile.ZIP_LZMA), ""),
+        (lambda path: marked(path, (6, 8), 1), "encrypted"),
+        (lambda path: marked(path, (8, 10), 99), "compression"),
+        (lambda path: of_header(path, b"(" * 5000), ""),
+        (lambda path: of_header(path, b"1" * 9000), ""),
+        (twice, "images"),
+    ],
+    ids=["deflate", "bzip2", "lzma", "encrypted", "method", "nested", "long-number", "twice"],
+)
+def test_npz_that_cannot_be_read_is_one_short_line(tmp_path, make, word):
+    path = tmp_path / "data.npz"
+    make(path)
+    with pytest.raises(UserError, match=rf"data\.npz \(.*{word}.*\.npz") as error:
+        npz_file(path)
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 500
+
+
 def test_missing_npz_is_named(tmp_path):
     with pytest.raises(UserError, match=r"absent.npz.*\.npz"):
         npz_file(tmp_path / "absent.npz")

@@ -11,8 +11,9 @@ from safetensors.torch import load_file
 import uefl
 from uefl import config, export
 from uefl.algorithms.base import registry
-from uefl.data import Data, build, from_arrays
+from uefl.data import Data, build, from_arrays, prior_table
 from uefl.data.prepare import Moments
+from uefl.data.sources import own_table
 from uefl.deploy.sources import own
 from uefl.errors import UserError
 from uefl.predict import Predictor
@@ -24,6 +25,8 @@ KEYS = {
 }
 TOKENS = KEYS | {"model": KEYS["model"] | {"encoder": "conv1d"}}
 UEFL = {"codewords": 4, "segments": 2}
+NUMBERED = [("007", "01"), ("7", "01"), ("1e2", "1"), ("007", "1")]
+"""labels and clients that are numbers too"""
 
 
 def columns(seed, rows=40, count=5):
@@ -323,6 +326,61 @@ def test_whole_floats_and_integers_name_the_same_classes(tmp_path):
     assert fed.classes == ("0", "1")
 
 
+def test_names_in_digits_keep_their_zeros(tmp_path):
+    """As numbers, 007 and 7 would be one class and one client."""
+    rows = "".join(f"{i},{label},{silo}\n" for i, (label, silo) in enumerate(NUMBERED * 6))
+    (tmp_path / "t.csv").write_text("a,label,silo\n" + rows)
+    fed = build(Data(source=str(tmp_path / "t.csv")), kind="labeled", seed=0)
+    assert fed.classes == ("007", "1e2", "7")
+    assert [client.name for client in fed.clients] == ["01", "1"]
+
+
+def test_labels_of_other_types_in_parquet(tmp_path, monkeypatch):
+    (tmp_path / "t.parquet").write_bytes(b"PAR1")
+    read = {}
+    monkeypatch.setattr(pandas, "read_parquet", lambda path: read["frame"])
+
+    def classes(labels):
+        read["frame"] = pandas.DataFrame({"a": np.arange(24.0), "label": labels * 12, "silo": "n"})
+        return build(Data(source=str(tmp_path / "t.parquet")), kind="labeled", seed=0).classes
+
+    assert classes([b"cat", b"dog"]) == ("cat", "dog")
+    assert classes(["1.0", "2.0"]) == ("1", "2")
+    for strange in ([["cat"], ["dog"]], [{"a": 1}, {"a": 2}]):
+        with pytest.raises(UserError, match=rf"'label' .*{type(strange[0]).__name__}.* row 1"):
+            classes(strange)
+
+
+def test_an_index_of_a_parquet_file_is_a_column(tmp_path, monkeypatch):
+    """pandas makes the index of the columns that it was in a frame."""
+    path = tmp_path / "t.parquet"
+    path.write_bytes(b"PAR1")
+    whole = frame(0, "ab", silo="n")
+    for kept in (whole.set_index(["label", "b"]), whole.set_index("a"), whole[whole["a"] > 0]):
+        monkeypatch.setattr(pandas, "read_parquet", lambda path, kept=kept: kept)
+        fed = build(Data(source=str(path)), kind="labeled", seed=0)
+        assert set(fed.inputs.names) == {"a", "b"}
+
+
+def test_labels_in_another_order_are_refused():
+    """Rows and labels are paired by position, whatever their indexes are, if these differ in more."""
+    rows = frame(0).drop(columns="label")
+    labels = frame(0)["label"]
+    shuffled = labels.sample(frac=1, random_state=0)
+    with pytest.raises(UserError, match=r"a/train: .*\bindex"):
+        from_arrays({"a": ((rows, shuffled), None)})
+    for same in (labels, labels.to_numpy(), labels.set_axis(range(100, 140)), list(labels)):
+        assert from_arrays({"a": ((rows, same), None)}).classes == ("no", "yes")
+
+
+@pytest.mark.parametrize("name", ["t.csv", "priors.csv", "priors.json"])
+def test_a_file_larger_than_the_memory_is_refused(tmp_path, monkeypatch, name):
+    (tmp_path / name).write_text("client,set,a,b\n" * 9)
+    monkeypatch.setattr("os.sysconf", lambda name: 8)
+    with pytest.raises(UserError, match=rf"{name} .*memory"):
+        _ = own_table.frame_of(tmp_path / name) if name == "t.csv" else prior_table.read(tmp_path)
+
+
 def test_spellings_of_a_class_and_other_files_are_noted(tmp_path):
     (tmp_path / "plan.xlsx").write_text("x")
     rows = "a,label\n" + "1,yes\n2,no\n" * 9
@@ -403,8 +461,12 @@ def test_a_silo_reads_its_own_parquet_file(parquet):
 
 @pytest.mark.parametrize(
     ("error", "words"),
-    [(ImportError("no engine"), "pyarrow"), (OSError("Invalid\nfile"), "Invalid$")],
-    ids=["absent", "damaged"],
+    [
+        (ImportError("no engine"), "pyarrow"),
+        (OSError("Invalid\nfile"), "Invalid$"),
+        (MemoryError(), "MemoryError$"),
+    ],
+    ids=["absent", "damaged", "huge"],
 )
 def test_parquet_that_cannot_be_read_is_one_sentence(tmp_path, monkeypatch, error, words):
     def fails(path):
@@ -429,6 +491,38 @@ def test_a_saved_model_predicts_tables_by_column_name(trained, tmp_path):
         model.predict(table.drop(columns="b"))
     with pytest.raises(UserError, match=r"columns \[B, 5\]"):
         model.predict(np.zeros((2, 4)))
+
+
+class InPlaceNet(torch.nn.Module):
+    """A network that changes its tokens in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(40, 4)
+        self.head = torch.nn.Linear(4, 2)
+
+    def forward(self, inputs):
+        return self.head(self.embedding(inputs.add_(1)).mean(1))
+
+
+def test_a_network_that_changes_tokens_in_place(tmp_path):
+    """It changes a copy in a prediction, and is refused in a run, where losses share their inputs."""
+    clients = {f"silo-{i}": (tokens(i), tokens(10 + i)) for i in range(2)}
+    model = uefl.train(TOKENS, out=tmp_path / "run", clients=clients, arms=["fedavg"]).model()
+    first = next(part for part in model.members[0].net.modules() if isinstance(part, torch.nn.Embedding))
+
+    def clear(module, inputs):
+        inputs[0].zero_()
+
+    first.register_forward_pre_hook(clear)
+    values = torch.from_numpy(tokens(3)[0])
+    before = values.clone()
+    model.predict(values, uncertainty=True)
+    assert torch.equal(values, before)
+    keys = {key: value for key, value in KEYS.items() if key != "model"}
+    with pytest.raises(UserError, match=r"^model: "):
+        uefl.train(keys, out=tmp_path / "out", clients=clients, arms=["fedavg"], model=InPlaceNet())
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_frame_with_numbers_as_names_predicts(tmp_path):

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...errors import UserError
-from ...paths import check_file
+from ...errors import UserError, first_line
+from ...paths import check_file, check_fits
 from ..dataset import DataSet, fixed_order
 from ..folder_listing import case_conflicts, visible
 from ..vectors import Vectors, joined, of_frame
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from ..settings import Data
 
 SUFFIXES = (".csv", ".parquet")
-_TRUE, _FALSE = ("true", "1", "1.0"), ("false", "0", "0.0")
+_TRUE, _FALSE = ("true", "1"), ("false", "0")
+_WHOLE = re.compile(r"\s*\+?(-?(?:0|[1-9]\d*))(?:\.0*)?\s*")
+"""a whole number, also as pandas writes it with empty cells in the column; 007 is a name"""
 
 
 def is_folder(path: Path) -> bool:
@@ -51,23 +53,26 @@ def read(path: Path, data: Data) -> DataSet:
         more = f" and {len(others) - 1} more" if len(others) > 1 else ""
         return _together(
             path,
-            {file.stem: data_set(file, frame_of(file), data, file.stem) for file in files},
+            {file.stem: data_set(file, frame_of(file, data.label), data, file.stem) for file in files},
             (f"passed over beside the tables: {others[0]}{more}",) if others else (),
         )
-    return data_set(path, frame_of(path), data, None)
+    return data_set(path, frame_of(path, data.label), data, None)
 
 
-def frame_of(path: Path) -> pandas.DataFrame:
+def frame_of(path: Path, label: str = "label") -> pandas.DataFrame:
     """Read a .csv or .parquet file.
+
+    Args:
+        label: the column with the classes. It is read as text, as are ``silo`` and ``test``.
 
     Raises:
         UserError: it cannot be read, or the reader of its format is not installed.
     """
-    import pandas
 
     check_file(path, "the table", "expected a .csv or .parquet file")
+    check_fits(path)
     try:
-        frame = pandas.read_parquet(path) if path.suffix.lower() == ".parquet" else _read_csv(path)
+        frame = _read_parquet(path) if path.suffix.lower() == ".parquet" else _read_csv(path, label)
     except ImportError:
         raise UserError(
             f"{path}: pandas reads Parquet with pyarrow or fastparquet, and none is installed; use"
@@ -76,14 +81,22 @@ def frame_of(path: Path) -> pandas.DataFrame:
     except UserError:
         raise
     except Exception as error:  # a damaged file may raise any error
-        raise UserError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
+        raise UserError(f"{path} cannot be read: {first_line(error)}") from None
     if not len(frame):
         raise UserError(f"{path} has no rows")
     return frame
 
 
-def _read_csv(path: Path) -> pandas.DataFrame:
-    """Read a CSV file, without what pandas renames, moves or drops.
+def _read_parquet(path: Path) -> pandas.DataFrame:
+    """Read a Parquet file; a column that pandas takes for the index stays a column."""
+    import pandas
+
+    frame = pandas.read_parquet(path)
+    return frame.reset_index([name for name in frame.index.names if name is not None])
+
+
+def _read_csv(path: Path, label: str) -> pandas.DataFrame:
+    """Read a CSV file, without what pandas renames, moves, drops, or reads as numbers though it is a name.
 
     Raises:
         UserError: names that are there twice, or rows with more cells than the header.
@@ -98,7 +111,8 @@ def _read_csv(path: Path) -> pandas.DataFrame:
         warnings.simplefilter("error", pandas.errors.ParserWarning)
         try:
             # in parts (low memory) a column could have several types
-            return pandas.read_csv(path, index_col=False, low_memory=False)
+            names = dict.fromkeys((label, "silo", "test"), str)
+            return pandas.read_csv(path, index_col=False, low_memory=False, dtype=names)
         except pandas.errors.ParserWarning:
             raise UserError(f"{path}: its rows have more cells than its header; name every column") from None
 
@@ -166,18 +180,36 @@ def data_set(path: Path, frame: pandas.DataFrame, data: Data, silo: str | None) 
 
 
 def _texts(frame: pandas.DataFrame, column: str, path: Path) -> list[str]:
-    """Return a column as texts, and whole floats as integers: one empty cell, since filled, makes floats of
-    a column."""
+    """Return a column as texts, and whole numbers as integers: one empty cell, since filled, makes floats of
+    a column.
+
+    Raises:
+        UserError: a cell is empty, or holds a list or a dict.
+    """
+    import pandas
+
     missing = np.flatnonzero(frame[column].isna().to_numpy())
     if len(missing):
         raise UserError(
             f"{path}: column {column!r} has no value in row {missing[0] + 1}, or a word such as NA, None or"
             " null; write another one"
         )
-    return [
-        str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
-        for value in frame[column].tolist()
-    ]
+    values = frame[column].tolist()
+    for i, value in enumerate(values):
+        if not pandas.api.types.is_scalar(value):
+            kind = type(value).__name__
+            raise UserError(
+                f"{path}: column {column!r} has a {kind} in row {i + 1}; expected a name or a number"
+            )
+    return [_text(value) for value in values]
+
+
+def _text(value: object) -> str:
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+    whole = _WHOLE.fullmatch(text)
+    return text if whole is None else str(int(whole[1]))
 
 
 def _check_labels(path: Path, column: str, texts: list[str]) -> None:
