@@ -39,9 +39,14 @@ _MOST = dict.fromkeys(_SHARES, 1.0) | {"brier": 2.0} | dict.fromkeys(_UNBOUNDED,
 """upper bounds of the metrics of the framework, without the entropies; all are at least 0"""
 _LONGEST = 200  # characters of a reason
 _OWN = frozenset(
-    ("arm", "iteration", "round", "client", "unseen", "reason", "epsilon", "tested", "server_loss")
+    (
+        *("arm", "iteration", "round", "client", "unseen", "reason", "epsilon", "tested", "server_loss"),
+        *("bytes_sent", "bytes_received"),
+    )
 )
 """columns of metrics.jsonl that only the server fills"""
+_OF_TRAINING = frozenset(("train_loss", "steps", "personalized_accuracy", "personalized_entropy"))
+"""columns of the framework that the training of a client fills"""
 
 
 def metrics_rejection(
@@ -56,7 +61,9 @@ def metrics_rejection(
     """
     if reply.error is not None:
         return reply.error
-    taken = sorted(_OWN.union(of_server) & (reply.metrics.keys() | reply.training.keys()))
+    own = _OWN.union(of_server)
+    measured = (own | RESERVED) - _OF_TRAINING
+    taken = sorted((own & reply.metrics.keys()) | (measured & reply.training.keys()))
     if taken:
         return f"it sends a metric called {taken[0]}"
     odd = next((name for name in (*reply.metrics, *reply.training) if not name.isprintable()), None)

@@ -97,6 +97,19 @@ def test_columns_of_the_server_are_rejected(algorithm, name, part):
     assert f"rejected {LIAR}: it sends a metric called {name}" in notices[0]
 
 
+@pytest.mark.parametrize("name", ["confusion", "accuracy", "bytes_sent"])
+def test_training_sends_no_measurement(name):
+    """It would take the place of one, and of the server's own count of bytes."""
+
+    def change(reply):
+        if reply.training:
+            reply.training[name] = 5.0
+
+    lying, _, notices = arm(settings("fedavg", quorum=0.5), wrap=lies(change))
+    assert 5.0 not in [record.get(name) for record in finish(lying)]
+    assert f"rejected {LIAR}: it sends a metric called {name}" in notices[0]
+
+
 def test_client_without_its_entropy_is_not_extended():
     def change(reply):
         reply.metrics.pop("entropy_deterministic", None)
