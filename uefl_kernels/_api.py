@@ -1,4 +1,4 @@
-"""Everything public that needs torch; ``uefl_kernels`` hands it out on first use.
+"""Public names that need torch; ``uefl_kernels`` imports them on first use.
 
 The estimators are imported when they are asked for, since scikit-learn comes with them where it is installed.
 """

@@ -1,4 +1,4 @@
-"""From indices back to codewords."""
+"""Look up codewords by their indices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Philox4x32-10 on whole arrays or tensors of counters: the twin of ``csrc/common/philox.h``, for
+"""Philox4x32-10 on whole arrays or tensors of counters: the same numbers as ``csrc/common/philox.h``, for
 references."""
 
 from __future__ import annotations

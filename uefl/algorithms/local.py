@@ -1,4 +1,4 @@
-"""Local training: every client trains its own model and shares nothing. A federation should do better."""
+"""Local training: every client trains its own model and shares nothing. It is a baseline for federations."""
 
 from __future__ import annotations
 

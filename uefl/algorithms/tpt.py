@@ -1,4 +1,4 @@
-"""Training in the terminal phase, beyond zero training error, where features collapse to the means of their
+"""Training in the terminal phase, after the training error is zero: features collapse to the means of their
 classes.
 
 Source: Papyan, Han and Donoho 2020 (PNAS); in a federation, Zhang, Cao and Liu (UEFL, ICML 2025), appendix F:

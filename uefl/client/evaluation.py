@@ -1,4 +1,4 @@
-"""Measure the model that a client is sent, or an ensemble."""
+"""Measure the model or the ensemble that the server has sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The data of a federation: sources, partitions, and the clients that come out.
+"""The data of a federation: sources, partitions, and the resulting clients.
 
 A name is imported when it is first used: the section ``[data]`` of a configuration is checked without torch.
 """

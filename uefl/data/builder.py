@@ -1,4 +1,4 @@
-"""Makes a federation from the section ``[data]``: reads the source, deals it, and checks the result."""
+"""Make a federation from the section ``[data]``: read the source, deal it, and check the result."""
 
 from __future__ import annotations
 

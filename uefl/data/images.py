@@ -1,5 +1,4 @@
-"""Images of a source that are read when they are asked for: from memory, or from files that Pillow
-decodes."""
+"""Images of a source that are read on request: from memory, or from files that Pillow decodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Class priors of unlabeled sets: drawn, dealt, estimated, blurred, and checked.
+"""Class priors of unlabeled sets: draw, deal, estimate, smooth and check them.
 
 Everywhere ``priors`` is ``[M, K]`` float64: row m holds the class shares of set m, and sums to 1.
 """

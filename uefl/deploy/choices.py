@@ -1,6 +1,5 @@
-"""Places of the clients of a run, other than this process: the engines that ``--engine`` and
-``uefl.train(engine=...)`` name, with what each asks for before a run begins. Each imports its packages when
-it is used."""
+"""The engines that ``--engine`` and ``uefl.train(engine=...)`` name, with their options and the checks before
+a run begins. An engine imports its packages when it is used."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Clients in a process of their own: it reads their data only, keeps them and a network, and answers the
-messages of a run."""
+"""The program of a process with its own clients: it reads only their data, keeps the data and a network in
+memory, and replies to the messages of a run."""
 
 from __future__ import annotations
 

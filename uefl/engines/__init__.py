@@ -1,1 +1,1 @@
-"""Engines, which do the work of a round; an engine knows clients, requests and replies, and no algorithm."""
+"""Engines, which carry the messages and replies of a round. An engine does not depend on algorithms."""

@@ -1,4 +1,4 @@
-"""Limits of messages: more than any algorithm needs, and little enough for a machine to bear. A larger
+"""Limits of messages: larger than any algorithm needs, and small enough for the memory of a machine. A larger
 message is rejected, with the reason."""
 
 from __future__ import annotations

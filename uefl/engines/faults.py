@@ -1,4 +1,4 @@
-"""Faults of a client, as codes: its own words stay in its own log, as they may tell of its data."""
+"""Error codes of a client. The text of an error stays in the client's log, because it may contain data."""
 
 MEMORY = "memory"
 COMPUTATION = "computation"

@@ -1,5 +1,5 @@
-"""Runs of a suite as processes of their own, several side by side. Finished runs stay, interrupted runs
-resume."""
+"""Train the runs of a suite in separate processes, several at a time. Finished runs stay, and interrupted
+runs resume."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One run of a suite, in a process that was forked from one which had imported everything."""
+"""Train one run of a suite in a process that is forked from a process with all imports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Check the rows and columns that estimators are given."""
+"""Check the rows and columns that an estimator gets."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The codewords of a VQ layer and all that moves them besides a gradient: averages, revival, k-means, an
-affine map.
+"""The codewords of a VQ layer and their updates without a gradient: averages, revival, k-means, an affine
+map.
 
 Nothing here waits for the device, except where ``kmeans_init`` reads the flag ``initted``: once after each
 change of it, and in the first batch where a mask or other processes take part.

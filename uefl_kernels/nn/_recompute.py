@@ -1,5 +1,5 @@
-"""Checkpointed regions run a layer twice: the second time it chooses from the codewords of the first, and
-updates nothing."""
+"""Support checkpointed regions, which run a layer twice: the second run uses the codewords of the first run,
+and updates nothing."""
 
 from __future__ import annotations
 

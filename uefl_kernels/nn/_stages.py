@@ -1,4 +1,4 @@
-"""Quantizers of a ``ResidualVQ`` that can run as one ``rvq``, and how they do."""
+"""Run the quantizers of a ``ResidualVQ`` as one ``rvq`` if their options allow it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""``ExtensibleCodebook``: a block of codewords that all clients see, and blocks that only some of them do."""
+"""``ExtensibleCodebook``: a block of codewords that all clients see, and blocks that only some clients
+see."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Choose codebooks for a client that is never trained on, so that it has no codebook of its own.
+"""Choose codebooks for a client that never trains and so has no codebook of its own.
 
 Its metrics are measured with the codewords that every trained client sees. Two other accuracies come from one
 pass with dropout off. ``accuracy_union`` uses all codewords of all clients. ``accuracy_best`` uses the

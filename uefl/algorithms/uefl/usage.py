@@ -1,4 +1,4 @@
-"""Usage of codewords: averages weighted by it, and the perplexity."""
+"""Usage of codewords: averages weighted by usage, and the perplexity."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All domains but one are trained on; the last is measured only."""
+"""Train on all domains except one, and measure the model on the other domain."""
 
 from __future__ import annotations
 

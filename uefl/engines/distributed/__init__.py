@@ -1,1 +1,1 @@
-"""Workers on this machine: processes that answer packets over inherited sockets; nothing is pickled."""
+"""Workers on this machine: processes that answer packets over inherited sockets, without pickle."""

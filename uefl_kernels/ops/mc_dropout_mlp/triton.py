@@ -1,4 +1,5 @@
-"""``mc_dropout_mlp`` and its masks in Triton. Right on an H100 in small cases, not timed.
+"""``mc_dropout_mlp`` and its masks in Triton. Small cases gave correct results on an H100; no times were
+measured.
 
 A head of one layer (or of none) and at most 256 classes is one launch: a program takes ROWS rows through all
 passes. In each pass it draws masks of UNITS units at a time, multiplies kept units by the weights, and adds

@@ -1,5 +1,5 @@
-"""``vq_backward`` in Triton; under ``TRITON_INTERPRET=1`` also on CPU tensors. Compiled and interpreted in
-the tests; right on an H100 in small cases, not timed.
+"""``vq_backward`` in Triton; under ``TRITON_INTERPRET=1`` also on CPU tensors. The tests compile and
+interpret the kernel. Small cases gave correct results on an H100; no times were measured.
 
 A program takes a few segments and goes over their elements once, or for the rotation twice: first for the
 five dot products, in float64, then for the result; the second reading finds the elements in the cache.

@@ -1,5 +1,5 @@
-"""``vq_forward`` in Triton: the search of ``vq_assign`` with ``triton_epilogue.py`` behind it; and a second
-look at some rows.
+"""``vq_forward`` in Triton: the search of ``vq_assign`` followed by ``triton_epilogue.py``, and a
+second pass for open rows.
 
 Under ``TRITON_INTERPRET=1`` also on CPU tensors. Interpreted and compiled in the tests; right on an H100 in
 small cases, not timed.
