@@ -8,6 +8,11 @@ from torch.autograd import forward_ad
 from ._kmeans_checks import METRICS
 
 PRECISIONS = ("exact", "fast")
+_TODO = {
+    "ndarray": "; torch.from_numpy makes it one",
+    "list": "; torch.tensor makes it one",
+    "Proxy": "; a Tracer of torch.fx must take this as a leaf (is_leaf_module), or use torch.export",
+}
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -23,9 +28,7 @@ def check_dense(op: str, name: str, tensor: torch.Tensor, dtypes: tuple[torch.dt
     """Raise TypeError unless this is a dense tensor of an allowed dtype."""
     if not isinstance(tensor, torch.Tensor):
         kind = type(tensor).__name__
-        todo = {"ndarray": "; torch.from_numpy makes it one", "list": "; torch.tensor makes it one"}.get(
-            kind, ""
-        )
+        todo = _TODO.get(kind, "")
         raise TypeError(f"{op}: {name} must be a torch.Tensor, got {kind}{todo}")
     if tensor.layout != torch.strided or tensor.is_nested:
         kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")

@@ -18,3 +18,10 @@ def flat_indices(codebook: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
     if codebook.dim() == 3:
         indices = indices + torch.arange(codebook.shape[0], device=indices.device) * codebook.shape[1]
     return indices.reshape(-1)
+
+
+def take_along(values: torch.Tensor, indices: torch.Tensor, dim: int) -> torch.Tensor:
+    """Return ``torch.take_along_dim(values, indices, dim)``, which cannot leave a size open in a graph."""
+    shape = list(values.shape)
+    shape[dim] = indices.shape[dim]
+    return values.gather(dim, indices.expand(shape))

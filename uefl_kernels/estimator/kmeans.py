@@ -383,12 +383,12 @@ class KMeans(RowEstimator, ClusteringEstimator):
         self._check_columns(column_names(X), source.d, fitting=False)
         rows = self._sparse_rows(X)
         centers = rows_of("KMeans", self.cluster_centers_)[0].cpu().to(rows.dtype)
-        with in_words_of("KMeans"):
+        with in_words_of("KMeans"), torch.device("cpu"):  # whatever the default device of the caller
             return answer(rows, centers)
 
     def _cluster_sparse(self, rows: SparseRows, weights: torch.Tensor | None, asked: FitOptions) -> Fit:
         spherical = self.metric == "cosine"
-        with in_words_of("KMeans"):
+        with in_words_of("KMeans"), torch.device("cpu"):
             if asked.given is not None:
                 require_valid_centers("kmeans", "init", asked.given)
                 given = asked.given.cpu().to(rows.dtype)

@@ -7,6 +7,7 @@ change of it, and in the first batch where a mask or other processes take part.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.utils.parametrize import is_parametrized
 
 from .. import vq_with_sums
 from . import _distributed
@@ -96,9 +98,9 @@ class Codebook(ConstantBuffers, Float32Module):
         self.affine_param_codebook_decay = affine_param_codebook_decay
         self.sync_affine_param = sync_affine_param
         self._use_cosine_sim, self._cosine_search = use_cosine_sim, cosine_search
-        self._affine_param, self.vq_bridge = affine_param, vq_bridge
         # A default dtype of bfloat16 would stop the averages.
         dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
+        self._affine_param, self.vq_bridge = affine_param, None if vq_bridge is None else vq_bridge.to(dtype)
         embed = torch.zeros(num_codebooks, codebook_size, dim, dtype=dtype)
         if not kmeans_init:
             nn.init.kaiming_uniform_(embed)
@@ -221,16 +223,23 @@ class Codebook(ConstantBuffers, Float32Module):
         self.initted.fill_(True)
 
     def _require_whole(self) -> None:
-        """Raise RuntimeError where FSDP shards the codewords: the values that a pass writes into them would
-        be lost."""
-        # FSDP puts a view of its flat parameter among the attributes, and fully_shard sets a DTensor
-        if "embed" in vars(self) or self._sharded:
+        """Raise RuntimeError where the codewords are no tensor of this module: the values that a pass writes
+        into them would be lost."""
+        if ("embed" in self._parameters or "embed" in self._buffers) and not self._sharded:
+            return
+        lost = "what this layer writes into them (k-means, averages, revival, codebook = ...) would be lost"
+        if is_parametrized(self, "embed") or hasattr(self, "embed_orig") or hasattr(self, "embed_g"):
             raise RuntimeError(
-                "VectorQuantize: FSDP shards the codewords, and what this layer writes into them (k-means,"
-                " averages, revival) would be lost; give FSDP"
-                " ignored_states=list(layer._codebook.parameters()), or fully_shard"
-                " ignored_params=set(layer._codebook.parameters())"
+                "VectorQuantize: a parametrization (as weight_norm, or pruning) computes the codewords, and"
+                f" {lost}; remove it, or use codewords that only gradients move"
+                " (learnable_codebook=True)"
             )
+        # FSDP puts a view of its flat parameter among the attributes, and fully_shard sets a DTensor
+        raise RuntimeError(
+            f"VectorQuantize: FSDP shards the codewords, and {lost}; give FSDP"
+            " ignored_states=list(layer._codebook.parameters()), or fully_shard"
+            " ignored_params=set(layer._codebook.parameters())"
+        )
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute; remember that ``fully_shard`` shards the codewords, which are whole again in a
@@ -407,7 +416,7 @@ class Codebook(ConstantBuffers, Float32Module):
         heads = x.shape[-1] // d
         shared = heads // books  # rows per position of x: all its heads where they share the codewords
         places = -(-k // world)
-        rows = torch.full((), x.shape[:-1].numel(), device=x.device) if mask is None else mask.sum()
+        rows = torch.full((), math.prod(x.shape[:-1]), device=x.device) if mask is None else mask.sum()
         position, taken = _spread(rows * shared, books, places)
         head = position % shared
         if books > 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensor
 
 
 def rank_and_size(shared: bool = True) -> tuple[int, int]:
@@ -55,11 +56,15 @@ def _draw(available: int, count: int, device: torch.device) -> torch.Tensor:
     return torch.randint(available, (count,), device=device)
 
 
-def same_on_all(value: torch.Tensor) -> torch.Tensor:
-    """Return the value of the first process."""
+def drawn_on_all(low: int, high: int, device: torch.device) -> int | None:
+    """Draw a number from ``low`` to ``high`` - 1, the same in all processes; None on tensors without values,
+    fake ones or on the meta device."""
+    value = torch.randint(low, high, (), device=device)
+    if value.is_meta or isinstance(value, FakeTensor):
+        return None
     if rank_and_size()[1] > 1:
         dist.broadcast(value, src=0)
-    return value
+    return int(value)
 
 
 def largest(value: int, device: torch.device) -> int:

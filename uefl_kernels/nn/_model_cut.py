@@ -222,6 +222,11 @@ class _Tracer(fx.Tracer):
         super().__init__()
         self.rates, self.called = rates, set[nn.Module]()
 
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """Return True also for our own layers, which take no proxies."""
+        own = type(m).__module__.startswith(__package__)
+        return own or super().is_leaf_module(m, module_qualified_name)
+
     def call_module(self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if m in self.rates and args:
             self.called.add(m)

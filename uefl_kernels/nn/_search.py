@@ -6,7 +6,7 @@ nearest codeword.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -135,8 +135,19 @@ def count_and_sum(
 def _in_blocks(
     rows: torch.Tensor, codebook: torch.Tensor, choose: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 ) -> torch.Tensor:
-    def parts(x: torch.Tensor, c: torch.Tensor) -> Iterator[torch.Tensor]:
-        for block in x.split(max(1, _BLOCK // len(c))):
-            yield choose(block, c)
+    size = max(1, _BLOCK // codebook.shape[1])
+    if torch.compiler.is_compiling() and not _known_to_exceed(rows.shape[1], size):
+        # a graph for any number of rows cannot hold a number of blocks
+        return torch.stack([choose(x, c) for x, c in zip(rows, codebook, strict=True)])
 
-    return torch.stack([torch.cat(list(parts(x, c))) for x, c in zip(rows, codebook, strict=True)])
+    def in_blocks(x: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+        return torch.cat([choose(block, c) for block in x.split(size)])
+
+    return torch.stack([in_blocks(x, c) for x, c in zip(rows, codebook, strict=True)])
+
+
+def _known_to_exceed(rows: int, size: int) -> bool:
+    """Return True if a graph under compilation is for a fixed number of rows, more than ``size``."""
+    from torch.fx.experimental.symbolic_shapes import statically_known_true  # takes long to import
+
+    return statically_known_true(rows > size)

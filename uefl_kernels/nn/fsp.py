@@ -119,9 +119,9 @@ class VectorNorm(nn.Module):
 
     def forward(self, z: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Return the loss of rows ``[n, d]``, a scalar, and the moments, each ``[d]``; zeros without rows."""
-        if len(z) == 0:
+        if z.shape[0] == 0:
             return z.sum(), dict.fromkeys(("mean", "variance", "skewness", "kurtosis"), z.sum(0))
-        variance, mean = torch.var_mean(z, dim=0, correction=int(len(z) > 1))
+        variance, mean = torch.var_mean(z, dim=0, correction=int(z.shape[0] > 1))
         scores = (z - mean) / variance.clamp(min=self.eps**2).sqrt()  # the gradient of sqrt(0) is infinite
         skewness, kurtosis = scores.pow(3).mean(0), scores.pow(4).mean(0) - 3
         terms = (
@@ -240,7 +240,7 @@ class FSP(ConstantBuffers, Coder):
             self._levels * 2
         )
         inside = (moved > 0) & (moved < 1)
-        return torch.where(inside, moved, act_z), inside.float().mean()
+        return torch.where(inside, moved, act_z), inside.float().sum() / max(1, inside.numel())
 
     def _values(self, act_z: torch.Tensor, eps: float) -> torch.Tensor:
         """Map numbers from 0 to 1 back."""

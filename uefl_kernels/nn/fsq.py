@@ -168,18 +168,24 @@ class FSQ(ConstantBuffers, Coder):
 
     # --- rounding ------------------------------------------------------------------------------------------
 
+    def _levels_as(self, dtype: torch.dtype) -> torch.Tensor:
+        """Return the levels ``[d]`` in a dtype of at least 32 bits: quotients of integers would have the
+        default dtype."""
+        return self._levels.to(torch.promote_types(dtype, torch.float32))
+
     def bound(self, z: torch.Tensor, eps: float = 1e-3, hard_clamp: bool = False) -> torch.Tensor:
         """Bound ``[..., d]``, round it to integers, and scale these to -1 to 1."""
-        half = (self._levels - 1) * (1 + eps) / 2
-        offset = torch.where(self._levels % 2 == 0, 0.5, 0.0)
+        levels = self._levels_as(z.dtype)
+        half = (levels - 1) * (1 + eps) / 2
+        offset = (1 - levels % 2) / 2
         shift = offset / half
         shift = shift if hard_clamp else shift.atanh()
         bounded = self._squash(z + shift, hard_clamp) * half - offset
-        return straight_through(bounded, bounded.round()) / (self._levels // 2)
+        return straight_through(bounded, bounded.round()) / (levels // 2)
 
     def symmetry_preserving_bound(self, z: torch.Tensor, hard_clamp: bool = False) -> torch.Tensor:
         """Round ``[..., d]`` to levels from -1 to 1 that are symmetric around zero."""
-        steps = self._levels - 1
+        steps = self._levels_as(z.dtype) - 1
         place = steps * (self._squash(z, hard_clamp) + 1) / 2.0 + 0.5
         return 2.0 / steps * straight_through(place, place.floor()) - 1.0
 
@@ -218,18 +224,18 @@ class FSQ(ConstantBuffers, Coder):
         """Return the index ``[...]``, int32 or int64 as ``forward``, of codewords ``[..., d]``; NaN counts as
         the first level."""
         if self.preserve_symmetry:
-            levels = (zhat + 1.0) / (2.0 / (self._levels - 1))
+            levels = (zhat + 1.0) / (2.0 / (self._levels_as(zhat.dtype) - 1))
         else:
             levels = zhat * (self._levels // 2) + self._levels // 2
         basis = self._counted()
         return (levels.detach().nan_to_num(nan=0).round().long() * basis).sum(-1).to(basis.dtype)
 
     def _indices_to_codes(self, indices: torch.Tensor) -> torch.Tensor:
-        levels = self.indices_to_level_indices(indices)
+        places, levels = self.indices_to_level_indices(indices), self._levels_as(self._model_dtype)
         if self.preserve_symmetry:
-            return levels * (2.0 / (self._levels - 1)) - 1.0
-        half = self._levels // 2
-        return (levels - half) / half
+            return places * (2.0 / (levels - 1)) - 1.0
+        half = levels // 2
+        return (places - half) / half
 
     def _codes(self, indices: torch.Tensor) -> torch.Tensor:
         """Return codewords ``[..., d]`` of indices ``[...]``, rotated and in the dtype of the model."""
@@ -433,7 +439,7 @@ class ResidualFSQ(ConstantBuffers, ResidualScalarQuantizer):
             x = (x / limit).tanh() * limit
         lead = x.shape[:-1]
         # three dimensions: more are an image to FSQ
-        residual = x.reshape(len(x), x.shape[1:-1].numel(), x.shape[-1])
+        residual = x.reshape(x.shape[0], math.prod(x.shape[1:-1]), x.shape[-1])
         total = torch.zeros_like(residual)
         chosen = []
         with no_autocast(x.device):
@@ -513,8 +519,7 @@ class GroupedScalar(Coder):
         """Quantize each group; all groups leave out the same quantizers."""
         last = channels_last(type(self).__name__, x, self.dim, self.accept_image_fmap)
         if self.training and options.get("n_q") is None and self._residuals[0].quantize_dropout:
-            drawn = torch.randint(0, 10_000, (), device=x.device)
-            options["rand_quantize_dropout_fixed_seed"] = int(_distributed.same_on_all(drawn))
+            options["rand_quantize_dropout_fixed_seed"] = _distributed.drawn_on_all(0, 10_000, x.device)
         parts = last.chunk(self.groups, -1) if self._moved else x.chunk(self.groups, self.split_dim)
         found = [rvq(part, **options) for rvq, part in zip(self._residuals, parts, strict=True)]
         quantized, *others = zip(*found, strict=True)

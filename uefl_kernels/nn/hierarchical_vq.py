@@ -214,7 +214,10 @@ class HierarchicalVQ(Coder):
         least, levels = self.nested_dropout_min_levels, self.num_levels
         if not self.training or self.nested_dropout == 0 or least >= levels:
             return None
-        drawn = random.Random(int(_distributed.same_on_all(torch.randint(0, 10_000, (), device=device))))
+        seed = _distributed.drawn_on_all(0, 10_000, device)
+        if seed is None:
+            return None
+        drawn = random.Random(seed)
         return drawn.randrange(least - 1, levels - 1) if drawn.random() < self.nested_dropout else None
 
     # --- forward and back ----------------------------------------------------------------------------------
@@ -245,12 +248,14 @@ class HierarchicalVQ(Coder):
         Raises:
             ValueError, TypeError, RuntimeError: as :class:`VectorQuantize`.
         """
-        if indices is not None:
-            raise ValueError(f"{_NAME}: forward takes no indices; use decode")
         layout = Layout(_NAME, self.dim, channel_last=not self._channel_first)
         layout.check(x, mask)
+        if indices is not None:
+            raise ValueError(f"{_NAME}: forward takes no indices; use decode")
         if x.dim() != 2 + self._spatial:
             raise ValueError(f"{_NAME}: x must have {2 + self._spatial} dimensions, got {list(x.shape)}")
+        if 0 in (x.shape[2:] if self._channel_first else x.shape[1:-1]):
+            raise ValueError(f"{_NAME}: a map needs at least one position, got x {list(x.shape)}")
         mask = layout.mask_of(x, mask, lens)
         x = layout.inward(x).movedim(-1, 1)
         options = {} if sample_codebook_temp is None else {"sample_codebook_temp": sample_codebook_temp}

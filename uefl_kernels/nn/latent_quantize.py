@@ -94,8 +94,11 @@ class LatentQuantize(ConstantBuffers, Coder):
         self.project_out: nn.Module = nn.Linear(inner, dim) if dim != inner else nn.Identity()
         self._level_list = levels
         self._register_constants()
+        device = None if optimize_values else torch.device("cpu")  # no state, so they need values at once
         values = [
-            torch.linspace(-0.5, 0.5, level) if level % 2 else torch.arange(level) / level - 0.5
+            torch.linspace(-0.5, 0.5, level, device=device)
+            if level % 2
+            else torch.arange(level, device=device) / level - 0.5
             for level in levels
         ]
         self.values_per_latent: Any

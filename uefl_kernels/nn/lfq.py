@@ -304,7 +304,7 @@ class LFQ(ConstantBuffers, Coder):
         if mask is None:
             return
         check_dense("LFQ", "mask", mask, (torch.bool,))
-        shapes = [[len(x)], [len(x), x.shape[1:-1].numel()]]
+        shapes = [[x.shape[0]], [x.shape[0], math.prod(x.shape[1:-1])]]
         if list(mask.shape) not in shapes:
             raise ValueError(f"LFQ: mask must have shape {shapes[0]} or {shapes[1]}, got {list(mask.shape)}")
 
@@ -437,7 +437,7 @@ class ResidualLFQ(ResidualScalarQuantizer):
             kept, n_q = self._agreed(kept, n_q, x)
         lead, x = x.shape[:-1], self.project_in(x)
         # three dimensions: more are an image to LFQ
-        residual = x.reshape(len(x), x.shape[1:-1].numel(), x.shape[-1])
+        residual = x.reshape(x.shape[0], math.prod(x.shape[1:-1]), x.shape[-1])
         total, chosen, losses = torch.zeros_like(residual), [], []
         with no_autocast(x.device):
             for place, layer in zip(range(kept), self._quantizers, strict=False):

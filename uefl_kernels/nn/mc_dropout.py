@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import fx, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.dropout import _DropoutNd
 
 from .._numbers import as_integer, is_count, is_seed
@@ -279,8 +280,11 @@ class MCDropout(nn.Module):
         per shape, with the dropouts off.
 
         The second half of the trial holds other numbers, in another order: rows that see each other's mean
-        would not notice a copy, and behind a normalization not a scaled one.
+        would not notice a copy, and behind a normalization not a scaled one. Tensors without values allow no
+        trial.
         """
+        if _without_values(boundary):
+            return 0
         shapes = tuple(value.shape for value in boundary)
         if shapes not in self._tried:
             with dropouts_off(self.model, functional):
@@ -316,6 +320,9 @@ class MCDropout(nn.Module):
             rows = _rows(values)
             if rows == 0:
                 return run, values
+            if _without_values(values):
+                self._require_trial(run is whole)
+                return run, values
             if rows is not None:
                 key = (run is whole, *(value.shape for value in values))
                 if key not in self._tried:
@@ -327,6 +334,14 @@ class MCDropout(nn.Module):
             "MCDropout: consistent=True needs rows that do not affect each other, and every"
             " tensor with the batch first"
         )
+
+    def _require_trial(self, whole: bool) -> None:
+        """Raise RuntimeError if no call before has found that rows do not affect each other."""
+        if not any(independent and key[0] is whole for key, independent in self._tried.items()):
+            raise RuntimeError(
+                "MCDropout: consistent=True tries with the values of a call if rows affect each other, and"
+                " meta or fake tensors have none; call it once before, as before torch.export"
+            )
 
 
 @dataclass(frozen=True)
@@ -404,6 +419,11 @@ def _seeded(seed: int | None) -> Iterator[None]:
     if seed is None:
         yield
         return
+    if torch.compiler.is_exporting():
+        raise RuntimeError(
+            "MCDropout: a seed sets torch's generators, which an exported program cannot do; export without a"
+            " seed, or a model whose dropouts are all in a chain (see fused)"
+        )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         yield
@@ -454,6 +474,11 @@ def _rows(values: Sequence[Any]) -> int | None:
     """Return the number of rows that all values have, or None if they differ."""
     sizes = {len(value) if isinstance(value, torch.Tensor) and value.dim() > 0 else None for value in values}
     return sizes.pop() if len(sizes) == 1 else None
+
+
+def _without_values(values: Sequence[Any]) -> bool:
+    """Return True for tensors on the meta device and fake ones, as in torch.export."""
+    return any(isinstance(value, FakeTensor) or getattr(value, "is_meta", False) for value in values)
 
 
 def _agree(found: torch.Tensor, expected: torch.Tensor) -> bool:

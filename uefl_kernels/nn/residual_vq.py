@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
 
+from .._gather import take_along
 from .._numbers import as_integer
 from . import _distributed
 from ._codebook import Coder
@@ -86,18 +86,17 @@ class ResidualQuantizer(Coder):
         return sum(map(math.log2, sizes))
 
     def _kept(self, device: torch.device, seed: int | None) -> int:
-        """Draw how many quantizers run, the same number in all processes; on fake tensors, which have no
-        values, all of them."""
+        """Draw how many quantizers run, the same number in all processes; on tensors without values, all of
+        them."""
         if not (self.training and self.quantize_dropout):
             return self._num_quantizers
         if seed is not None:  # as the peer draws for this seed
             last = random.Random(seed).randrange(self._cutoff, self._num_quantizers)
         else:
-            drawn = torch.randint(self._cutoff, self._num_quantizers, ())
-            if isinstance(drawn, FakeTensor):
-                return self._num_quantizers
-            alone = _distributed.rank_and_size()[1] == 1
-            last = int(drawn if alone else _distributed.same_on_all(drawn.to(device)))
+            if device.type != "meta" and _distributed.rank_and_size()[1] == 1:
+                device = torch.device("cpu")  # the host waits for no GPU
+            drawn = _distributed.drawn_on_all(self._cutoff, self._num_quantizers, device)
+            last = self._num_quantizers - 1 if drawn is None else drawn
         return min(self._num_quantizers, -(-(last + 1) // self._multiple) * self._multiple)
 
     def _check_n_q(self, n_q: int | torch.Tensor, examples: int, searching: bool = False) -> int:
@@ -119,14 +118,14 @@ class ResidualQuantizer(Coder):
 
     def _number(self, x: torch.Tensor, n_q: int | torch.Tensor | None, seed: int | None) -> int:
         """Return the number of quantizers that run: ``n_q``, or a number that is drawn."""
-        return self._kept(x.device, seed) if n_q is None else self._check_n_q(n_q, len(x))
+        return self._kept(x.device, seed) if n_q is None else self._check_n_q(n_q, x.shape[0])
 
     def _agreed(self, kept: int, n_q: int | torch.Tensor, x: torch.Tensor) -> tuple[int, int | torch.Tensor]:
         """Return how many quantizers run in any process, as each of them sends messages in training, and the
         ``n_q`` of this process."""
         most = _distributed.largest(kept, x.device) if self.training else kept
         if most > kept and not isinstance(n_q, torch.Tensor):
-            n_q = torch.full((len(x),), kept, device=x.device)
+            n_q = torch.full((x.shape[0],), kept, device=x.device)
         return most, n_q
 
     @staticmethod
@@ -145,7 +144,7 @@ class ResidualQuantizer(Coder):
         used = (n_q.to(x.device) > place).nonzero().squeeze(-1)
         options = {name: value[used] for name, value in options.items()}
         quantized, indices, *losses = layer(x[used], **options)
-        filled = indices.new_full((len(x), *indices.shape[1:]), -1)
+        filled = indices.new_full((x.shape[0], *indices.shape[1:]), -1)
         return (
             quantized.new_zeros(x.shape).index_copy(0, used, quantized),
             filled.index_copy(0, used, indices),
@@ -440,7 +439,7 @@ class ResidualVQ(ResidualQuantizer):
         kept = (
             self._kept(x.device, rand_quantize_dropout_fixed_seed)
             if n_q is None
-            else self._check_n_q(n_q, len(x), searching)
+            else self._check_n_q(n_q, x.shape[0], searching)
         )
         if n_q is not None and not searching:
             kept, n_q = self._agreed(kept, n_q, x)
@@ -685,7 +684,7 @@ class Beams(NamedTuple):
 def _take(held: torch.Tensor, best: torch.Tensor, dims: int) -> torch.Tensor:
     """Take the candidates ``best`` of ``held``; ``dims`` dimensions follow the dimension of the
     candidates."""
-    return torch.take_along_dim(held, best.reshape(*best.shape, *(1,) * dims), dim=-1 - dims)
+    return take_along(held, best.reshape(*best.shape, *(1,) * dims), held.dim() - 1 - dims)
 
 
 class ImplicitCodebook(Float32Module):
@@ -848,9 +847,7 @@ class GroupedResidualVQ(Coder):
             "n_q": n_q,
         }
         if self.training and n_q is None and self._residuals[0].quantize_dropout:
-            options["rand_quantize_dropout_fixed_seed"] = int(
-                _distributed.same_on_all(torch.randint(0, 10_000, (), device=x.device))
-            )
+            options["rand_quantize_dropout_fixed_seed"] = _distributed.drawn_on_all(0, 10_000, x.device)
         given = [None] * self.groups if indices is None else list(indices)
         parts = x.chunk(self.groups, self.split_dim if x.dim() > 2 else -1)
         found = [

@@ -12,7 +12,7 @@ from torch import nn
 from .. import vq
 from .._gather import gather
 from ._codebook import Coder
-from ._shared import Layout, as_indices, counts, fixed, no_autocast, numbers, project
+from ._shared import Layout, as_indices, channels_last, counts, fixed, no_autocast, numbers, project
 from .residual_vq import ResidualQuantizer
 
 
@@ -229,6 +229,7 @@ class ResidualSimVQ(ResidualQuantizer):
         Raises:
             ValueError, TypeError, RuntimeError: as :class:`SimVQ`.
         """
+        channels_last("ResidualSimVQ", x, self.codebook_dim, self.channel_first)
         kept = self._number(x, n_q, rand_quantize_dropout_fixed_seed)
         residual, total, chosen, losses = x, torch.zeros_like(x), [], []
         for place, layer in enumerate(self._quantizers[:kept]):

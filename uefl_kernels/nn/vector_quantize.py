@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from .. import VQOutput, vq, vq_with_sums
-from .._gather import flat_indices, gather
+from .._gather import flat_indices, gather, take_along
 from .._snapshot import snapshot
 from . import _distributed, _losses, _search
 from ._codebook import Codebook, Coder, Weight, set_counts, without_single_head
@@ -661,7 +661,7 @@ class VectorQuantize(Coder):
             indices = _search.draw_in_blocks(split, searched, cosine, sampling, k)
         where = indices if k is not None else indices.unsqueeze(-1)  # [h, n, k]
         candidates = codebook.unsqueeze(1).expand(-1, indices.shape[1], -1, -1) if own is None else own
-        taken = torch.take_along_dim(candidates, where.unsqueeze(-1), dim=2)
+        taken = take_along(candidates, where.unsqueeze(-1), 2)
         if sampling.soft and near is not None:
             share = (near / sampling.temperature).softmax(-1)
             share = (share - share.detach()).unsqueeze(-2)
@@ -748,6 +748,11 @@ class VectorQuantize(Coder):
     def _optimize(self, rows: torch.Tensor, call: Call) -> torch.Tensor:
         """Step the optimizer of the codewords towards the rows, and update the other state of the codebook;
         return its loss."""
+        if torch.is_inference_mode_enabled():
+            raise RuntimeError(
+                "VectorQuantize: in_place_codebook_optimizer steps by a gradient, which inference_mode has"
+                " not; use torch.no_grad, or call eval() or freeze_codebook=True"
+            )
         book, rows = self._codebook, rows.detach()
         # In a checkpointed region, its hooks would run the whole of it again for this backward pass.
         with (
@@ -886,7 +891,7 @@ class VectorQuantize(Coder):
                 else self._by_book(call.mask.unsqueeze(-1).expand(chosen.indices.shape), given)
             )
             diversity = _losses.diversity(
-                chosen.near, kept, given.shape[1:-1].numel(), self.codebook_diversity_temperature
+                chosen.near, kept, math.prod(given.shape[1:-1]), self.codebook_diversity_temperature
             )
             loss = loss + diversity * self.codebook_diversity_loss_weight
         if self.training and self.has_codebook_orthogonal_loss:

@@ -229,7 +229,7 @@ def _arguments(
     rates = _check(x, weights, biases, p, passes, activation, input_dropout, logit_dropout, seed)
     check_reverse_mode("mc_dropout_mlp", x, *weights, *biases)
     act = composed.ACTIVATIONS[activation]
-    hidden, first = x.reshape(x.shape[:-1].numel(), x.shape[-1]), 0
+    hidden, first = x.reshape(math.prod(x.shape[:-1]), x.shape[-1]), 0
     while first < len(weights) and rates[first] == 0:  # no dropout before this layer
         hidden = linear(act(hidden) if first > 0 else hidden, weights[first], biases[first])
         first += 1

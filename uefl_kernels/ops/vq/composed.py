@@ -98,7 +98,10 @@ def fixed_point(
 
 def _digits(rows: int) -> int:
     """Return the number of bits of each row that add up within 2^62."""
-    return 62 - max(0, rows - 1).bit_length()
+    bits = 0
+    while 1 << bits < rows:  # bit_length would fix the number of rows in a graph
+        bits += 1
+    return 62 - bits
 
 
 def _exponent(value: torch.Tensor) -> torch.Tensor:
