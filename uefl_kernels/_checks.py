@@ -77,6 +77,29 @@ def check_reverse_mode(op: str, *tensors: torch.Tensor | None) -> None:
         )
 
 
+def needs_gradient(*tensors: torch.Tensor) -> bool:
+    """Return True if a tensor requires a gradient, which the wrapper of ``vmap`` does not tell."""
+    return torch.is_grad_enabled() and any(_unwrapped(tensor).requires_grad for tensor in tensors)
+
+
+def needs_gradient_without_vmap(op: str, tensor: torch.Tensor) -> bool:
+    """Return ``needs_gradient``; raise RuntimeError where ``vmap`` would lose the gradient."""
+    needed = needs_gradient(tensor)
+    if needed and not tensor.requires_grad:
+        raise RuntimeError(
+            f"{op}: has no gradient under torch.func.vmap; call it for each element, or detach the input"
+        )
+    return needed
+
+
+def _unwrapped(tensor: torch.Tensor) -> torch.Tensor:
+    if torch.compiler.is_compiling():
+        return tensor
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
+
+
 def check_weights(op: str, **weights: float) -> None:
     """Raise ValueError for a weight of a loss that is not a finite number."""
     for name, weight in weights.items():

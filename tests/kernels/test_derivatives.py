@@ -88,6 +88,44 @@ def test_vmap_is_a_call_for_each_element(name):
     torch.testing.assert_close(torch.func.vmap(call)(batch), torch.stack([call(x) for x in batch]))
 
 
+@pytest.mark.parametrize("name", ["vq", "rvq", "mc_dropout_mlp"])
+def test_backward_pass_of_vmap(name):
+    """``vmap`` hides that its input requires a gradient."""
+    gradients = []
+    for mapped in (True, False):
+        batch, call = normal(3, 6, 8, seed=5).requires_grad_(), DIFFERENTIABLE[name]
+        found = torch.func.vmap(call)(batch) if mapped else torch.stack([call(x) for x in batch])
+        found.sum().backward()
+        gradients.append(batch.grad)
+    torch.testing.assert_close(*gradients)
+
+
+def test_codewords_have_their_gradient_behind_vmap():
+    gradients = []
+    for mapped in (True, False):
+        batch, books = normal(3, 6, 8), normal(3, 4, 8, seed=1).requires_grad_()
+        pairs = zip(batch, books, strict=True)
+        found = (
+            torch.func.vmap(lambda x, book: vq(x, book).loss)(batch, books)
+            if mapped
+            else torch.stack([vq(x, book).loss for x, book in pairs])
+        )
+        found.sum().backward()
+        gradients.append(books.grad)
+    torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize(
+    "name", ["transition_nll", "log_transition_probs", "transition_double_softmax", "set_proportion_loss"]
+)
+def test_losses_refuse_a_gradient_that_vmap_would_lose(name):
+    batch = normal(3, 6, 8).requires_grad_()
+    with pytest.raises(RuntimeError, match=r"^\w+: .*vmap"):
+        torch.func.vmap(DIFFERENTIABLE[name])(batch)
+    with torch.no_grad():
+        assert torch.func.vmap(DIFFERENTIABLE[name])(batch).isfinite().all()
+
+
 @pytest.mark.parametrize(
     "make",
     [lambda: VectorQuantize(8, 4), lambda: ResidualVQ(dim=8, codebook_size=4, num_quantizers=2)],

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..._checks import check_transition
+from ..._checks import check_transition, needs_gradient_without_vmap
 from ..._dtypes import result_dtype
 from ..._library import define, define_triton, once_differentiable, resolve
 from ..transition_nll.value_checks import require_groups, require_matrix, require_rows
@@ -99,7 +99,7 @@ def log_transition_probs(
     matrix, marginal = check_transition("log_transition_probs", logits, log_transition, groups, log_marginal)
     call = (
         _LogTransitionProbs.apply
-        if torch.is_grad_enabled() and logits.requires_grad
+        if needs_gradient_without_vmap("log_transition_probs", logits)
         else resolve("log_transition_probs", logits)
     )
     log_g: torch.Tensor = call(*Arguments(logits, matrix, marginal, groups))

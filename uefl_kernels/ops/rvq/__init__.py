@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..._checks import check_reverse_mode, check_search, check_weights, packed
+from ..._checks import check_reverse_mode, check_search, check_weights, needs_gradient, packed
 from ..._dtypes import result_dtype
 from ..._library import call, define, define_autograd, define_composed, define_vmap, once_differentiable
 from ..._snapshot import snapshot
@@ -270,7 +270,7 @@ def _call(
 ) -> tuple[RVQOutput, tuple[torch.Tensor, ...]]:
     stages = _checked(x, codebooks, metric, precision)
     if with_sums is None:  # then only for the gradient of the codebooks
-        with_sums = codebook_weight != 0 and _differentiable(*stages)
+        with_sums = codebook_weight != 0 and needs_gradient(*stages)
     if estimator not in ESTIMATORS:
         raise ValueError(f"rvq: estimator {estimator!r} is not known, expected one of {ESTIMATORS}")
     check_weights("rvq", codebook_weight=codebook_weight, commitment_weight=commitment_weight)
@@ -294,17 +294,13 @@ def _call(
 def run(given: composed.Arguments) -> tuple[RVQOutput, tuple[torch.Tensor, ...]]:
     """Call the op with arguments that are valid; indices are ``[..., S, Q]``."""
     check_reverse_mode("rvq", given.x, *given.codebooks)
-    differentiable = _differentiable(given.x, *given.codebooks)
+    differentiable = needs_gradient(given.x, *given.codebooks)
     if torch.compiler.is_compiling() and differentiable:
         # the caller may update them in place before the backward pass; eager autograd refuses that
         given = given._replace(codebooks=[snapshot(codebook) for codebook in given.codebooks])
     quantized, indices, losses, counts, sums = call("rvq", given.x, given, differentiable)
     out = RVQOutput(quantized, indices, losses, tuple(_split(counts, given.codebooks)))
     return out, tuple(_split(sums, given.codebooks)) if given.with_sums else ()
-
-
-def _differentiable(*tensors: torch.Tensor) -> bool:
-    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
 def _checked(

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..._checks import check_sets
+from ..._checks import check_sets, needs_gradient_without_vmap
 from ..._dtypes import result_dtype
 from ..._library import define, define_triton, once_differentiable, resolve
 
@@ -89,7 +89,7 @@ def set_proportion_loss(
             -(t * logits[begin:end].softmax(1).mean(0).log()).sum()
     """
     check_sets(logits, offsets, proportions)
-    with_gradient = torch.is_grad_enabled() and logits.requires_grad
+    with_gradient = needs_gradient_without_vmap("set_proportion_loss", logits)
     given = Arguments(logits, offsets, proportions, with_gradient)
     if not with_gradient:
         return resolve("set_proportion_loss", logits)(*given)[0]  # type: ignore[no-any-return]

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..._checks import check_transition
+from ..._checks import check_transition, needs_gradient_without_vmap
 from ..._dtypes import result_dtype
 from ..._library import define, define_triton, once_differentiable, resolve
 
@@ -116,7 +116,7 @@ def transition_nll(
     matrix, marginal = check_transition(
         "transition_nll", logits, log_transition, groups, log_marginal, targets
     )
-    with_gradient = torch.is_grad_enabled() and logits.requires_grad
+    with_gradient = needs_gradient_without_vmap("transition_nll", logits)
     given = Arguments(logits, targets, matrix, marginal, groups, ignore_index, with_gradient)
     if not with_gradient:
         return resolve("transition_nll", logits)(*given)[0]  # type: ignore[no-any-return]

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..._checks import check_reverse_mode, check_search, check_weights, packed
+from ..._checks import check_reverse_mode, check_search, check_weights, needs_gradient, packed
 from ..._dtypes import result_dtype
 from ..._library import call, define, define_autograd, define_composed, once_differentiable
 from ..._snapshot import snapshot
@@ -229,12 +229,12 @@ def _call(
 ) -> tuple[VQOutput, torch.Tensor]:
     check_search("vq", x, codebook, metric, precision)
     if with_sums is None:  # then only for the codebook's gradient
-        with_sums = codebook.requires_grad and codebook_weight != 0 and torch.is_grad_enabled()
+        with_sums = codebook_weight != 0 and needs_gradient(codebook)
     if estimator not in ESTIMATORS:
         raise ValueError(f"vq: estimator {estimator!r} is not known, expected one of {ESTIMATORS}")
     check_reverse_mode("vq", x, codebook)
     check_weights("vq", codebook_weight=codebook_weight, commitment_weight=commitment_weight)
-    differentiable = torch.is_grad_enabled() and (x.requires_grad or codebook.requires_grad)
+    differentiable = needs_gradient(x, codebook)
     if torch.compiler.is_compiling() and differentiable:
         # the caller may update it in place before the backward pass; eager autograd refuses that
         codebook = snapshot(codebook)
