@@ -95,11 +95,11 @@ def test_moves_are_added_up_in_one_order(monkeypatch):
 def test_the_same_rows_are_drawn_as_by_the_reference(method, monkeypatch):
     """Several blocks of rows and sums; zero weights; fewer distinct rows than clusters; a single row."""
     monkeypatch.setattr(triton_seeding, "_BLOCK", 64)
-    monkeypatch.setattr(triton_seeding, "_SUMS", 2)
-    weights = torch.rand(150, dtype=torch.float64) * (torch.arange(150) % 3 > 0)
+    monkeypatch.setattr(triton_seeding, "_SUMS", 1)
+    weights = torch.rand(80, dtype=torch.float64) * (torch.arange(80) % 3 > 0)
     for rows, mass, k, seed in (
-        (normal(150, 37), weights / weights.max(), 3, 2**40 + 3),
-        (normal(3, 2)[torch.arange(70) % 3], None, 5, -7),
+        (normal(80, 37), weights / weights.max(), 3, 2**40 + 3),
+        (normal(3, 2)[torch.arange(70) % 3], None, 4, -7),
         (normal(1, 1), None, 1, 0),
     ):
         expected, found = (

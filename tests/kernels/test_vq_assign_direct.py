@@ -62,7 +62,7 @@ def test_codewords_longer_than_any_bound_in_float32(rows):
     assert torch.equal(vq_assign(x, codebook), expected(x, codebook))
 
 
-@pytest.mark.parametrize(("n", "d", "k"), [(500, 2, 8), (40, 3000, 3), (6, 70_000, 3), (60, 2000, 12)])
+@pytest.mark.parametrize(("n", "d", "k"), [(500, 2, 8), (40, 3000, 3), (60, 2000, 12)])
 def test_fits_have_the_bits_of_the_reference(n, d, k):
     x = normal(n, d)
     found = kmeans(x, k, max_iter=3, tol=0)
