@@ -244,6 +244,8 @@ def resume(
         UserError: there is no run, it comes from another version, or other objects were given.
         RunError: the run stopped early, as in :func:`train`.
     """
+    if type(more_rounds) is not int or more_rounds < 0:
+        raise UserError(f"more_rounds: expected an integer of 0 or more, got {more_rounds!r}")
     for name, arm in (arms or {}).items():
         if not isinstance(arm, Algorithm):
             raise UserError(

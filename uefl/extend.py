@@ -20,7 +20,7 @@ from .config import Config
 from .errors import UserError
 from .folder import Metrics
 
-_FOLDER, _LONGER = "ends", "longer"
+_FOLDER, _LONGER, _STAGED = "ends", "longer", "longer.tmp"
 State = tuple[dict[str, torch.Tensor], dict[str, Any]]
 
 
@@ -80,15 +80,18 @@ def with_more_rounds(cfg: Config, rounds: int) -> Config:
     return replace(cfg, training=longer)
 
 
-def prepare(out: Path, cfg: Config, rounds: int, digest: str, preset: str) -> None:
-    """Set a finished run back to the last turn of its first arm, with a configuration that has more rounds.
+def stage(out: Path, cfg: Config, rounds: int, digest: str, preset: str) -> dict[str, Any]:
+    """Write the files of a finished run that is set back to the last turn of its first arm, with more rounds.
 
-    The new files are complete in a folder of their own before the first one takes its place. A process that
-    is killed leaves the finished run, or one that :func:`finish` completes.
+    They are complete in a folder of their own before the first one takes its place. A process that is killed
+    leaves the finished run, or one that :func:`finish` completes.
 
     Args:
         digest: hash of the longer configuration, which the checkpoint names.
         preset: first line of config.toml.
+
+    Returns:
+        What the run was made with, as its checkpoints have it.
 
     Raises:
         UserError: the run has not ended, or has no states to continue from.
@@ -122,18 +125,28 @@ def prepare(out: Path, cfg: Config, rounds: int, digest: str, preset: str) -> No
         "metrics_bytes": len(text.encode()),
     }
     plain["made_with"] = first[1]["made_with"] | {"config": digest}
-    new = out / f"{_LONGER}.tmp"
-    shutil.rmtree(new, ignore_errors=True)
+    discard(out)
+    new = out / _STAGED
     new.mkdir()
     checkpoint.write_text(new / "metrics.jsonl", text)
     checkpoint.save(new, first[0], plain)
     checkpoint.write_text(new / "config.toml", f"# {preset}\n{longer.to_toml()}")
-    os.replace(new, out / _LONGER)
+    return dict(plain["made_with"])
+
+
+def discard(out: Path) -> None:
+    """Remove the files of an extension that was not committed."""
+    shutil.rmtree(out / _STAGED, ignore_errors=True)
+
+
+def commit(out: Path) -> None:
+    """Make a finished run the one that was staged."""
+    os.replace(out / _STAGED, out / _LONGER)
     finish(out)
 
 
 def finish(out: Path) -> None:
-    """Put the files of an extension in their places, if one has been prepared and is not in place yet."""
+    """Put the files of an extension in their places, if one was committed and is not in place yet."""
     new = out / _LONGER
     if not new.is_dir():
         return

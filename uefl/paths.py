@@ -12,6 +12,7 @@ from pathlib import Path
 
 from .errors import UserError
 
+_LONGEST = 255  # bytes of a name, on all usual file systems
 _SPECIAL = {
     stat.S_IFIFO: "a pipe",
     stat.S_IFSOCK: "a socket",
@@ -29,8 +30,13 @@ def check_name(path: Path, what: str) -> None:
     """Refuse a path that is not text, because no file of a run could contain it.
 
     Raises:
-        UserError: its bytes are not UTF-8, or are read by another encoding.
+        UserError: its bytes are not UTF-8, or are read by another encoding; a part of it is longer than file
+            systems take, or has a null byte.
     """
+    part = max(path.parts, key=lambda part: len(os.fsencode(part)), default="")
+    if len(os.fsencode(part)) > _LONGEST or "\0" in str(path):
+        limit = f"at most {_LONGEST} bytes, without a null byte"
+        raise UserError(f"{what} {part[:20]!r}...: expected a name of {limit}; rename it")
     try:
         str(path).encode("utf-8")
     except UnicodeEncodeError:

@@ -191,15 +191,14 @@ def resume(
         extend.finish(out)
         cfg = config.load_whole(out / "config.toml")
         preset = (out / "config.toml").read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
+
+        def prepared(cfg: Config, then: dict[str, Any] | None) -> _Run:
+            cfg = cfg if then is None else cfg.with_run(threads=then["threads"])
+            return _prepare(cfg, preset, out, where, data_root, observer, federation, network, deployment)
+
         if more_rounds:
-            longer = extend.with_more_rounds(cfg, more_rounds)
-            extend.prepare(out, cfg, more_rounds, _digest(longer), preset)
-            cfg = longer
-        found = checkpoint.load(out)
-        if found is None:
-            Metrics(out).check_new(next(iter(cfg.arms)))
-        tensors, plain = found or ({}, _START)
-        if (out / "summary.json").exists():
+            run = _extended(out, cfg, more_rounds, preset, prepared)
+        elif (out / "summary.json").exists():
             if pages and not all((out / name).exists() for name in ("report.md", "report.html")):
                 report.write_report(out)
             (out / privacy.KEY).unlink(missing_ok=True)
@@ -207,11 +206,28 @@ def resume(
                 f"{out} is a finished run; to run it again, name another folder or remove this one"
             )
             return _written_summary(out)
-        if "made_with" in plain:
-            cfg = cfg.with_run(threads=plain["made_with"]["threads"])
-        return _prepare(cfg, preset, out, where, data_root, observer, federation, network, deployment).go(
-            tensors, plain, pages
-        )
+        else:
+            found = checkpoint.load(out)
+            if found is None:
+                Metrics(out).check_new(next(iter(cfg.arms)))
+            run = prepared(cfg, None if found is None else found[1].get("made_with"))
+        tensors, plain = checkpoint.load(out) or ({}, _START)
+        return run.go(tensors, plain, pages)
+
+
+def _extended(
+    out: Path, cfg: Config, rounds: int, preset: str, prepared: Callable[[Config, dict[str, Any]], _Run]
+) -> _Run:
+    """Return a finished run with more rounds. Its folder is changed once all checks have passed."""
+    longer = extend.with_more_rounds(cfg, rounds)
+    try:
+        then = extend.stage(out, cfg, rounds, _digest(longer), preset)
+        run = prepared(longer, then)
+        run.check_origin(then)
+        extend.commit(out)
+    finally:
+        extend.discard(out)
+    return run
 
 
 _START: dict[str, Any] = {"arm": 0, "seconds": {}, "cpu_seconds": {}, "metrics_bytes": 0}
@@ -385,7 +401,7 @@ class _Run:
 
     def go(self, tensors: dict[str, torch.Tensor], plain: dict[str, Any], pages: bool) -> dict[str, Any]:
         """Finish the arm that the checkpoint is in, then the arms after it."""
-        self._check_origin(plain.get("made_with", self.made_with))
+        self.check_origin(plain.get("made_with", self.made_with))
         self.seconds: dict[str, float] = dict(plain["seconds"])
         self.cpu_seconds: dict[str, float] = dict(plain["cpu_seconds"])
         self.metrics.cut(plain["metrics_bytes"])
@@ -438,7 +454,7 @@ class _Run:
             report.write_report(self.out)
         return summary
 
-    def _check_origin(self, then: dict[str, Any]) -> None:
+    def check_origin(self, then: dict[str, Any]) -> None:
         """Refuse a checkpoint of another configuration or other data; on another machine it continues, but
         not bit for bit."""
         changes = {

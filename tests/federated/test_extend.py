@@ -4,15 +4,18 @@ import json
 import os
 import shutil
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
+import uefl
 from uefl import config, run
 from uefl import extend as extend_module
 from uefl.cli import app
+from uefl.data import build
 from uefl.errors import UserError
 
 from .whole_run import Watcher, outcome, start
@@ -77,20 +80,21 @@ def lengthen(out):
     """As ``resume`` does before it trains."""
     extend_module.finish(out)
     if (out / "summary.json").is_file():
-        extend_module.prepare(out, config.load_whole(out / "config.toml"), 1, "digest", "demo")
+        extend_module.stage(out, config.load_whole(out / "config.toml"), 1, "digest", "demo")
+        extend_module.commit(out)
 
 
 def test_an_extension_that_is_killed_anywhere_is_completed(tmp_path, monkeypatch):
     start(tmp_path / "run", "arms=fedavg", "rounds=[1]")
     shutil.copytree(tmp_path / "run", tmp_path / "whole")
     lengthen(tmp_path / "whole")
-    replace, left = os.replace, [0]
+    rename, left = os.replace, [0]
 
     def killed(*paths):
         left[0] -= 1
         if left[0] == 0:
             raise KeyboardInterrupt
-        replace(*paths)
+        rename(*paths)
 
     monkeypatch.setattr(os, "replace", killed)
     for calls in range(1, 20):
@@ -104,6 +108,18 @@ def test_an_extension_that_is_killed_anywhere_is_completed(tmp_path, monkeypatch
         lengthen(out)
         assert contents(out) == contents(tmp_path / "whole")
     assert calls > 8  # metrics, tensors and index of the checkpoint, configuration, folder, and their places
+
+
+def test_an_extension_with_other_data_changes_nothing(tmp_path, monkeypatch):
+    start(tmp_path / "run", "arms=fedavg", "rounds=[1]")
+    before = contents(tmp_path / "run")
+    monkeypatch.setattr(run, "build", lambda *given, **more: replace(build(*given, **more), digest="another"))
+    with pytest.raises(UserError, match=r"images .*clients"):
+        extend(tmp_path / "run", 1)
+    for rounds in (-1, 1.0, True, "1"):
+        with pytest.raises(UserError, match="more_rounds"):
+            uefl.resume(tmp_path / "run", more_rounds=rounds)
+    assert contents(tmp_path / "run") == before
 
 
 def test_run_that_cannot_be_extended_is_unchanged(tmp_path):

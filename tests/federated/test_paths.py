@@ -292,3 +292,19 @@ def test_an_unknown_home_is_a_name(tmp_path, monkeypatch):
     assert "~nobody-here" in refused(
         "train", "demo", "--set", "data.source=~nobody-here/silos", "--out", "run"
     )
+
+
+@pytest.mark.parametrize("name", ["a" * 256, "é" * 128, "a\0b"], ids=["long", "long-in-bytes", "null"])
+def test_names_that_no_file_can_have(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    for call in (
+        lambda: uefl.train("demo", out=name),
+        lambda: uefl.resume(name),
+        lambda: uefl.load(name),
+        lambda: saved.load(name),
+        lambda: uefl.train("demo", out="run", data={"source": name}),
+        lambda: uefl.train(f"{name}.toml", out="run"),
+    ):
+        with pytest.raises(UserError):
+            call()
+    assert not list(tmp_path.iterdir())

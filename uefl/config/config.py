@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from ..errors import UserError, nearest
 from ..fields import S, check_unused, parse, shown, unknown
-from ..paths import expanded
+from ..paths import check_name, expanded
 from .keys import fields, sections_with
 from .sections import Model, RunSection, Training
 
@@ -79,6 +79,8 @@ class Config:
         """Return the same configuration with absolute paths to the user's own data and weights, if there are
         any."""
         data, weights, changed = self.data.path, self.model.pretrained, self
+        if data is not None:
+            check_name(data, "key 'source':")
         if data is not None and data.exists():
             changed = replace(changed, data=self.data.model_copy(update={"source": str(data.resolve())}))
         if isinstance(weights, str) and expanded(weights).is_file():

@@ -35,7 +35,7 @@ from ..errors import UserError, first_line
 from ..fields import parse
 from ..isolation import isolate, isolated, plain_torch
 from ..json_text import parse_json
-from ..paths import check_file, expanded
+from ..paths import check_file, check_name, expanded
 from ..seeds import seeded
 from ..uncertainty import Prediction, ensemble, joined
 from .normalization import normalization, normalized
@@ -504,7 +504,9 @@ def load(path: str | Path, network: Callable[[], nn.Module] | None = None) -> Sa
             together; an algorithm that is not registered here; a folder that holds several models, or none.
             The message names the file.
     """
-    path = _file(expanded(path))
+    path = expanded(path)
+    check_name(path, "the model")
+    path = _file(path)
     check_file(path, "the model", "expected model-<arm>.safetensors of a run folder")
     try:
         with safe_open(str(path), "pt") as file:
