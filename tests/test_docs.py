@@ -264,3 +264,11 @@ def test_a_tutorial_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
         else:
             command = [sys.executable, "-m", *shlex.split(code)]
             subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+
+
+def test_no_advice_installs_a_package_from_an_index():
+    """No index has uefl, so that anybody could publish a package of this name."""
+    files = [path for folder in ("uefl", "uefl_kernels") for path in (ROOT / folder).rglob("*.py")]
+    files += [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    advice = re.compile(r"""pip install ['"]?uefl(?![\w./-])""")
+    assert not [path for path in files if advice.search(path.read_text(encoding="utf-8"))]
