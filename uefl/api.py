@@ -14,7 +14,7 @@ from torch import nn
 
 from . import config, report
 from . import run as runs
-from .algorithms.base import ALGORITHMS, Algorithm, register, registry
+from .algorithms.base import ALGORITHMS, Algorithm, find, register, registry
 from .config import Config, Model
 from .data import PARTITIONS, SOURCES, from_arrays
 from .deploy.choices import CHOICES, Choice
@@ -103,7 +103,10 @@ class Run:
                 f"{file} is not there: arm {arm!r} has not ended; continue with"
                 f" uefl.resume({str(self.path)!r})"
             )
-        return saved.load(file, self._network)
+        found = saved.load(file, self._network)
+        if type(found.algorithm) is not find(self.config.arms[arm].algorithm):
+            raise UserError(f"{file} is a model of another algorithm than arm {arm!r}; restore it")
+        return found
 
 
 def _config(source: Any, arms: Any, overrides: dict[str, Any], *, given: bool) -> Config:

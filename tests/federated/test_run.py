@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+import uefl
 from uefl import config, folder, run
 from uefl.client.workspace import uses_bf16
 from uefl.config.config import tomllib
@@ -203,6 +205,13 @@ def test_a_file_that_is_no_model(tmp_path, content):
         UserError, match=r"m\.safetensors .*read" if content is not None else r"m\.safetensors .*model-<arm>"
     ):
         saved.load(tmp_path / "m.safetensors")
+
+
+def test_a_model_of_another_arm_is_refused(finished, tmp_path):
+    shutil.copytree(finished[0], tmp_path / "run")
+    shutil.copy(tmp_path / "run" / "model-uefl.safetensors", tmp_path / "run" / "model-fedavg.safetensors")
+    with pytest.raises(UserError, match=r"model-fedavg\.safetensors .*'fedavg'"):
+        uefl.load(tmp_path / "run").model("fedavg")
 
 
 def test_a_model_of_another_format(tmp_path):
