@@ -23,7 +23,7 @@ from .isolation import isolate
 from .metrics import METRICS
 from .models import custom, saved
 from .models.networks import NETWORKS
-from .paths import expanded
+from .paths import check_name, expanded
 from .progress import PlainProgress
 from .registry import Registry
 
@@ -257,6 +257,7 @@ def resume(
             )
         _table(name, arm)
     out = expanded(out)
+    check_name(out, "the run folder")
     cfg = config.load_whole(out / "config.toml") if (out / "config.toml").is_file() else None
     if clients is not None and cfg is not None:
         federation = _federation(cfg, clients, federation)
