@@ -33,8 +33,9 @@ def check_name(path: Path, what: str) -> None:
         UserError: its bytes are not UTF-8, or are read by another encoding; a part of it is longer than file
             systems take, or has a null byte.
     """
-    part = max(path.parts, key=lambda part: len(os.fsencode(part)), default="")
-    if len(os.fsencode(part)) > _LONGEST or "\0" in str(path):
+    lengths = {part: len(part.encode("utf-8", "replace")) for part in path.parts}
+    part = max(lengths, key=lambda part: lengths[part], default="")
+    if lengths.get(part, 0) > _LONGEST or "\0" in str(path):
         limit = f"at most {_LONGEST} bytes, without a null byte"
         raise UserError(f"{what} {part[:20]!r}...: expected a name of {limit}; rename it")
     try:
