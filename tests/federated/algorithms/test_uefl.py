@@ -224,7 +224,7 @@ def test_group_centroids_are_weighted_by_cluster_size():
         if "block" in reply.tensors:  # one client's clusters weigh next to nothing
             light = reply.client == "silo-0"
             reply.tensors["block"] = torch.full((1, 4), 100.0 if light else 1.0)
-            reply.tensors["mass"] = torch.full((1,), 1e-6 if light else 192.0)
+            reply.tensors["mass"] = torch.full((1,), 1e-6 if light else 96.0)
         return reply
 
     algorithm, _, _ = arm(settings(codewords=1), wrap=lambda e: TamperingEngine(e, meddle))
