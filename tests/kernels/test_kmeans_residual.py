@@ -103,8 +103,34 @@ def test_collision_report():
     codes = np.array([[0, 1], [0, 1], [0, 2], [3, 2], [0, 1], [3, 2]])
     for given in (codes, torch.from_numpy(codes), codes.tolist()):
         assert collision_report(given) == (6, 3, 5, 3, (2, 2))
+    for kind in (np.uint16, ">i8", np.float64):
+        assert collision_report(codes[::-1].astype(kind)[::-1]) == (6, 3, 5, 3, (2, 2))
     with pytest.raises(ValueError, match=r"^collision_report: codes.*\[n_samples, n_levels\].*\[6\]"):
         collision_report(codes[:, 0])
+
+
+def test_one_weight_for_all_rows():
+    expected = ResidualKMeans(2, 4, random_state=0).fit(DATA)
+    for weight in (2, 2.0, np.float32(2), np.int64(2)):
+        model = ResidualKMeans(2, 4, random_state=0).fit(DATA, sample_weight=weight)
+        assert np.array_equal(model.codes_, expected.codes_)
+        assert np.allclose(model.inertia_, 2 * expected.inertia_)
+
+
+def test_codes_as_files_hold_them():
+    model = ResidualKMeans(2, 4, random_state=0).fit(DATA)
+    codes = model.codes_.copy()
+    expected = model.decode(codes)
+    codes.flags.writeable = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for given in (codes, codes.astype(np.uint16), codes.astype(">i4"), codes.tolist()):
+            assert np.array_equal(model.decode(given), expected)
+        assert np.array_equal(model.decode(codes[::-1]), expected[::-1])
+    assert np.array_equal(model.decode(torch.from_numpy(codes.astype(np.uint16))), expected)
+    for wrong in (codes > 0, codes + 0j, torch.from_numpy(codes + 0j), codes.astype(str)):
+        with pytest.raises(ValueError, match=r"^ResidualKMeans: codes "):
+            model.decode(wrong)
 
 
 REFUSED = {

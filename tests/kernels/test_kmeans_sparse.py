@@ -195,6 +195,14 @@ def test_the_bits_do_not_depend_on_the_threads():
         torch.set_num_threads(threads)
 
 
+def test_complex_input_is_refused():
+    """SciPy would discard the imaginary parts."""
+    model = KMeans(3, random_state=0).fit(DATA)
+    for call in (KMeans(3).fit, model.predict, model.transform, model.score):
+        with pytest.raises(ValueError, match=r"Complex .*KMeans"):
+            call(DATA.astype(complex))
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e200])
 def test_invalid_input_is_refused(value):
     broken = DATA.copy()

@@ -80,6 +80,8 @@ def source_of(name: str, X: Any) -> RowSource | None:
 def sparse_rows_of(name: str, X: Any) -> SparseRows:
     """Return the rows of a sparse matrix of SciPy, without a copy if possible."""
     matrix = X.tocsr()
+    if matrix.dtype.kind == "c":
+        raise ValueError(_COMPLEX.format(name))
     if matrix.shape[1] > np.iinfo(np.int32).max:
         raise ValueError(f"{name}: X has {matrix.shape[1]} features, more than 2^31 - 1")
     if not matrix.has_canonical_format:
@@ -122,6 +124,19 @@ def numbers(name: str, argument: str, value: Any) -> torch.Tensor:
         raise TypeError(
             f"{name}: {argument} must hold real numbers, got an array of dtype {array.dtype}"
         ) from None
+
+
+def codes_of(name: str, codes: Any) -> torch.Tensor:
+    """Return codes as a tensor of int64 or of floats; raise ValueError for other values."""
+    refused = f"{name}: codes must be whole numbers, got "
+    if isinstance(codes, torch.Tensor):
+        if codes.is_complex() or codes.dtype == torch.bool:
+            raise ValueError(f"{refused}{codes.dtype}")
+        return codes if codes.is_floating_point() else codes.long()
+    array = native(name, "codes", codes)
+    if array.dtype.kind not in "iuf":
+        raise ValueError(f"{refused}{array.dtype}")
+    return torch.from_numpy(array.astype(np.float64 if array.dtype.kind == "f" else np.int64, order="C"))
 
 
 def real(name: str, tensor: torch.Tensor) -> torch.Tensor:

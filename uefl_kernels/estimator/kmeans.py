@@ -445,7 +445,7 @@ class KMeans(RowEstimator, ClusteringEstimator):
     ) -> torch.Tensor | None:
         if sample_weight is None:
             return None
-        if isinstance(sample_weight, (int, float)):
+        if isinstance(sample_weight, (int, float, np.number)):
             sample_weight = np.full(n or 0, float(sample_weight))
         weights = numbers("KMeans", "sample_weight", sample_weight).to(device)
         if n is not None and tuple(weights.shape) != (n,):

@@ -10,7 +10,7 @@ import torch
 
 from ..ops.kmeans_labels import kmeans_labels
 from ._base import Estimator, constraints
-from ._data import numbers, rows_of, seed_of
+from ._data import codes_of, numbers, rows_of, seed_of
 from ._rows import RowEstimator
 from .kmeans import KMeans, in_words_of
 
@@ -50,8 +50,7 @@ def collision_report(codes: Any) -> CollisionReport:
         used = tuple(len(np.unique(level)) for level in codes.T)
         len(codes), len(counts), counts[counts > 1].sum(), counts.max(), used
     """
-    # from_numpy, because as_tensor would use the default device
-    codes = codes if isinstance(codes, torch.Tensor) else torch.from_numpy(np.asarray(codes))
+    codes = codes_of("collision_report", codes)
     if codes.dim() != 2 or 0 in codes.shape:
         raise ValueError(
             "collision_report: codes must have shape [n_samples, n_levels] with at least one of each, got"
@@ -144,11 +143,9 @@ class ResidualKMeans(RowEstimator, Estimator):
             raise ValueError(f"ResidualKMeans: n_levels must be an int of at least 1, got {self.n_levels!r}")
         x, back = self._rows(X, fitting=True)
         rest = _wide(x)
-        weights = (
-            None
-            if sample_weight is None
-            else numbers("ResidualKMeans", "sample_weight", sample_weight).to(x.device)
-        )
+        weights = sample_weight
+        if weights is not None and not isinstance(weights, (int, float, np.number)):
+            weights = numbers("ResidualKMeans", "sample_weight", weights).to(x.device)
         seed = seed_of(self.random_state)
         books, codes, left = [], [], []
         for _ in range(self.n_levels):
@@ -194,7 +191,7 @@ class ResidualKMeans(RowEstimator, Estimator):
         n_features]``, of the type of ``codebooks_``."""
         self._check_fitted()
         books = rows_like(self.codebooks_)
-        index = torch.as_tensor(codes, device=books.device)
+        index = codes_of("ResidualKMeans", codes).to(books.device)
         if index.dim() != 2 or index.shape[1] != len(books):
             raise ValueError(
                 f"ResidualKMeans: codes must have shape [n_samples, {len(books)}], got {list(index.shape)}"
