@@ -87,7 +87,7 @@ class _Command(TyperCommand):
     would be the current folder."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if any(not arg or (arg.startswith("--") and arg.endswith("=")) for arg in args):
+        if any(not arg or (arg.startswith("--") and arg.find("=") == len(arg) - 1) for arg in args):
             raise UserError("an argument is empty; look for a variable of the shell that is not set")
         rest = super().parse_args(ctx, args)
         for name, value in ctx.params.items():

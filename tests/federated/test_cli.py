@@ -245,6 +245,12 @@ def test_an_empty_argument_is_not_the_current_folder(arguments):
     assert result.stderr.count("\n") == 1
 
 
+def test_a_value_may_end_with_an_equals_sign():
+    result = runner.invoke(app, ["report", "--against=a=", "absent"])
+    assert result.exit_code == 2
+    assert "absent" in result.stderr
+
+
 def test_live_progress_counts_every_client_and_keeps_notices(fake_run):
     console = Console(force_terminal=True, width=120, record=True, file=io.StringIO())
     with progress.watch(console) as observer:
