@@ -197,7 +197,7 @@ def resume(
             return _prepare(cfg, preset, out, where, data_root, observer, federation, network, deployment)
 
         if more_rounds:
-            run = _extended(out, cfg, more_rounds, preset, prepared)
+            run = _with_more_rounds(out, cfg, more_rounds, preset, prepared)
         elif (out / "summary.json").exists():
             if pages and not all((out / name).exists() for name in ("report.md", "report.html")):
                 report.write_report(out)
@@ -215,7 +215,7 @@ def resume(
         return run.go(tensors, plain, pages)
 
 
-def _extended(
+def _with_more_rounds(
     out: Path, cfg: Config, rounds: int, preset: str, prepared: Callable[[Config, dict[str, Any]], _Run]
 ) -> _Run:
     """Return a finished run with more rounds. Its folder is changed once all checks have passed."""

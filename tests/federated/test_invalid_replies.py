@@ -267,6 +267,7 @@ def test_a_client_that_claims_no_training_images_ends_no_run():
     def change(reply):
         if "counts" in reply.tensors:
             reply.tensors["counts"].zero_()
+            reply.tensors["hits"].zero_()
 
     one, _, _ = arm(settings("tpt"), wrap=lambda engine: Changed(engine, {"silo-1": change}))
     assert {record["client"] for record in finish(one)} == {"silo-0", "silo-1", "silo-2"}

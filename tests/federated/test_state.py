@@ -78,7 +78,8 @@ def test_server_methods_get_no_private_state():
 
     one = make(settings("fedavg", rounds=[2]), Curious())
     finish(one)
-    assert len(seen) == 3 + 2 * 3 * 3
+    exchanges, updates = 3, 2 * 3
+    assert len(seen) == 3 * (exchanges + updates)  # rejection sees a message and a reply of each
     assert not any(part.private for part in seen)
     assert all("seen" in own for own in one.members[0].private.values())
 

@@ -116,6 +116,11 @@ def task(setting: Setting, arm: str) -> dict[str, Any]:
     return {"protocol": PROTOCOL, "uefl": __version__, "ask": "work", "arm": arm, "setting": setting.plain()}
 
 
+def version_of(header: dict[str, Any]) -> str:
+    """Return the version that sent a header. A stranger wrote it: print it with ``printable``."""
+    return str(header.get("uefl"))
+
+
 def understood(header: dict[str, Any]) -> bool:
     """Return True if this version can answer."""
-    return header.get("protocol") == PROTOCOL and header.get("uefl") == __version__
+    return header.get("protocol") == PROTOCOL and version_of(header) == __version__

@@ -36,7 +36,7 @@ from ..seeds import make_repeatable
 from ..server.checks import printable
 from ..threads import threads_for
 from .privacy_floor import NoiseTooLow, PrivacyBudgetSpent, PrivacyFloor
-from .setting import Setting, understood
+from .setting import Setting, understood, version_of
 from .silo_folder import SiloFolder, StateNotFound, States
 from .sources import ClientSource
 
@@ -104,7 +104,7 @@ class SiloProgram:
                 raise Unreadable("it is not a message")
             header, _ = packet
             if not understood(header):
-                other = printable(str(header.get("uefl")), 20)
+                other = printable(version_of(header), 20)
                 self._log.warning(
                     "a run of another version of uefl is not answered: it has %s, this is %s",
                     other,
