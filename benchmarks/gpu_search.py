@@ -4,9 +4,10 @@ Prints a table of docs/measured.md: expected microseconds, not measured ones, fo
 the times of the old search and of flash-kmeans on the H100. The counts come from
 sketches of the new kernels, compiled for sm_90a.
 
-The walls of a row: bytes of device memory, products, bytes of the second-level cache, instructions. "overlap"
-is the largest wall at a rate that kernels reach, less the effect of the second largest. "apart" is the time
-when products and comparisons run one after the other. A measurement is expected between the two.
+A wall is the least time of a row by one limit: the bytes of device memory, the products, the bytes of the
+second-level cache, or the instructions. "overlap" is the largest wall at a rate that kernels reach, increased
+by the effect of the second largest wall. "apart" is the time when products and comparisons run one after the
+other. A measurement is expected between "overlap" and "apart".
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ def expect(machine: gpu_model.Gpu, row: Search) -> RowTime:
     rows = 192 if d <= 256 else 128  # of a block, for which the codebook is read once
     l2 = 0.0 if resident else (n / rows * k * d * 2 / row.blocks + n * d * size) / machine.l2 * 1e6
     second, first = sorted((moved / 0.92, (tensor + resolve) / 0.9, l2, each / 0.72))[-2:]
-    overlap = (first**4 + second**4) ** 0.25 + LAUNCHES  # two that are close hinder each other
+    overlap = (first**4 + second**4) ** 0.25 + LAUNCHES  # if both are close, each slows the other
     apart = max(moved / 0.9, l2, tensor + resolve + compare / 0.9, each / 0.6) * 1.05 + LAUNCHES + 2
     return RowTime(moved, tensor, l2, each, overlap, max(apart, overlap))
 

@@ -59,7 +59,7 @@ ROWS = (
 def ratio(rows: list[dict[str, str]], op: str, shape: str) -> tuple[float, str]:
     """Return how many times faster our exact kernel is than its fastest peer, and the name of the peer.
 
-    A row without an error gives no answer, as a bare matrix product does. It is not a peer.
+    A row without an error, for example of a bare matrix product, gives no answer. Such a row is not a peer.
     """
     found = [row for row in rows if (row["op"], row["shape"]) == (op, shape)]
     found = [row for row in found if row["threads"] == max((row["threads"] for row in found), key=int)]

@@ -43,7 +43,7 @@ class Step(BenchmarkCase):
 
     @property
     def elements(self) -> int:
-        """Return the dtype of the input."""
+        """Return the number of elements of the input."""
         return self.batch * self.length * self.dim
 
     @property

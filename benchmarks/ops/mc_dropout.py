@@ -2,9 +2,9 @@
 
 ``linear`` is the product before the first dropout of a head.
 
-No two providers draw the same masks, so the gate compares ours with the definition in float64 on the same
-seed, and each peer's figure is how far its mean probabilities are from the definition's: sampling noise, of
-order 1 / sqrt(passes).
+No two providers draw the same masks. The gate compares ours with the float64 definition on the same seed. The
+error of a peer is the distance of its mean probabilities from those of the definition. This distance is
+sampling noise, of order 1 / sqrt(passes).
 """
 
 from __future__ import annotations

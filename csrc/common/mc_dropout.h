@@ -11,7 +11,7 @@ enum class McActivation { gelu, relu, silu, tanh };
 
 namespace {  // internal linkage: see the note in cpu/strided_rows.h
 
-constexpr int64_t kMcUnits = 8, kMcWords = 4;  // units of one Philox call, 16 bits each, and its words
+constexpr int64_t kMcUnits = 8, kMcWords = 4;  // a Philox call gives 4 words: 16 bits for each of 8 units
 
 // The factor of a kept unit, when units with 16 bits below the threshold are dropped.
 constexpr float dropout_scale(uint32_t threshold) {

@@ -43,7 +43,7 @@ bool range_typed(const Dense& x, int64_t lo, int64_t hi, double* low, double* hi
   return finite;
 }
 
-// Left to the compiler: its own narrowing to 16 bits is faster.
+// No explicit vectors, because the compiler's own conversion to 16 bits is faster.
 template <class T>
 void quantize_typed(const T* row, int64_t d, const Rounding& rounding, int16_t* values, int64_t* sums,
                     int64_t* squares) {
@@ -96,7 +96,7 @@ template <int kRows, int kCenters, int kParts, class T, class Center>
 UEFL_INLINE void add_squares(const T* x, int64_t x_pitch, const Center* centers, int64_t pitch, int64_t count,
                              bool fresh, double (*sums)[kSums], int64_t width) {
   Doubles sum[kRows][kCenters][kParts] = {}, value[kRows][kParts], other;
-  const auto for_sums = [&](const auto& work) {  // one by one: copied as a whole, they leave the registers
+  const auto for_sums = [&](const auto& work) {  // a copy of the whole array would move it to memory
 #pragma GCC unroll 2
     for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4

@@ -70,8 +70,7 @@ OPTIONS = {
         "threshold_ema_dead_code": 1e-9,
         "directional_reparam_variance": 0,
     },
-    # Without averages: the peer reads the updated codewords in the backward pass
-    # distances.
+    # Without moving averages, because the backward pass of the peer's distances reads the updated codewords.
     "cross entropy": {"commitment_use_cross_entropy_loss": True, "ema_update": False},
     "cross entropy heads": {
         "commitment_use_cross_entropy_loss": True,

@@ -45,7 +45,7 @@ def check_rows(place: str, rows: object, count: int) -> None:
 
 @dataclass(frozen=True)
 class ImageList:
-    """Images of one number of channels.
+    """Images that all have the same number of channels.
 
     ``read(rows, size)`` returns ``[n, C, H, W]`` uint8, resized to ``size`` x ``size`` where size is not 0.
     ``content(rows)`` yields for each image the bytes that identify it: of its pixels or of its file, before
@@ -90,7 +90,7 @@ class ImageList:
         """Refuse images that differ in size from the first one, unless they are resized.
 
         Raises:
-            UserError: they are not; the message names two of them.
+            UserError: the images differ in size; the message names two of them.
         """
         different = np.flatnonzero((self.shapes != self.shapes[0]).any(1))
         if len(different):

@@ -50,7 +50,7 @@ class AnyNode:
         }
 
     def refresh(self) -> list[str]:
-        """Return the names of clients on another node: none."""
+        """Return no names, because no client moves to another node."""
         return []
 
 

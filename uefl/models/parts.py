@@ -21,7 +21,7 @@ def layers(net: nn.Module, part: Part, key: str) -> list[nn.Module]:
     ``all`` of the network.
 
     Raises:
-        UserError: the network has no parameters there; ``key`` is the one that asked for it.
+        UserError: the part has no parameters; the message names ``key``, the configuration key of the part.
     """
     head = getattr(net, "head", None)
     choices: dict[Part, list[nn.Module]] = {
@@ -41,7 +41,7 @@ def layers(net: nn.Module, part: Part, key: str) -> list[nn.Module]:
 
 
 class FrozenStatistics:
-    """Have batch norm normalize by the batch, in evaluation too, and keep its running statistics."""
+    """Make batch norm normalize by the batch, also in evaluation, and keep its running statistics."""
 
     def __init__(self, net: nn.Module) -> None:
         self._norms = [m for m in net.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]

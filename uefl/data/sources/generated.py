@@ -1,7 +1,7 @@
 """A federation of any number of clients with images that are generated when they are read, so that they need
 no memory and no disk.
 
-An image is the pattern of its class, half as much of a pattern of its client, and noise. The patterns of the
+An image is the pattern of its class, plus half a pattern of its client, plus noise. The patterns of the
 classes are the same in every run; all else follows from the seed of the run and the name of the client. Use
 it to try a federation of many devices with little data. Its accuracy has no meaning for real images.
 """
@@ -30,7 +30,7 @@ NAME = "generated"
 _SHAPE = (1, 8, 8)
 _CLASSES = 10
 _CLIENT, _NOISE = 0.5, 0.5  # of the patterns of a class
-_COUNTED = 32  # clients that give the mean and the deviation of pixels for all
+_COUNTED = 32  # number of clients whose pixels give the mean and the deviation for all
 
 
 @source(NAME)

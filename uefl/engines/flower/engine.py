@@ -21,12 +21,12 @@ _MARGIN = 5.0  # seconds that Flower keeps a message beyond the deadline, so tha
 class FlowerEngine:
     """Clients behind a SuperLink.
 
-    A client that is started again while its reply is awaited gets the same message again: its work is the
-    same, bit for bit, so a run does not see the difference.
+    If a client is started again before it has replied, it gets the same message again. The repeated work has
+    the same bits, so the results of the run do not change.
 
     Args:
         link: of the run.
-        members: who is there; all of them have been heard once.
+        members: the node of each client; every client has answered at least once.
         header: the facts that a client needs for its work, sent with every message.
         started: called with the client's name as its message is sent.
     """
@@ -48,7 +48,7 @@ class FlowerEngine:
         end = None if deadline is None else time.monotonic() + deadline
         awaited: dict[str, str] = {}
         missed: dict[str, float] = {}
-        """clients that have just gone, and until when they may come again"""
+        """for each client that has just gone, the time until which the run waits for its return"""
 
         def ask(client: str) -> None:
             number = self._send(client, messages[client], end)
