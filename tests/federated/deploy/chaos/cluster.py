@@ -184,19 +184,12 @@ class Sandbox(LoggedProcesses):
         what = (
             ("--resume", out) if (self.folder / out / "config.toml").exists() else ("tiny.toml", "--out", out)
         )
-        where = (
-            "--engine",
-            "flower",
-            "--superlink",
-            self.cluster.place,
-            "--silos",
-            len(SILOS),
-            "--device",
-            "cpu",
-            "--wait",
-            120,
-        )
-        return self.start(module, *fault, "train", *what, *(options or where), log=f"{out}.log")
+        return self.start(module, *fault, "train", *what, *(options or self.over_flower()), log=f"{out}.log")
+
+    def over_flower(self) -> tuple[object, ...]:
+        """Return the options of a run with the silos of this cluster."""
+        where = ("--engine", "flower", "--superlink", self.cluster.place, "--silos", len(SILOS))
+        return (*where, "--device", "cpu", "--wait", 120)
 
     def end(self, run: subprocess.Popen[bytes], out: str = "run") -> TrainResult:
         """Wait for a run."""

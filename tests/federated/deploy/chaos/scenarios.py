@@ -128,7 +128,8 @@ def _superlink_killed(folder: Path, cluster: LocalCluster) -> str:
 def _checkpoint(folder: Path, cluster: LocalCluster) -> str:
     with open_sandbox(folder, cluster) as sandbox:
         cluster.start_all()
-        run = sandbox.train()
+        # a long run, so that the signal comes before its end
+        run = sandbox.train("run", *sandbox.over_flower(), "--set", "rounds=[40, 1]")
         until("a checkpoint", sandbox.measured(3))
         run.send_signal(signal.SIGINT)
         sandbox.end(run)
