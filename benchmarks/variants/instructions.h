@@ -18,7 +18,7 @@ __device__ inline long long now() {
   return clock;
 }
 
-// A named barrier of two warpgroups: one waits for its turn, the other one hands it on and waits for nothing.
+// A named barrier of two warpgroups: one waits for its turn, the other one passes the turn and does not wait.
 __device__ inline void turn_wait(int name) { asm volatile("bar.sync %0, 256;" ::"r"(name) : "memory"); }
 __device__ inline void turn_pass(int name) { asm volatile("bar.arrive %0, 256;" ::"r"(name) : "memory"); }
 

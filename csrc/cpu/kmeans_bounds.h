@@ -44,7 +44,7 @@ class KMeansBounds {
   const int64_t pitch_, width_;            // floats of a center, and of the bounds of a row
   std::vector<double> centers_;            // [k, d]
   std::vector<float> mean_;                // [d]
-  std::vector<float> centered_;            // centers less the mean, [k, pitch]
+  std::vector<float> centered_;            // centers minus the mean, [k, pitch]
   std::vector<double> ways_;               // distance that each center has moved, [k]
   std::vector<float> way_, half_squares_;  // [width]; half squares are padded with infinity
   double most_square_ = 0;                 // |b|^2 of the longest so far

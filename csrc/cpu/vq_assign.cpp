@@ -323,7 +323,7 @@ void Search::certify(FineTile& tile, const StridedRows& x, int64_t s, int64_t st
   }
 }
 
-// Step 3.
+// Step 3: scores the uncertain rows again.
 void Search::rescore(const StridedRows& x, int64_t s, int64_t* indices, Scratch& scratch) const {
   std::vector<int64_t>& rows = scratch.uncertain_;
   if (k_ <= kDirectCodewords && !on_every_shape()) {

@@ -90,7 +90,7 @@ class Search {
   int64_t block_rows(int64_t dim) const { return cpu::block_rows(dim, k_); }
 
  private:
-  // Blocks of codewords less the mean, as a kernel packs them; zero in the padding.
+  // Blocks of codewords minus the mean, as a kernel packs them; zero in the padding.
   struct Panels {
     std::unique_ptr<CacheLine[]> lines;
     double rest_radius;  // the largest |b - b1| of common/certificate.h

@@ -110,7 +110,7 @@ void Search::pack(Panels& panels, int64_t block_bytes, const Parallel& parallel,
   panels.rest_radius = std::sqrt(largest_of(rest));
 }
 
-// Codeword k less the mean. Returns its squared length.
+// Codeword k minus the mean. Returns its squared length.
 double Search::center(const Book& book, int64_t k, float* code) const {
   const double* codeword = book.codewords + k * d_;
   const float* mean = book.mean.data();

@@ -65,7 +65,7 @@ inline float center(T value, float mean) {
   return static_cast<float>(widen(value) - mean);  // in float64 for float64, then rounded once
 }
 
-// Elements [start, min(start + 64, d)) of kRows rows, less the mean, into chunk [kRows][64], padded with
+// Elements [start, min(start + 64, d)) of kRows rows, minus the mean, into chunk [kRows][64], padded with
 // zeros to a multiple of kFill. Rows from `count` on repeat the last.
 template <class T, int kRows, int kFill>
 inline void load_chunk(const char* const* source, int64_t count, int64_t start, int64_t d, const float* mean,

@@ -25,8 +25,7 @@ struct PrefilterKernel {
   int64_t (*tile_bytes)(int64_t count, int64_t d);
   int64_t (*block_bytes)(int64_t d);
   int64_t scratch_bytes;  // for candidates()
-  // As in VqAssignKernel. unit: of the fixed-point numbers of the codebook, where the arithmetic has them
-  // (code_unit).
+  // As in VqAssignKernel. unit: the unit of fixed-point codebooks (code_unit).
   double (*pack)(const float* code, int64_t d, float unit, int64_t lane, void* block);
   void (*load)(const char* const* source, int64_t count, Dtype dtype, int64_t d, const float* mean, void* y,
                RowSize* size);

@@ -67,7 +67,7 @@ double pack(const float* code, int64_t d, float unit, int64_t lane, void* block)
   return square_bound(sum_across(rest), d);
 }
 
-// A row less the mean, padded with zeros to a multiple of kDepth.
+// A row minus the mean, padded with zeros to a multiple of kDepth.
 template <class T>
 inline void center_row(const T* x, int64_t d, const float* mean, float* y) {
   for (int64_t j = 0; j < d; ++j) y[j] = center(x[j], mean[j]);

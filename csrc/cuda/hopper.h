@@ -125,7 +125,7 @@ __device__ inline void products_wait() {
 
 // c [64, 128] (+)= a [64, 16] b [128, 16]^T, float16 into float32. Thread 32 w + 4 g + t of the warpgroup has
 // of rows 16 w + g and 16 w + g + 8 the columns 8 j + 2 t and 8 j + 2 t + 1, in c[4 j] to c[4 j + 3]. The
-// left operand is the fragment of multiply_add(),
+// left operand is the fragment of multiply_add().
 __device__ inline void multiply_group(float (&c)[64], const uint32_t (&a)[4], uint64_t b, bool add) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %69, "
@@ -134,7 +134,7 @@ __device__ inline void multiply_group(float (&c)[64], const uint32_t (&a)[4], ui
       : UEFL_SUMS(c)
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
 }
-// or lies in shared memory as the right one does.
+// The same with a in shared memory, laid out like b.
 __device__ inline void multiply_group(float (&c)[64], uint64_t a, uint64_t b, bool add) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %66, "

@@ -8,7 +8,7 @@ namespace uefl::cuda {
 namespace mc_dropout {
 namespace {
 
-// Over the four lanes of a row.
+// Sums over the four lanes of a row.
 __device__ inline float row_sum(float value) {
   value += __shfl_xor_sync(kAllLanes, value, 1);
   return value + __shfl_xor_sync(kAllLanes, value, 2);

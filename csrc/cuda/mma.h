@@ -18,9 +18,9 @@ __device__ inline uint32_t shared_address(const void* pointer) {
 extern __shared__ __align__(1024) unsigned char dynamic_shared[];  // 1024: the swizzle of wgmma's operands
 __device__ inline unsigned char* dynamic_memory() { return dynamic_shared; }
 
-// The same number, which the compiler must take for another one in every round of a loop: else it keeps all
-// that follows from it in registers.
-__device__ inline int afresh(int value) {
+// Returns the value, but hides this from the compiler. Otherwise the compiler keeps everything derived from
+// it in registers.
+__device__ inline int opaque(int value) {
   asm volatile("" : "+r"(value));
   return value;
 }
@@ -39,7 +39,7 @@ __device__ inline void copy_async(void* target, const void* source) {
                : "memory");
 }
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Until at most kPending groups of this thread are under way.
+// Waits until at most kPending groups of this thread are in flight.
 template <int kPending>
 __device__ inline void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
@@ -53,7 +53,8 @@ __device__ inline uint32_t to_halves(float low, float high) {
 __device__ inline uint16_t to_half(float value) { return __half_as_ushort(__float2half_rn(value)); }
 __device__ inline float from_half(uint16_t bits) { return __half2float(__ushort_as_half(bits)); }
 
-// Of a normal number, to two units in the last place: in two instructions, where sqrtf() has a call.
+// Returns the square root of a normal number, to two units in the last place. It takes two instructions;
+// sqrtf() is a call.
 __device__ inline float rough_root(float value) {
   float root;
   asm("sqrt.approx.f32 %0, %1;" : "=f"(root) : "f"(value));

@@ -52,7 +52,7 @@ __device__ T warp_sum(T value) {
   return value;
 }
 
-// Rounded to the type of an element of x as torch does it: from float64 to 16 bits by way of float32.
+// Rounds to the dtype of x as torch does: float64 goes to 16 bits through float32.
 template <class Wide>
 __device__ inline void narrow(Wide value, Wide& out) {
   out = value;

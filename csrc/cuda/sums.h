@@ -21,8 +21,8 @@ struct Total {
   double* sum;
   float* rounded;
   double factor;
-  double* parts;       // one for each party that adds: a block of the grid, or a warp
-  long long* parties;  // that are done; zeroed
+  double* parts;      // one for each adder: a block of the grid, or a warp
+  long long* adders;  // that are done; zeroed
 };
 
 // The results of vq for each row: codewords in the type of x [outputs, d], counts, the error.
@@ -75,8 +75,8 @@ __device__ double squares(const double (&a)[kCount], const double (&b)[kCount]) 
   return total;
 }
 
-// Of a few float32 in float32, one conversion for all of them, where nothing overflows or is near what
-// underflows; else in float64.
+// Sums float32 squares in float32 with one conversion, unless they overflow or nearly underflow; then in
+// float64.
 template <int kCount>
 __device__ double squares(const float (&a)[kCount], const float (&b)[kCount]) {
   static_assert(kCount <= 8);
@@ -90,17 +90,17 @@ __device__ double squares(const float (&a)[kCount], const float (&b)[kCount]) {
   return squares(exact[0], exact[1]);
 }
 
-// The part of a party. Returns true to the last of them, which adds up all.
-__device__ inline bool leave_part(double part, const Total& total, unsigned party, unsigned parties) {
-  total.parts[party] = part;
+// Stores the part of one block or warp. Returns true for the last one, which adds up all parts.
+__device__ inline bool leave_part(double part, const Total& total, unsigned adder, unsigned adders) {
+  total.parts[adder] = part;
   __threadfence();
-  const bool last = atomicAdd(reinterpret_cast<unsigned long long*>(total.parties), 1ull) == parties - 1;
+  const bool last = atomicAdd(reinterpret_cast<unsigned long long*>(total.adders), 1ull) == adders - 1;
   __threadfence();
   return last;
 }
-__device__ inline double parts_of(const Total& total, unsigned first, unsigned step, unsigned parties) {
+__device__ inline double parts_of(const Total& total, unsigned first, unsigned step, unsigned adders) {
   double sum = 0;
-  for (unsigned party = first; party < parties; party += step) sum += __ldcg(total.parts + party);
+  for (unsigned adder = first; adder < adders; adder += step) sum += __ldcg(total.parts + adder);
   return sum;
 }
 __device__ inline void write_sum(double sum, const Total& total) {

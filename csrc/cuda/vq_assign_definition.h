@@ -40,7 +40,7 @@ struct Nearest {
     if (other_best < best || (other_best == best && other_index < index))
       best = other_best, index = other_index;
   }
-  // Of kLanes lanes that follow one another.
+  // Merges the results of kLanes adjacent lanes.
   template <int kLanes>
   __device__ void merge() {
     for (int step = kLanes / 2; step > 0; step /= 2) {
@@ -49,7 +49,8 @@ struct Nearest {
   }
 };
 
-// Of all codewords of a book, by one warp: each lane takes every 32nd, all lanes return the index.
+// Returns the nearest codeword of a book. Each lane of a warp takes every 32nd codeword; all lanes get the
+// index.
 template <class T>
 __device__ int64_t nearest(const T* row, const Shape& shape, const double* codewords) {
   Nearest found;

@@ -2,7 +2,7 @@
 // codewords, its second half writes them in the units that the longest codeword asks for; a barrier of the
 // grid is between them.
 //
-// Notation as in common/certificate.h: mu is the center, b = c - mu a codeword less the center.
+// Notation as in common/certificate.h: mu is the center, b = c - mu a codeword minus the center.
 #pragma once
 
 #include <cstdint>
@@ -129,9 +129,9 @@ __device__ inline int first_tile_of(const Shape& shape, int64_t book) {
   return static_cast<int>(book * (shape.padded_k / kBlockCodewords));
 }
 
-// One codeword by a warp, be it one that pads: in float64, of unit length for cosine, and its norm. The
-// length for cosine is summed in the order of the elements, as the definition has it. Returns |b|, zero where
-// there is no finite codeword.
+// Measures one codeword, also one of the padding, with one warp: in float64, and with unit length for
+// cosine. The length for cosine is summed in the order of the elements, as in the definition. Returns |b|, or
+// zero if there is no finite codeword.
 template <class T>
 __device__ double measure_codeword(const T* codebook, const Shape& shape, const Packed& packed,
                                    int64_t code) {
@@ -169,7 +169,7 @@ __device__ double measure_codeword(const T* codebook, const Shape& shape, const 
   return finite ? sqrt(square) : 0;
 }
 
-// The length of a row less the center, by a warp.
+// Returns the norm of a row minus the center. All lanes of a warp call it.
 template <class T>
 __device__ float measure_row(const T* row, const Shape& shape, const float* center) {
   float square = 0;
@@ -252,8 +252,9 @@ __device__ void measure(const Codeword* codebook, const Row* rows, const Shape& 
   }
 }
 
-// The bounds of a book but T, for all threads of a block. Of the rows, those out of reach, NaN, infinity, and
-// what is far above the geometric mean do not count, or one would leave no bits to the scores of all others.
+// Finds the bounds of a book except T; all threads of the block get them. Rows out of reach, NaN, infinity
+// and rows far above the geometric mean do not count; otherwise one row would leave no bits for the other
+// scores.
 __device__ inline void find_bounds(const Shape& shape, const Packed& packed, int64_t book,
                                    double (&bounds)[4]) {
   const int64_t tiles = shape.padded_k / kPackCodewords;

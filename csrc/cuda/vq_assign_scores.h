@@ -101,7 +101,7 @@ struct Certificate {
   Certificate() = default;
   __device__ Certificate(const Shape& shape, const Packed& packed, int64_t book) {
     const double* bounds = packed.bounds + 4 * book;
-    const int64_t d = afresh(static_cast<int>(shape.d));
+    const int64_t d = opaque(static_cast<int>(shape.d));
     const auto found = [&](int i) { return static_cast<float>(bounds[i]); };
     const float rest_radius = found(2) * power(book_exponent(packed, book) - 14);
     const auto terms = fp16_error<float>(d, found(0), found(1), rest_radius, shape.euclidean);
@@ -347,7 +347,7 @@ struct OpenRows {
       : packed(of), room(rows), list(number) {}
 
   // The place of row i in the arrays of all lists. It is computed again for every use, to save registers.
-  __device__ int64_t place(int i) const { return afresh(list) * room + i; }
+  __device__ int64_t place(int i) const { return opaque(list) * room + i; }
 
   // All lanes of the warp call it.
   __device__ void push(bool open, int64_t output, float limit) {

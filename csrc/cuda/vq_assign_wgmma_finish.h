@@ -155,7 +155,7 @@ struct Take {
       Piece<T, kPiece> value[kPieces];
       Piece<float, kPiece> close[kPieces];
       const int place =
-          afresh(piece << 8 | row);  // of the piece that is read, then of the one that is written
+          opaque(piece << 8 | row);  // of the piece that is read, then of the one that is written
       UEFL_UNROLL
       for (int i = 0; i < kPieces; ++i) {
         if (row < rows) {
@@ -189,7 +189,7 @@ __device__ TopTwo score_again(int least_code, int lane, int warp, int chunks, co
   const int first_tile = static_cast<int>(book) * plan.items.code_tiles;
   Again again(least_code, lane);
   for (int chunk = 0; chunk < chunks; ++chunk) {
-    again.lane = afresh(again.lane);  // else addresses stay in registers from chunk to chunk
+    again.lane = opaque(again.lane);  // else addresses stay in registers from chunk to chunk
     again.add(memory.tile(place, chunk) + warp * (kWarpRows * kBlockElements * 2), [&](int block) {
       const int number = (first_tile + block) * chunks + chunk;
       return !kLong && plan.resident ? memory.codewords(number)
@@ -230,7 +230,7 @@ __device__ void finish(const T* x, const Shape& shape, const Packed& packed, con
   const Judge& judge = judges[warp];
   for (int number = 0; number < items; ++number, tiles.advance()) {
     const Item item = plan.items.at(blockIdx.x, number);
-    const int lane = afresh(static_cast<int>(threadIdx.x % kWarp)), row = warp * kWarpRows + row_of(lane);
+    const int lane = opaque(static_cast<int>(threadIdx.x % kWarp)), row = warp * kWarpRows + row_of(lane);
     if (number == 0 || shape.books > 1) {
       const float down = RowScale(shape, packed, item.book, is_half(T{})).down;
       if (lane == 0) judges[warp] = Judge(shape, packed, item.book, down);
@@ -268,7 +268,7 @@ __device__ void finish(const T* x, const Shape& shape, const Packed& packed, con
       choice = settle<T, kOf>(x, shape, packed, plan.origin, pending, waiting, lane);
     }
   }
-  const int lane = afresh(static_cast<int>(threadIdx.x % kWarp));
+  const int lane = opaque(static_cast<int>(threadIdx.x % kWarp));
   if (lane == 0) open[warp] = list.count;
   named_arrive(kDoneBarrier, kDone);
   if (wanted.target == nullptr) return;

@@ -86,8 +86,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// x, g and out lie as one another, d is a multiple of four and all addresses are of whole Fours; nothing
-// rotates.
+// For x, g and out of the same layout, d a multiple of four and addresses aligned to Four; without rotation.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     backward_dense(const Four<T>* x, const Four<float>* codewords, const int64_t* indices, const Four<T>* g,

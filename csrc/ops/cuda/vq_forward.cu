@@ -69,7 +69,7 @@ Results run(const char* op, const Tensor& x, const Tensor& codebook, const std::
                torch::stable::new_empty(x, {with_sums, sizes.d}, ScalarType::Long)};
   const auto numbers = [](Tensor& tensor) { return static_cast<long long*>(tensor.mutable_data_ptr()); };
   const Spans cleared{{numbers(made.counts), numbers(made.largest), numbers(made.sums),
-                       reinterpret_cast<long long*>(total.sum), total.parties},
+                       reinterpret_cast<long long*>(total.sum), total.adders},
                       {counted, with_sums, with_sums * sizes.d, 1, 1}};
   Quantized wanted{nullptr, nullptr, numbers(made.counts), total};
   if (!scales && !wide && reinterpret_cast<uintptr_t>(codewords.const_data_ptr()) % 16 == 0)

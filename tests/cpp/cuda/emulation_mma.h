@@ -64,7 +64,7 @@ inline void narrow(double value, _Float16& out) { out = static_cast<_Float16>(st
 inline float widen(emulation::Bfloat16 value) { return value; }
 inline void narrow(double value, emulation::Bfloat16& out) { out = emulation::Bfloat16(value); }
 
-inline int afresh(int value) { return value; }
+inline int opaque(int value) { return value; }
 
 inline void named_wait(int name, int threads) { emulation::named(name, threads, true); }
 inline void named_arrive(int name, int threads) { emulation::named(name, threads, false); }
