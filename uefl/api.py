@@ -316,8 +316,8 @@ def _deployment(
     for registry_of, name, what in _registered(cfg):
         if not registry_of.known_elsewhere(name):
             raise UserError(
-                f"{what} {name!r} is known to this process alone; install it as a package, or leave out"
-                " engine"
+                f"{what} {name!r} is registered in this process only; install it as a package, or leave"
+                " out engine"
             )
     return engine.deployment(device, observer.notice, f"uefl.resume({str(out)!r}, engine={named})")
 

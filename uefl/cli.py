@@ -379,7 +379,7 @@ _Client = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="Client of the private parts; default: predict for a new site.",
+        help="Client of the private parts; default: predict for a new client.",
         show_default=False,
     ),
 ]
@@ -681,7 +681,7 @@ def report(
     folder = out or reports.folder_of_comparison(once)
     if (folder / "config.toml").is_file():
         raise UserError(
-            f"{folder} is a run folder, whose report the page would replace; choose another --out"
+            f"{folder} is a run folder, and the page would replace its report; choose another --out"
         )
     try:
         reports.write_comparison(compared, folder)

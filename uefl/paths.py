@@ -115,7 +115,7 @@ def other_capitals(path: Path) -> str:
 
 @contextmanager
 def named(path: Path) -> Iterator[None]:
-    """Give an error of the system the path that was being written, which Python leaves out for a full disk.
+    """Add the written path to an error of the system; Python leaves it out for a full disk.
 
     Raises:
         OSError: as it was raised within, with ``filename``.

@@ -219,4 +219,4 @@ def _files(path: Path, skipped: list[Path]) -> Iterator[Path]:
 def _expected(model: SavedModel) -> str:
     if not model.clients:
         return "its clients share all of it, leave --client out"
-    return f"expected one of {', '.join(model.clients)}, or none, for a site that was not trained on"
+    return f"expected one of {', '.join(model.clients)}, or none, for a client that was not trained"

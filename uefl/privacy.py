@@ -62,8 +62,8 @@ _ORDERS = [
     512,
 ]
 _HIDES = {
-    "central": "whether one client was there, from those who see the models of the run and not the server",
-    "local": "what one client has, from those who see its updates, the server included",
+    "central": "the participation of one client, from readers of the models, but not from the server",
+    "local": "the data of one client, from all readers of its updates, also from the server",
 }
 _OUTSIDE = (
     "metrics.jsonl, reports, plots, the numbers of images, and what clients measure: they are without noise"
@@ -122,11 +122,7 @@ class Privacy:
 
     def plan(self, rounds: int) -> str:
         """Return a line for the user, before the first of the given number of rounds."""
-        bound = (
-            f", of which max_epsilon lets {self.run.max_epsilon:g} be spent"
-            if not self.affords(rounds)
-            else ""
-        )
+        bound = f", but max_epsilon permits only {self.run.max_epsilon:g}" if not self.affords(rounds) else ""
         spend = "1 round spends" if rounds == 1 else f"{rounds} rounds spend"
         return (
             f"{self.run.privacy} privacy: {spend} epsilon {self.epsilon(rounds):.3g} at delta"
@@ -224,8 +220,7 @@ class NoisyMean:
 
 
 class PoissonParticipants:
-    """Each client takes part in a round with a probability, whatever the others do; the draws are made from
-    the key of a run.
+    """Draw each participant with a fixed probability, from the key of a run.
 
     Args:
         share: the probability, in (0, 1].
@@ -327,7 +322,7 @@ def key_of(out: Path, begun: bool) -> bytes:
         return path.read_bytes()
     if begun:
         raise UserError(
-            f"{path}, from which the noise of this run is made, is missing; restore it, or start again in"
+            f"{path} is missing; it has the secret key of this run's noise. Restore it, or start again in"
             " another folder"
         )
     key, new = secrets.token_bytes(32), out / f"{KEY}.new"

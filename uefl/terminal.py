@@ -45,8 +45,7 @@ class _Output(io.TextIOWrapper):
 
 
 def name_output() -> None:
-    """Let errors of stdout name stdout, because its disk can be full while the disk of the run folder is
-    not."""
+    """Name stdout in errors of stdout: its disk can be full while the disk of the run folder is not."""
     out = sys.stdout
     if type(out) is io.TextIOWrapper:
         encoding, errors, by_line = out.encoding, out.errors, out.line_buffering
@@ -54,7 +53,7 @@ def name_output() -> None:
 
 
 def write_nearest_characters() -> None:
-    """Have stdout and stderr replace characters that they lack."""
+    """Make stdout and stderr replace unsupported characters."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="nearest-character")

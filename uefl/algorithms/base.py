@@ -98,9 +98,11 @@ class Algorithm:
 
     @property
     def only_the_model(self) -> bool:
-        """Return True if the mean of ``values`` is the only result that clients contribute: no other tensor
-        is averaged, no measurement steers the run, and clients keep no tensors. Then noise on that mean hides
-        a client."""
+        """Return True if clients contribute only the mean of ``values``.
+
+        No other tensor is averaged, no measurement changes the run, and clients keep no tensors. Then noise
+        on that mean hides a client.
+        """
         plain = all(
             getattr(type(self), name) is getattr(Algorithm, name)
             for name in ("averages", "end_iteration", "client_state")
@@ -115,11 +117,14 @@ class Algorithm:
 
     @property
     def static_step(self) -> bool:
-        """Return True if every step of a turn runs the same operations on the same tensors without waiting
-        for the device: a CUDA graph can then replay it. A class that overrides ``regularize``, ``loss``,
-            ``before_step`` or ``after_batch`` must set it, or its steps are not replayed. A replay uses the
-        Python values of the recording, such as ``work.step``; tensors of ``work.memory`` must change in
-        place, and torch's generator on the device must draw the random numbers."""
+        """Return True if a CUDA graph can replay a step.
+
+        Every step of a turn then runs the same operations on the same tensors without waiting for the device.
+        A class that overrides ``regularize``, ``loss``, ``before_step`` or ``after_batch`` must set it, or
+        its steps are not replayed. A replay uses the Python values of the recording, such as ``work.step``;
+        tensors of ``work.memory`` must change in place, and torch's generator on the device must draw the
+        random numbers.
+        """
         return True
 
     def __init__(self, parameters: BaseModel | None = None, **keys: Any) -> None:
@@ -345,10 +350,10 @@ class Algorithm:
     def misfit(
         self, net: nn.Module, images: torch.Tensor, tensors: Mapping[str, torch.Tensor]
     ) -> torch.Tensor | None:
-        """Return how badly a client's ``tensors`` (see :meth:`infer`) fit normalized images ``[B, C, H, W]``:
-        ``[B]``, lower is better; None: there is no such measure.
+        """Return the misfit ``[B]`` of a client's ``tensors`` (see :meth:`infer`) to normalized images
+        ``[B, C, H, W]``; lower is better, None if there is no measure.
 
-        A saved model predicts for a new site with the tensors of the client that fits best.
+        A saved model predicts for a new client with the tensors of the client that fits best.
         """
         return None
 

@@ -35,7 +35,7 @@ class _ClientSplit(NamedTuple):
 def federate(
     table: DataSet, deal: Deal, data: Data, seed: int, *, partition: dict[str, Any], one_class: bool = False
 ) -> Federation:
-    """Take a test split where none is given, and hold images out of the training images at random.
+    """Split off missing test images, then draw the holdout at random.
 
     The images of one client at a time are read here, for the mean and deviation and for the manifest.
 

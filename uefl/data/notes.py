@@ -110,7 +110,7 @@ def of_twins(twins: Sequence[tuple[str, str]], inputs: Inputs = IMAGES) -> list[
     measured, trained = twins[0]
     more = f", and {len(twins) - 1} more such pair{'s' * (len(twins) > 2)}" if len(twins) > 1 else ""
     return [
-        f"{measured} is the same {inputs.noun[:-1]} as {trained}{more}: what is measured on it says little"
+        f"{measured} is the same {inputs.noun[:-1]} as {trained}{more}: its measurements are not reliable"
     ]
 
 

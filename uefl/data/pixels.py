@@ -19,10 +19,10 @@ from ..errors import UserError
 
 TRANSPARENT = "have transparency, which is put on white"
 TURNED = "are turned upright, as their EXIF orientation says"
-DEEP = "have 16 bits per value, of which the upper 8 are taken (65535 becomes 255)"
+DEEP = "have 16 bits per value, and only the upper 8 are used (65535 becomes 255)"
 FLOATS = "are floats in [0, 1], rounded to 8 bits"
 CONVERTED = "are neither gray nor RGB (such as CMYK), and are converted to RGB"
-FRAMES = "have several frames or pages, of which the first is taken"
+FRAMES = "have several frames or pages, and only the first is used"
 HUGE = "have more than 89 million pixels"
 
 _GRAY = ("1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N")

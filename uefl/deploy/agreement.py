@@ -50,9 +50,7 @@ def check_asked(cfg: Config) -> None:
         )
     for key in ("labeled", "validation"):
         if getattr(data, key):
-            raise UserError(
-                f"key {key!r}: the server's images are those of its data.source, all of them; leave it out"
-            )
+            raise UserError(f"key {key!r}: the server has all images of its data.source; leave it out")
     if data.priors == "estimated":
         raise UserError(
             "key 'priors': 'estimated' needs labeled images next to the sets, and silos "

@@ -115,7 +115,7 @@ class OwnFolder:
         assert isinstance(found, LabeledData)
         unknown = [name for name in federation.classes if name not in classes]
         if unknown:
-            raise UserError(f"class {unknown[0]!r} of this silo is not among those of the run")
+            raise UserError(f"class {unknown[0]!r} of this silo is not a class of the run")
         place = torch.tensor([classes.index(name) for name in federation.classes])
 
         def fitted(split: Split) -> Split:

@@ -13,7 +13,7 @@ ALGORITHM = "algorithm"
 STATE = "state"
 
 LINE = "cannot answer: "
-"""begins the line in a client's log about what may well go wrong; all else is there with its traceback"""
+"""prefix of expected errors in a client's log; other errors have a traceback"""
 
 _WORDS = {
     MEMORY: "it ran out of memory",

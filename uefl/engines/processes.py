@@ -94,7 +94,7 @@ class Processes:
 
 
 def end_with(parent: int, interrupted: bool = True) -> None:
-    """Have this process end when its parent ends.
+    """End this process when its parent ends.
 
     Args:
         parent: the process that has started this one.
@@ -112,7 +112,7 @@ def end_with(parent: int, interrupted: bool = True) -> None:
 
 
 def end_with_parent(interrupted: bool = True) -> None:
-    """Have this process end when the process of its :class:`Processes` ends; as :func:`end_with`."""
+    """End this process when the process of its :class:`Processes` ends; as :func:`end_with`."""
     if (parent := os.environ.pop(PARENT, None)) is not None:  # of this process, not of those it starts
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
         end_with(int(parent), interrupted)

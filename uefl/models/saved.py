@@ -137,7 +137,7 @@ class SavedModel:
                 :func:`uefl.data.rotate.resize` makes it where the run did; gray ones may be ``[B, H, W]``. A
                 tensor or a NumPy array; or a list of paths of image files, see :meth:`read`. Of a model of
                 columns: floats ``[B, F]`` or a DataFrame; of tokens: integers ``[B, L]``.
-            client: the client with the parts to predict with. None: of a site that was not trained on. Then
+            client: the client with the parts to predict with. None: of a client that was not trained. Then
                 the codebook is the one of :meth:`fitting`, and private layers have the mean of the clients'
                 weights.
             uncertainty: also return entropies, from draws with dropout on (MC dropout), or from the members
@@ -179,8 +179,8 @@ class SavedModel:
             return Prediction(*(tensor.cpu() for tensor in whole[:4]))  # type: ignore[arg-type]
 
     def fitting(self, images: Samples) -> str | None:
-        """Return the client with the codebook that fits images of one site best, by their mean quantization
-        error.
+        """Return the client with the codebook that fits the images of a new client best, by their mean
+        quantization error.
 
         Returns:
             The name of the client; None where the parts of clients have no such measure, or there are none.
@@ -210,8 +210,10 @@ class SavedModel:
         return images.fitted(np.arange(images.count), self.shape)
 
     def module(self, client: str | None = None) -> nn.Module:
-        """Return a plain module to export, from images ``[B, C, H, W]``, float32 on the scale 0 to 255, from
-        columns ``[B, F]`` float64 or from tokens ``[B, L]`` int64, to probabilities ``[B, classes]``.
+        """Return a module to export.
+
+        Its inputs are images ``[B, C, H, W]`` (float32, 0 to 255), columns ``[B, F]`` (float64) or tokens
+        ``[B, L]`` (int64). Its outputs are probabilities ``[B, classes]``.
 
         Args:
             client: the client of the private parts; None: as in :meth:`predict`, if there is no codebook to
@@ -362,7 +364,7 @@ class SavedModel:
 
 @contextmanager
 def _layers(member: Member, client: str | None) -> Iterator[Tensors]:
-    """Put the client's layers into the network for as long as the context lasts; its other tensors."""
+    """Load the client's layers into the network inside the context; yield its other tensors."""
     own = member.clients[client] if client is not None else {}
     weights = member.net.state_dict()
     names = [name for name in own if name in weights]
@@ -552,14 +554,12 @@ def _model(about: _Description, tensors: Tensors, network: Callable[[], nn.Modul
     count, inputs = about.members, about.kind_of_inputs()
     if count > max(len(tensors), 1):
         raise UserError(
-            f"key 'description.members': expected 1 to {max(len(tensors), 1)}, as many as the file has"
-            f" tensors for; got {count}"
+            f"key 'description.members': expected 1 to {max(len(tensors), 1)}, the number of members"
+            f" with tensors in the file; got {count}"
         )
     parts = [member(tensors, i) for i in range(count)] if count > 1 else [tensors]
     if sum(map(len, parts)) != len(tensors):
-        raise UserError(
-            f"key 'description.members': the file holds other networks than those of {count} members"
-        )
+        raise UserError(f"key 'description.members': the file does not hold the networks of {count} members")
     mean, std = normalization(about.normalize, about.mean, about.std, inputs)
     spec = ModelSpec(settings, about.shape, len(about.classes), network, inputs)
     members = tuple(_member(algorithm, spec, about.clients, part) for part in parts)

@@ -188,7 +188,7 @@ def _warnings(run: RunFolder) -> list[str]:
     notes = []
     if not run.finished:
         notes.append(
-            f"Unfinished: the numbers are those of the rounds so far; `uefl train --resume {run.path}`"
+            f"Unfinished: the numbers are from the finished rounds; `uefl train --resume {run.path}`"
             " continues."
         )
     for name, arm in run.arms.items():

@@ -195,7 +195,7 @@ class KMeans(RowEstimator, ClusteringEstimator):
         self._check_parameters()
         if callable(self.init):
             raise TypeError(
-                "KMeans: fit_blocks has no X to call init with; call it and pass the centers that it returns"
+                "KMeans: fit_blocks has no X for the function init; call the function and pass its centers"
             )
         read = blocks_of("KMeans", blocks)
         weights = None if sample_weight is None else self._weights(sample_weight, None)

@@ -375,18 +375,18 @@ class Codebook(ConstantBuffers, Float32Module):
 
     @torch.no_grad()
     def expire(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> None:
-        """Put dead codewords onto rows of x ``[..., heads * d]``, in training."""
+        """Replace dead codewords by rows of x ``[..., heads * d]``, in training."""
         if self.training and self.threshold_ema_dead_code > 0:
             self._replace(x, self._dead(), mask)
 
     def expire_codes_(self, batch_samples: torch.Tensor, seq_mask: torch.Tensor | None = None) -> None:
-        """Put dead codewords onto rows of ``[h, ..., d]``, in training."""
+        """Replace dead codewords by rows of ``[h, ..., d]``, in training."""
         self.expire(_heads_last(batch_samples), seq_mask)
 
     def replace(
         self, batch_samples: torch.Tensor, batch_mask: torch.Tensor, seq_mask: torch.Tensor | None = None
     ) -> None:
-        """Put the codewords where ``batch_mask`` ``[h, K]`` is True onto rows of ``[h, ..., d]``."""
+        """Replace the codewords where ``batch_mask`` ``[h, K]`` is True by rows of ``[h, ..., d]``."""
         self._replace(self.scaled(_heads_last(batch_samples)), batch_mask, seq_mask)
 
     @torch.no_grad()
@@ -437,8 +437,8 @@ class Codebook(ConstantBuffers, Float32Module):
     def _revive(
         self, dead: torch.Tensor, taken: torch.Tensor, priority: torch.Tensor, rows: torch.Tensor
     ) -> None:
-        """Put the dead codewords ``[h, K]``, in random order, onto the rows that are offered; with too few
-        rows the rest wait."""
+        """Replace the dead codewords ``[h, K]``, in random order, by the offered rows; with too few rows the
+        rest wait."""
         self._require_whole()
         size = self.reset_cluster_size or self.threshold_ema_dead_code
         held = taken.squeeze(-1) > 0
@@ -463,9 +463,11 @@ class Codebook(ConstantBuffers, Float32Module):
 
     @torch.no_grad()
     def update_affine(self, x: torch.Tensor, mask: torch.Tensor | None) -> None:
-        """Move the statistics towards the codewords and towards the finite rows ``[..., heads * d]`` where
-        the mask is True; without one such row the statistics of the rows stay, and in the first batch
-        all."""
+        """Move the statistics towards the codewords and the rows of a batch.
+
+        Only finite rows ``[..., heads * d]`` where the mask is True count. Without such a row, the statistics
+        of the rows stay; in the first batch, all statistics stay.
+        """
         embed = self.embed.detach()
         books, _, d = embed.shape
         rows = by_book(x.to(embed.dtype), books, d)

@@ -140,7 +140,7 @@ def _from_half(state: State, half: str, options: dict[str, Any]) -> ResidualVQ:
     projections = _named(state, rf"{start}(input_proj|output_proj)\.weight")
     if len(projections) == 1:
         (only,) = projections
-        raise ValueError(f"from_mimi: {half} has {only} alone, expected input_proj and output_proj, or none")
+        raise ValueError(f"from_mimi: {half} has only {only}, expected input_proj and output_proj, or none")
     dim = projections["input_proj"].shape[1] if projections else inner
     arguments: dict[str, Any] = {
         "dim": dim,

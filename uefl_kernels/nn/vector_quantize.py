@@ -834,7 +834,7 @@ class VectorQuantize(Coder):
     update_ema_indices = update_indices
 
     def expire_codes_(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> None:
-        """Put dead codewords onto rows of x ``[..., heads * codebook_dim]``, channels last, where a mask
+        """Replace dead codewords by rows of x ``[..., heads * codebook_dim]``, channels last, where a mask
         ``[...]`` is True, in training."""
         self._codebook.expire(self._unit(x) if self.use_cosine_sim else x, mask)
 

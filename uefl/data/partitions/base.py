@@ -121,7 +121,7 @@ def checked(deal: object, scheme: str, count: int) -> Deal:
             check_rows(f"{place}: test images of {share.name!r}", share.test, count)
     for share in deal.unseen:
         if len(share.train) or share.test is None:
-            raise ValueError(f"{place}: {share.name!r} is measured only; expected test images alone")
+            raise ValueError(f"{place}: {share.name!r} is measured only; expected test images only")
     return deal
 
 
@@ -230,7 +230,7 @@ def angle_of_each(angles: tuple[float, ...], clients: int) -> tuple[float, ...]:
         return (0.0,) * clients
     if clients % len(angles):
         raise UserError(
-            f"key 'data.partition.angles': expected as many as clients ({clients}), a divisor of that, or an"
-            f" empty list; got {len(angles)}: {list(angles)}"
+            f"key 'data.partition.angles': expected {clients} angles (one per client), a divisor of this"
+            f" number, or an empty list; got {len(angles)}: {list(angles)}"
         )
     return tuple(angle for angle in angles for _ in range(clients // len(angles)))

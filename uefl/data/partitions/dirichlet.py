@@ -115,8 +115,8 @@ def _over_clients(
 ) -> list[Rows]:
     """Return the positions of each client's images."""
     if clients * classes > len(labels):
-        few = f"{len(labels)} images are too few for {clients} clients with {classes} each"
-        raise UserError(f"{few}, as many as there are classes; raise train_per_client")
+        few = f"{len(labels)} images are too few for {clients} clients with {classes} images each"
+        raise UserError(f"{few}, one per class; raise train_per_client")
     members = [np.flatnonzero(labels == k) for k in range(classes)]
     least_short = clients
     for attempt in range(1, _ATTEMPTS + 1):

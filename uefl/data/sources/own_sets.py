@@ -174,7 +174,7 @@ def _labeled(
         for _, name in files:
             if name not in names:
                 raise UserError(
-                    f"class {name!r} of the folder {root / part} is not one of those of {named_by}"
+                    f"class {name!r} of the folder {root / part} is not a class of {named_by}"
                     f" ({', '.join(names)}); write it the same in both"
                 )
         images, labels = (

@@ -54,7 +54,7 @@ def read(path: Path, data: Data) -> DataSet:
         return _together(
             path,
             {file.stem: data_set(file, frame_of(file, data.label), data, file.stem) for file in files},
-            (f"passed over beside the tables: {others[0]}{more}",) if others else (),
+            (f"ignored, because it is not a table: {others[0]}{more}",) if others else (),
         )
     return data_set(path, frame_of(path, data.label), data, None)
 

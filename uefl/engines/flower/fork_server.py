@@ -58,7 +58,7 @@ _CHANGED = {"os.mkdir": (0,), "os.rename": (0, 1), "os.link": (1,), "os.symlink"
 
 
 def write_only_in(folder: Path) -> None:
-    """Have this process raise a PermissionError if it creates or changes a file outside a folder.
+    """Raise PermissionError in this process if it creates or changes a file outside a folder.
 
     Flower makes the name of a folder from names that a run brings, which can contain "..".
     """
