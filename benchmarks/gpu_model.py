@@ -85,7 +85,7 @@ SHARED = 128.0  # bytes a clock that the shared memory of a multiprocessor gives
 REDUCTIONS = 360e9  # a second, on the H100
 LAUNCH = 4.0  # microseconds of a kernel with nothing to do: six launches took 24 us of a search on the H100
 
-# Work, and the microseconds that an H200 was to take, where somebody had said so.
+# The op and shape, and the target of an H200 in microseconds, if there is one.
 TARGETS: dict[tuple[str, str], float | None] = {
     ("vq", "1000000x64x256"): 200,
     ("vq", "1000000x64x1024"): 330,

@@ -94,7 +94,7 @@ class Event:
         self._event = torch.cuda.Event(enable_timing=True) if device == "cuda" else None
 
     def record(self) -> None:
-        """Put it behind the earlier launches."""
+        """Record the event after the earlier launches."""
         if self._event:
             self._event.record()
         else:

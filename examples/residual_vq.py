@@ -1,5 +1,6 @@
-"""A residual quantizer of image patches: every further index brings it closer, and any number of them
-decodes.
+"""Quantize image patches in several stages; each further index lowers the error.
+
+Any number of indices decodes.
 
 python examples/residual_vq.py
 """

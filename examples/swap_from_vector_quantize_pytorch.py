@@ -25,7 +25,7 @@ OPTIONS = {
 
 
 def main() -> float | None:
-    """Go on from a layer of the peer; returns the largest difference of the outputs, or None without the
+    """Continue a layer of the peer; returns the largest difference of the outputs, or None without the
     peer."""
     torch.manual_seed(0)
     vq = VectorQuantize(**OPTIONS)

@@ -234,8 +234,37 @@ def test_every_formula_becomes_mathml_without_a_leftover_command(page, monkeypat
         assert not re.search(r"\\[a-zA-Z]", rendered), latex
 
 
+FETCHED = re.compile(
+    r"""!\[[^]]*\]\(https?:|(src|data)="https?:|<link(?![^>]+rel="canonical")[^>]+href="https?:|@import"""
+    r"""|url\(["']?https?:"""
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "fetches"),
+    [
+        ("![a](https://a.example/b.png)", True),
+        ('<script src="https://a.example/b.js">', True),
+        ('<link rel="stylesheet" href="https://a.example/b.css">', True),
+        ("@font-face { src: url('https://a.example/b.woff') }", True),
+        ('<link rel="canonical" href="https://a.example/">', False),
+        ("[a](https://a.example)", False),
+    ],
+)
+def test_an_address_that_a_browser_fetches_is_found(text, fetches):
+    assert bool(FETCHED.search(text)) == fetches
+
+
 def test_the_site_fetches_nothing_from_elsewhere():
     assert "://" not in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    pages = [*(ROOT / "docs").rglob("*.md"), *(ROOT / "docs" / "stylesheets").glob("*.css")]
+    built = (ROOT / "build" / "site").rglob("*.html")  # where `make docs` has run
+    assert len(pages) > 20
+    assert [
+        str(page.relative_to(ROOT))
+        for page in (*pages, *built)
+        if FETCHED.search(page.read_text(encoding="utf-8"))
+    ] == []
 
 
 def test_drawings_match_their_source(tmp_path, monkeypatch):

@@ -91,8 +91,11 @@ def test_functions_fit_a_screen(definitions):
 
 
 def may_share_names(one: Path, other: Path) -> bool:
-    """Return whether files of the same name may lie in two folders: siblings, folders of ops, and a folder of
-    benchmarks or examples with any other, because its files are named after what they measure or show."""
+    """Return whether two folders may have files of the same name.
+
+    These are siblings, two folders of ops, and ``benchmarks/ops`` or ``examples`` with any other folder,
+    because their files are named after what they measure or show.
+    """
     ops = ROOT / "uefl_kernels" / "ops"
     named_after_others = {ROOT / "benchmarks" / "ops", ROOT / "examples"}
     siblings = one.parent == other.parent

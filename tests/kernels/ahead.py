@@ -33,9 +33,10 @@ def build(
     aligned: tuple[str, ...] | None = None,
     **options: Any,
 ) -> Any:
-    """The kernel for sm_``architecture``, called from the script. It takes the constants and types of its own
-    arguments; an argument without either is of type ``other``. With ``aligned``, pointers and the arguments
-    named are divisible by 16.
+    """Compile the kernel for sm_``architecture``, called from the script.
+
+    It takes the constants and types of its own arguments; an argument without either is of type ``other``.
+    With ``aligned``, pointers and the arguments named are divisible by 16.
     """
     import triton
     from triton.backends.compiler import GPUTarget

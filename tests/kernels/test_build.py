@@ -92,7 +92,7 @@ def test_uefl_build():
 
 @pytest.fixture
 def build(tmp_path):
-    """Runs setup.py with packages ``cmake`` and ``ninja`` whose scripts, not on PATH, only write down their
+    """Run setup.py with packages ``cmake`` and ``ninja`` whose scripts, not on PATH, only write down their
     arguments."""
     for name in ("cmake", "ninja"):
         script = tmp_path / "bin" / name
@@ -152,7 +152,7 @@ def test_a_missing_program_is_named():
 
 @pytest.fixture
 def broken(tmp_path):
-    """Builds in a copy of the sources with a compiler that fails; returns the process and the folder of the
+    """Build in a copy of the sources with a compiler that fails; returns the process and the folder of the
     modules."""
     source = tmp_path / "Quellen mit Ümlaut"
     source.mkdir()

@@ -312,7 +312,7 @@ def test_partial_fit_with_weights_dtypes_and_cosine():
             assert type(model.cluster_centers_) is type(x)
             assert model.cluster_centers_.dtype == x.dtype
     np.testing.assert_allclose(np.linalg.norm(model.cluster_centers_.numpy(), axis=1), 1, rtol=1e-6)
-    with pytest.raises(ValueError, match=r"^KMeans: X holds NaN"):
+    with pytest.raises(ValueError, match=r"^KMeans: X .*NaN"):
         model.partial_fit(x * float("nan"))
     with pytest.raises(ValueError, match=r"X .*2 features.*KMeans.*6"):
         model.partial_fit(x[:, :2])

@@ -145,12 +145,12 @@ REFUSED = {
     "columns": (
         lambda: ResidualKMeans(2, 3).fit(DATA).predict(DATA[:, :2]),
         ValueError,
-        "X has 2 features, but ResidualKMeans is",
+        r"X .*\b2 .*ResidualKMeans",
     ),
     "NaN": (
         lambda: ResidualKMeans(2, 3).fit(DATA).predict(DATA * np.nan),
         ValueError,
-        "^ResidualKMeans: X holds NaN",
+        "^ResidualKMeans: X .*NaN",
     ),
     "codes": (
         lambda: ResidualKMeans(2, 3).fit(DATA).decode([[1, 2, 0]]),

@@ -209,7 +209,7 @@ def test_invalid_input_is_refused(value):
     broken.data[17] = value
     model = KMeans(3, random_state=0).fit(DATA)
     for call in (KMeans(3).fit, model.predict, model.transform, model.score):
-        with pytest.raises(ValueError, match=r"^KMeans: X holds"):
+        with pytest.raises(ValueError, match=r"^KMeans: X "):
             call(broken)
     with pytest.raises(ValueError, match=r"X .*7 features.*KMeans.*60"):
         model.predict(DATA[:, :7])

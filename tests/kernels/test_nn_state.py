@@ -292,12 +292,12 @@ def test_implicit_codewords_stay_float32_in_half_precision():
         (
             {"learnable_codebook": True, "ema_update": True},
             ValueError,
-            "learnable_codebook=True excludes ema_update=True",
+            "learnable_codebook=True .*ema_update=True",
         ),
         (
             {"learnable_codebook": True, "use_cosine_sim": True},
             ValueError,
-            "learnable_codebook=True excludes use_cosine_sim=True",
+            "learnable_codebook=True .*use_cosine_sim=True",
         ),
         ({"accept_image_fmap": True, "channel_last": False}, ValueError, "leave channel_last at True"),
         (
@@ -309,7 +309,7 @@ def test_implicit_codewords_stay_float32_in_half_precision():
         (
             {"learnable_codebook": True, "straight_through": True},
             ValueError,
-            "learnable_codebook=True excludes straight_through=True",
+            "learnable_codebook=True .*straight_through=True",
         ),
         ({"directional_reparam": True}, ValueError, "set threshold_ema_dead_code above 0"),
         ({"sync_update_v": 0.5}, ValueError, "sync_update_v.*learnable_codebook=True"),

@@ -42,7 +42,7 @@ def inputs(x, codebook, seed=2, pull=0.3):
 
 
 def compare(op, x, codebook, indices, g, pull):
-    """The straight-through gradient is equal bit for bit; the rotated one up to one rounding."""
+    """Check the straight-through gradient bit for bit, and the rotated one up to one rounding."""
     for gradient in (g, None):
         arguments = (x, codebook, indices, gradient, pull, False)
         got, want = op(*arguments), reference(*arguments)

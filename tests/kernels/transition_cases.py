@@ -69,8 +69,8 @@ def proportion_case(dtype=torch.float32, n=100, k=7, scale=3.0, seed=0):
 
 
 def assert_near(found, expected, dtype, terms=1.0, units=1):
-    """Within some ulp of the largest of the terms that were added in float32, rounded to the dtype that the
-    result is stored in."""
+    """Check that the error is within some ulp of the largest of the terms that were added in float32, rounded
+    to the dtype that the result is stored in."""
     epsilon = torch.finfo(found.dtype).eps
     atol = terms * (1e-12 if dtype == torch.float64 else 2e-6)
     torch.testing.assert_close(found, expected, rtol=max(units * epsilon, atol), atol=atol, equal_nan=True)

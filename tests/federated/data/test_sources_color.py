@@ -114,7 +114,7 @@ def test_an_npz_replaces_the_published_files(tmp_path, name, classes):
 
 def test_cifar100_is_refused_as_cifar10(tmp_path):
     npz_pool(tmp_path / "cifar100.npz", 20)
-    with pytest.raises(UserError, match="no cifar10 in"):
+    with pytest.raises(UserError, match="cifar10"):
         SOURCES["cifar10"](tmp_path)
 
 
@@ -245,7 +245,7 @@ def test_incomplete_pacs_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"\bsketch: .*ROOT/pacs"):
         SOURCES["pacs"](root)
     pacs_archive(root)
-    with pytest.raises(UserError, match=r"holds PACS, pacs.tar: expected"):
+    with pytest.raises(UserError, match=r"PACS.*pacs\.tar"):
         SOURCES["pacs"](root)
     (tmp_path / "b").mkdir()
     with tarfile.open(tmp_path / "b" / "pacs.tar", "w") as archive:

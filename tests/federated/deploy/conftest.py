@@ -1,5 +1,4 @@
-"""No process survives a module of these tests: whatever it started, and whatever that started, has ended with
-it."""
+"""End all processes that a module of these tests has started, and their descendants."""
 
 import os
 from pathlib import Path

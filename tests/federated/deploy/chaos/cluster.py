@@ -136,7 +136,7 @@ class LocalCluster(LoggedProcesses):
         return self.start(*program, "silo", *where, *options, log=f"{name}.log")
 
     def start_all(self, fault: str = "") -> None:
-        """Have the SuperLink and every silo there; silo-1 does wrong as :mod:`.faulty` says."""
+        """Start the SuperLink and every silo; silo-1 has the fault of :mod:`.faulty`."""
         (self.folder / "fault").write_text(fault)
         for name in ("superlink", *SILOS):
             if name not in self.processes or self.processes[name].poll() is not None:

@@ -112,7 +112,7 @@ class Faulty(SiloProgram):
 
 
 def _die_in_a_checkpoint() -> None:
-    """Have this process die where the tensors of its second checkpoint are written and the index is not."""
+    """Kill this process where the tensors of its second checkpoint are written and the index is not."""
     write = checkpoint.write_json
 
     def write_or_die(path: Path, value: Any) -> None:
@@ -124,7 +124,7 @@ def _die_in_a_checkpoint() -> None:
 
 
 def _die_sending() -> None:
-    """Have this process die as its messenger does, in the middle of a message: :mod:`.dying`."""
+    """Kill this process as its messenger dies, in the middle of a message: :mod:`.dying`."""
     os.environ[SERVER_PROCESS] = str(os.getpid())
     link._APP = link._APP.replace("uefl.deploy.app:server", f"{__spec__.parent}.dying:server")
 
