@@ -1,6 +1,7 @@
-# make demo     UEFL beside FedAvg on real digits, with pictures, in runs/demo
-# make test     the tests, but those marked slow              make test-slow   those: other instruction sets, nvcc, wheels, long runs
-# make test-flower  those of clients in processes of their own, over Flower      make chaos   breaks a deployed federation in many ways and prints what became of it
+# make demo     UEFL and FedAvg on real digits, with pictures, in runs/demo
+# make test     the tests without the slow ones               make test-slow   the slow ones: other instruction sets, nvcc, wheels, long runs
+# make test-flower  the tests of clients in separate processes, over Flower
+# make chaos    breaks a deployed federation in many ways and prints the outcome
 # make lint     style, types, C++ format
 # make bench    the benchmark suite against its peers       make bench-plot   pictures of its saved results
 # make ctest    C++ tests, without torch                    make ctest-arm64  the same under qemu: g++-aarch64-linux-gnu, qemu-user-static
@@ -8,14 +9,15 @@
 # make clean    remove what was built
 # make wheel    dist/*.whl as it is published                   make docs     the documentation, in build/site
 # make gpu-check  on a GPU machine: every kernel once, its tests, timings
-# Every target but docs and gpu-check, which runs on a bare machine, first does the set-up it needs: .venv, pinned packages, kernels.
+# Every target except docs and gpu-check (which runs on a bare machine) first does its set-up: .venv, pinned
+# packages, kernels.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PY := .venv/bin/python
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
 export UEFL_REQUIRE_KERNELS ?= 1# a compiler that fails is an error here, not a warning
-export PYTHONDONTWRITEBYTECODE :=# else every process compiles every module again, and pytest every test
-export CMAKE_ARGS ?= -DUEFL_CUDA=LOCAL# CUDA kernels for the GPUs of this machine; `make setup CMAKE_ARGS=` has those of a wheel
+export PYTHONDONTWRITEBYTECODE :=# otherwise every process compiles every module again, and pytest every test
+export CMAKE_ARGS ?= -DUEFL_CUDA=LOCAL# CUDA kernels for the GPUs of this machine; `make setup CMAKE_ARGS=` compiles those of a wheel
 
 .PHONY: setup demo test test-slow test-flower chaos lint bench bench-plot bench-smoke ctest ctest-slow ctest-arm64 wheel docs gpu-check clean
 .DELETE_ON_ERROR:
@@ -36,13 +38,14 @@ setup: .venv/.built
 # A module is compiled to bytecode when it is first imported; most never are.
 INSTALL = $(PY) -m pip install --quiet --disable-pip-version-check --no-compile
 
-# Of pip's reasons this is the likely one.
+# The most likely cause when pip fails.
 NO_PACKAGES = echo "uefl: packages could not be installed; without a network, point PIP_FIND_LINKS at a folder of their wheels" >&2; exit 1
 
 SOURCES := setup.py CMakeLists.txt pyproject.toml $(wildcard csrc/*.* csrc/*/*.* csrc/*/*/*.*)
 CONFIGURE = .venv/bin/cmake -S . -GNinja "-DCMAKE_MAKE_PROGRAM=$(CURDIR)/.venv/bin/ninja"
 
-# The kernels need no torch: the first time they are compiled while it is downloaded. setup.py reports what fails.
+# The kernels need no torch: the first time they are compiled while torch is downloaded. setup.py reports
+# failures.
 build/kernels/CMakeCache.txt: | .venv/.tools
 	@($(CONFIGURE) -B build/kernels -DUEFL_TORCH=OFF && .venv/bin/cmake --build build/kernels --target uefl_cpu) >/dev/null 2>&1 || true
 
@@ -54,7 +57,8 @@ build/kernels/CMakeCache.txt: | .venv/.tools
 demo: setup
 	@if [ -f runs/demo/config.toml ]; then .venv/bin/uefl train --resume runs/demo; else .venv/bin/uefl train demo --out runs/demo; fi
 
-# A process on each core: most tests keep one core busy. Slow tests that compile, or start processes, on all cores come after the others.
+# A process on each core: most tests keep one core busy. Slow tests that compile, or start processes, on all
+# cores come after the others.
 test: setup
 	$(PY) -m pytest -n auto --maxprocesses 8 --dist loadfile --benchmark-disable -m 'not slow and not large'
 
@@ -62,13 +66,15 @@ test-slow: setup
 	$(PY) -m pytest -n auto --maxprocesses 8 --dist worksteal --benchmark-disable -m 'slow and not large and not all_cores'
 	$(PY) -m pytest -m 'slow and all_cores' $$(grep -rl all_cores --include='test_*.py' tests)
 
-# Flower wants older versions of some packages: it stands before them on the path, for its own tests alone. They run on the oldest and on the newest version.
+# Flower wants older versions of some packages: it comes first on the path, only in its own tests. They run
+# on the oldest and on the newest version.
 FLOWER_TESTS = $(PY) -m pytest -n auto --maxprocesses 8 --dist loadfile --benchmark-disable $$(grep -l flwr tests/federated/engines/test_*.py tests/federated/deploy/test_*.py)
 test-flower: setup build/flower/.installed build/flower-newest/.installed
 	PYTHONPATH="$(CURDIR)/build/flower:$(CURDIR)" $(FLOWER_TESTS) -m 'not large'
 	PYTHONPATH="$(CURDIR)/build/flower-newest:$(CURDIR)" $(FLOWER_TESTS) -m 'not large and not slow'
 
-# Plays every fault with real processes and writes docs/faults.md; `make chaos FAULTS="nan server"` plays two and writes nothing.
+# Plays every fault with real processes and writes docs/faults.md; `make chaos FAULTS="nan server"` plays two
+# and writes nothing.
 chaos: setup build/flower/.installed
 	PYTHONPATH="$(CURDIR)/build/flower:$(CURDIR)" $(PY) -m tests.federated.deploy.chaos $(FAULTS)
 

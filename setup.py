@@ -1,9 +1,9 @@
-"""A thin driver: CMakeLists.txt builds the kernels, setup.py says where the result goes.
+"""Install the package; CMakeLists.txt builds the kernels.
 
 Without a compiler that works the Python part is installed, with one warning. UEFL_REQUIRE_KERNELS=1 makes
 that an error, and UEFL_BUILD=off (or 0, no, false) does not try. CMAKE_ARGS, quoted as in a shell, and
-MAX_JOBS are handed on. Without build isolation what ``tools/backend/build_backend.py`` asks for has to be
-installed before.
+MAX_JOBS go to CMake. Without build isolation, install the packages that ``tools/backend/build_backend.py``
+names first.
 """
 
 import logging

@@ -4,28 +4,28 @@
 #   gpu_check.sh [smoke|tests|bench ...]     all three, in this order, when none is named
 #   gpu_check.sh call1                       or call2 to call7: half an hour on a Hopper GPU in seven calls, planned to the minute
 #
-#   smoke   a tiny case of each kernel in a process of its own, then where the time of the main shapes goes
+#   smoke   a tiny case of each kernel in a separate process, then where the time of the main shapes goes
 #   tests   the tests on the device, path by path, and the small cases again under compute-sanitizer
-#   bench   all timings beside the peers, shape by shape into a CSV
+#   bench   all timings, also of the peers, shape by shape into a CSV
 #
-#   call1   3 minutes: the searches once, then what the plans assume (micro.json)
+#   call1   3 minutes: the searches once, then the assumptions of the plans (micro.json)
 #   call2   4 minutes: every variant of the search at every shape (variants.json)
 #   call3   2 minutes: counters of the best variants and of the kernels, where their time goes (profile.json)
 #   call4   4 minutes: variants compiled here, those that ONLY names
 #   call5   6 minutes: tests on the paths, then memcheck and racecheck
-#   call6   5 minutes: the rows beside the peers (the CSV)
+#   call6   5 minutes: the rows and the peers (the CSV)
 #   call7   5 minutes: federated runs from end to end, with a kill and a resume (federated.json)
 #
 # A machine lent by the minute runs them in a call each: with LIMIT=570 all steps of a call end within 570 seconds. Every step has a
-# limit of its own besides, and neither its failure nor its end there stops the next one. A step writes to OUT/<step>.log while it runs
+# own limit, too, and neither its failure nor its end there stops the next one. A step writes to OUT/<step>.log while it runs
 # (default: build/gpu-check/out) and leaves a line in OUT/summary.txt; timings go to OUT/<gpu>.csv, or to benchmarks/results/ where OUT is
-# not set. WHEELS=folder installs the peers from wheels, OPS=vq_assign,vq measures these ops alone, ONLY=regex runs these small cases and
-# profiles these shapes alone, UEFL_COMMIT names the commit of a tree without git. CUBINS=folder has the variants compiled beforehand
+# not set. WHEELS=folder installs the peers from wheels, OPS=vq_assign,vq measures only these ops, ONLY=regex runs these small cases and
+# profiles only these shapes, UEFL_COMMIT names the commit of a tree without git. CUBINS=folder has the variants compiled beforehand
 # (python -m benchmarks.gpu_variants compile; default: build/variants). DEVICE=cpu rehearses it without a GPU.
 #
 # Needs no network and makes no environment: python3 (or PYTHON) must have torch, torchvision, pytest, hypothesis and threadpoolctl. Kernels
 # built beforehand for this GPU (uefl_kernels/_C.abi3.so) are used as they are; else they are built here with cmake, ninja, pybind11 and
-# nvcc. With pytest-xdist the tests share the cores, with pytest-timeout one that hangs ends alone.
+# nvcc. With pytest-xdist the tests share the cores, with pytest-timeout only the test that hangs ends.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 save=${OUT:-}
@@ -122,14 +122,14 @@ chosen() {
 
 tests() {
   if [ $compiled = yes ]; then
-    # The path with most to go wrong last: a kernel that leaves the device in an error spoils what follows it in its process. Tests that
+    # The path with most to go wrong last: a kernel that leaves the device in an error spoils the rest of its process. Tests that
     # name no path take "auto", the fastest, unless told; so those of the layers run on two.
     UEFL_CUDA_SEARCH=streamed chosen tests-streamed 90 20 'not triton and not mma'
     UEFL_CUDA_SEARCH=mma chosen tests-mma 90 20 'mma and not wgmma'
     chosen tests-wgmma 90 20 'wgmma or test_nn_state or test_large'
   fi
   if [ $compiled = yes ] && [ "$device" = cuda ] && command -v compute-sanitizer >/dev/null; then
-    # The allocator would hide what runs past the end of a tensor. The race checker does not follow bulk copies, which are wgmma's.
+    # The allocator would hide accesses past the end of a tensor. The race checker does not follow bulk copies, which are wgmma's.
     local under="compute-sanitizer --error-exitcode 1 --tool"
     export PYTORCH_NO_CUDA_MEMORY_CACHING=1
     small memcheck 120 --under "$under memcheck" --paths compiled --limit 60 --jobs "$(nproc)"
@@ -153,7 +153,7 @@ bench() {
     measure bench 540 --op "$OPS"
     return
   fi
-  # What has to be compiled at every shape, by Triton or torch, comes after all else.
+  # Kernels that Triton or torch compiles for every shape come last.
   local first=(--without uefl-triton,compiled)
   measure bench-limits 30 --op limits
   measure bench-vq_assign 200 --op vq_assign "${first[@]}"
