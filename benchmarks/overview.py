@@ -54,6 +54,8 @@ ROWS = (
     ),
     Row("ten Lloyd iterations", "kmeans_lloyd", "262144x64x256", "1048576x64x256"),
 )
+SHOWN = {"addmm+argmin": "torch"}
+"""names of providers in the picture, where they differ"""
 
 
 def ratio(rows: list[dict[str, str]], op: str, shape: str) -> tuple[float, str]:
@@ -85,7 +87,12 @@ def draw(folder: Path = results.FOLDER) -> Figure:
             axes.barh(y, times - 1, left=1, height=thickness * 0.9, color=machine.color, label=machine.name)
             where = (max(times, 1), y)
             axes.annotate(
-                f"{times:.2g}  {peer}", where, (3, 0), textcoords="offset points", va="center", fontsize=8
+                f"{times:.2g}  {SHOWN.get(peer, peer)}",
+                where,
+                (3, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=8,
             )
     axes.axvline(1, color="#404040", linewidth=1)
     axes.set_xscale("log")

@@ -210,6 +210,8 @@ def page(folder: Path) -> str:
             ' answers, and their versions. The column "ours ms" names the instruction sets, the best one'
             ' first; "times faster" has one number for each of them.'
             " [benchmarks/README.md](../benchmarks/README.md) explains rows and lower bounds."
+            " `eager`, `compiled`, `addmm+argmin` and `torch-…` are compositions of PyTorch operations, not"
+            " packages."
             " [Peers](peers.md) compares the features of the packages, and [Profile your"
             " shapes](guides/profile.md) measures your own shapes."
         ),
