@@ -163,7 +163,7 @@ def test_first_classes_leave_the_others_out():
         ({}, "key 'clients': .*digits"),
         (
             {"clients": 3, "angles": [0, 90]},
-            r"key 'data.partition.angles': .*clients \(3\), .*2: \[0.0, 90.0\]",
+            r"key 'data.partition.angles': .*\b3 angles .*client.* 2: \[0.0, 90.0\]",
         ),
         (
             {"partition": {"scheme": "imbalanced"}, "clients": 4},
