@@ -79,5 +79,5 @@ def test_run_without_its_key_does_not_resume(keyed, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         begin(tmp_path / "run", Watcher(stop_after=4))
     (tmp_path / "run" / KEY).unlink()
-    with pytest.raises(UserError, match=rf"{KEY}, .*missing"):
+    with pytest.raises(UserError, match=rf"{KEY} .*missing"):
         go_on(tmp_path / "run")

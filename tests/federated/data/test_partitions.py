@@ -188,7 +188,7 @@ def test_impossible_dirichlet_is_refused(monkeypatch):
             train_per_client=30,
             test_per_client=10,
         )
-    with pytest.raises(UserError, match=r"\b50 images .*\b10 clients .*\b10 images each"):
+    with pytest.raises(UserError, match=r"\b50 images .*\b10 clients .*\b10 .*each"):
         dealt(
             table(),
             {"scheme": "dirichlet", "convention": "over_clients"},
