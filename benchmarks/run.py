@@ -217,7 +217,7 @@ def _any_wrong(rows: list[dict[str, Any]]) -> bool:
     for row in wrong:
         print(
             f"WRONG: {row['op']} {row['shape']} {row['provider']} {row['variant']}: {row['gate']}"
-            f" {row['error']} beside float64"
+            f" {row['error']} from float64"
         )
     return bool(wrong)
 

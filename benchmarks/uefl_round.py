@@ -210,9 +210,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Time a few rounds of every implementation in turn, after an uncounted one, and print the medians."""
     parser = round_times.parser(__doc__, "mnist-9-published")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument(
-        "--processes", default="", metavar="N,N", help="rows in which so many processes have the clients"
-    )
+    parser.add_argument("--processes", default="", metavar="N,N", help="rows with the clients in N processes")
     args = parser.parse_args(arguments)
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("argument --device: torch finds no GPU; leave it out to measure on the CPU")

@@ -1,7 +1,7 @@
 """Count turns of phrase that make prose hard to read: ``python tools/prose.py [FOLDER ...]``.
 
-The program reads docstrings, comments and Markdown. It prints the rate per 10,000 words of each folder, and
-the worst sentences. Codebases that are pleasant to read have 3 to 20.
+The program reads docstrings, comments, messages and Markdown. It prints the rate per 10,000 words of each
+folder, and the worst sentences. Codebases that are pleasant to read have 3 to 20.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Sentence(NamedTuple):
 
 
 def sentences(files: list[Path]) -> Iterator[Sentence]:
-    """Yield the sentences of docstrings, comments and Markdown paragraphs."""
+    """Yield the sentences of docstrings, comments, messages and Markdown paragraphs."""
     for path in files:
         for line, prose in _blocks(path.suffix, path.read_text(encoding="utf-8")):
             plain = re.sub(r"``[^`]*``|`[^`]*`|\$[^$]*\$", "X", prose)
@@ -116,9 +116,28 @@ def _python(text: str) -> Iterator[tuple[int, str]]:
         ):
             for paragraph in re.split(r"\n\s*\n", node.value.value):
                 yield node.lineno, paragraph
+    yield from _messages(ast.parse(text))
     for match in _STRING_OR_COMMENT.finditer(text):
         if match[0].startswith("#"):
             yield text[: match.start()].count("\n") + 1, match[0].lstrip("# ")
+
+
+def _messages(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield the strings of five words and more that are no docstrings, with X for values."""
+    parts: set[ast.AST] = set()  # docstrings, and parts of longer strings; a parent comes before its children
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr):
+            parts.add(node.value)
+            continue
+        if isinstance(node, ast.JoinedStr):
+            parts.update(node.values)
+            text = "".join(str(v.value) if isinstance(v, ast.Constant) else "X" for v in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in parts:
+            text = node.value
+        else:
+            continue
+        if len(re.findall(r"[A-Za-z']+", text)) >= 5:
+            yield node.lineno, text
 
 
 def main() -> None:

@@ -265,8 +265,8 @@ class SiloProgram:
     def _check_algorithm(self, name: str) -> None:
         if self._algorithms is not None and name not in self._algorithms:
             raise AlgorithmNotAccepted(
-                f"the run has the algorithm {name!r}; this silo accepts {', '.join(sorted(self._algorithms))}"
-                " alone"
+                f"the run has the algorithm {name!r}; this silo accepts only"
+                f" {', '.join(sorted(self._algorithms))}"
             )
 
 

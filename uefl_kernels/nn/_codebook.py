@@ -149,27 +149,27 @@ class Codebook(ConstantBuffers, Float32Module):
     learnable_codebook = fixed(
         "learnable_codebook",
         lambda layer: "embed" not in layer._buffers,
-        "Whether the codewords are a parameter.",
+        "True if the codewords are a parameter.",
     )
     use_cosine_sim = fixed(
         "use_cosine_sim",
         lambda layer: layer._use_cosine_sim,
-        "Whether codewords have length 1 and are compared by the angle.",
+        "True if codewords have length 1 and are compared by the angle.",
     )
     cosine_search = fixed(
         "cosine_search",
         lambda layer: layer._cosine_search,
-        "Whether codewords of any length are compared by the angle.",
+        "True if codewords of any length are compared by the angle.",
     )
     affine_param = fixed(
         "affine_param",
         lambda layer: layer._affine_param,
-        "Whether the codewords follow the mean and variance of the batches.",
+        "True if the codewords follow the mean and variance of the batches.",
     )
     has_dead_code_replacement = fixed(
         "has_dead_code_replacement",
         lambda layer: layer.threshold_ema_dead_code > 0,
-        "Whether codewords are revived; follows ``threshold_ema_dead_code``.",
+        "True if codewords are revived; follows ``threshold_ema_dead_code``.",
     )
 
     gumbel_sample, sample_fn, replace_sample_fn, all_reduce_fn, kmeans_all_reduce_fn = map(

@@ -217,7 +217,7 @@ class FSP(ConstantBuffers, Coder):
     has_projections = fixed(
         "has_projections",
         lambda layer: not isinstance(layer.project_in, nn.Identity),
-        "Whether project_in and project_out are linear.",
+        "True if project_in and project_out are linear.",
     )
 
     @property

@@ -142,18 +142,18 @@ class FSQ(ConstantBuffers, Coder):
         "codebook_size", lambda layer: math.prod(layer._level_list), "K, the product of levels."
     )
     keep_num_codebooks_dim = fixed(
-        "keep_num_codebooks_dim", lambda layer: layer._keep, "Whether indices are [..., num_codebooks]."
+        "keep_num_codebooks_dim", lambda layer: layer._keep, "True if indices are [..., num_codebooks]."
     )
     has_projections = fixed(
         "has_projections",
         lambda layer: not isinstance(layer.project_in, nn.Identity),
-        "Whether project_in and project_out are linear.",
+        "True if project_in and project_out are linear.",
     )
     preserve_symmetry = fixed(
-        "preserve_symmetry", lambda layer: layer._preserve_symmetry, "Whether levels are symmetric."
+        "preserve_symmetry", lambda layer: layer._preserve_symmetry, "True if levels are symmetric."
     )
     orthogonal_rotation = fixed(
-        "orthogonal_rotation", lambda layer: layer._orthogonal_rotation, "Whether vectors are rotated."
+        "orthogonal_rotation", lambda layer: layer._orthogonal_rotation, "True if vectors are rotated."
     )
     implicit_codebook = fixed(
         "implicit_codebook",
@@ -300,7 +300,7 @@ class ResidualScalarQuantizer(ResidualQuantizer):
     has_projections = fixed(
         "has_projections",
         lambda layer: not isinstance(layer.project_in, nn.Identity),
-        "Whether project_in and project_out are linear.",
+        "True if project_in and project_out are linear.",
     )
     codebook_size = fixed("codebook_size", lambda layer: layer.layers[0].codebook_size, "K.")
 
@@ -472,8 +472,8 @@ class GroupedScalar(Coder):
         self.rvqs = nn.ModuleList(kind(dim=dim // groups, **options) for _ in range(groups))
 
     dim = fixed("dim", lambda layer: layer._dim, "Length of the vectors.")
-    groups = fixed("groups", lambda layer: len(layer.rvqs), "How many parts the channels are cut into.")
-    accept_image_fmap = fixed("accept_image_fmap", lambda layer: layer._image, "Whether images are taken.")
+    groups = fixed("groups", lambda layer: len(layer.rvqs), "The number of parts of the channels.")
+    accept_image_fmap = fixed("accept_image_fmap", lambda layer: layer._image, "True if images are taken.")
     codebook_size = fixed("codebook_size", lambda layer: layer.rvqs[0].codebook_size, "K.")
 
     @property

@@ -151,7 +151,7 @@ class HierarchicalVQ(Coder):
     num_levels = fixed("num_levels", lambda layer: len(layer._shapes), "Number of scales.")
     spatial_dims = fixed("spatial_dims", lambda layer: layer._spatial, "Dimensions of the map.")
     channel_first = fixed(
-        "channel_first", lambda layer: layer._channel_first, "Whether the channels come second."
+        "channel_first", lambda layer: layer._channel_first, "True if the channels come second."
     )
     codebook_sizes = fixed(
         "codebook_sizes",

@@ -128,12 +128,12 @@ class LatentQuantize(ConstantBuffers, Coder):
     )
     codebook_size = fixed("codebook_size", lambda layer: int(layer._levels.prod()), "K.")
     keep_num_codebooks_dim = fixed(
-        "keep_num_codebooks_dim", lambda layer: layer._keep, "Whether indices are [..., num_codebooks]."
+        "keep_num_codebooks_dim", lambda layer: layer._keep, "True if indices are [..., num_codebooks]."
     )
     has_projections = fixed(
         "has_projections",
         lambda layer: not isinstance(layer.project_in, nn.Identity),
-        "Whether project_in and project_out are linear.",
+        "True if project_in and project_out are linear.",
     )
     implicit_codebook = fixed(
         "implicit_codebook",

@@ -201,15 +201,15 @@ class LFQ(ConstantBuffers, Coder):
     codebook_scale = fixed("codebook_scale", lambda layer: layer._codebook_scale, "Size of an element.")
     num_codebooks = fixed("num_codebooks", lambda layer: layer._num_codebooks, "Parts of a vector.")
     keep_num_codebooks_dim = fixed(
-        "keep_num_codebooks_dim", lambda layer: layer._keep, "Whether indices are [..., num_codebooks]."
+        "keep_num_codebooks_dim", lambda layer: layer._keep, "True if indices are [..., num_codebooks]."
     )
     orthogonal_rotation = fixed(
-        "orthogonal_rotation", lambda layer: layer._orthogonal_rotation, "Whether vectors are rotated."
+        "orthogonal_rotation", lambda layer: layer._orthogonal_rotation, "True if vectors are rotated."
     )
     has_projections = fixed(
         "has_projections",
         lambda layer: not isinstance(layer.project_in, nn.Identity),
-        "Whether project_in and project_out are linear.",
+        "True if project_in and project_out are linear.",
     )
     zero = absent("zero")
     dtype = fixed("dtype", lambda layer: layer.codebook.dtype, "Dtype of the codewords.")

@@ -311,33 +311,33 @@ class ResidualVQ(ResidualQuantizer):
     uniform_codebook_size = fixed(
         "uniform_codebook_size",
         lambda layer: len(set(layer.codebook_sizes)) == 1,
-        "Whether all quantizers have codebooks of one size.",
+        "True if all quantizers have codebooks of one size.",
     )
     shared_codebook = fixed(
-        "shared_codebook", lambda layer: layer._shared, "Whether all quantizers have one codebook."
+        "shared_codebook", lambda layer: layer._shared, "True if all quantizers have one codebook."
     )
     diveq = fixed(
         "diveq",
         lambda layer: layer._diveq,
-        "Whether the codewords are learned through the sum of all quantizers.",
+        "True if the codewords are learned through the sum of all quantizers.",
     )
     implicit_neural_codebook = fixed(
         "implicit_neural_codebook",
         lambda layer: layer._implicit,
-        "Whether codewords depend on the sum of those before.",
+        "True if codewords depend on the sum of the earlier ones.",
     )
     project_each = fixed(
-        "project_each", lambda layer: layer._project_each, "Whether each quantizer projects on its own."
+        "project_each", lambda layer: layer._project_each, "True if each quantizer projects on its own."
     )
     has_projections = fixed(
         "has_projections",
         lambda layer: not isinstance(layer.project_in, nn.Identity),
-        "Whether ``project_in`` and ``project_out`` are linear.",
+        "True if ``project_in`` and ``project_out`` are linear.",
     )
     vq_is_ema_updating = fixed(
         "vq_is_ema_updating",
         lambda layer: layer._quantizers[0].ema_update,
-        "Whether moving averages make the codewords.",
+        "True if moving averages make the codewords.",
     )
 
     @property
@@ -769,12 +769,12 @@ class GroupedResidualVQ(Coder):
         self.rvqs = nn.ModuleList(ResidualVQ(dim=dim // groups, **options) for _ in range(groups))
 
     dim = fixed("dim", lambda layer: layer._dim, "Length of the vectors.")
-    groups = fixed("groups", lambda layer: len(layer.rvqs), "How many parts the channels are cut into.")
+    groups = fixed("groups", lambda layer: len(layer.rvqs), "The number of parts of the channels.")
     accept_image_fmap = fixed(
-        "accept_image_fmap", lambda layer: layer.rvqs[0].accept_image_fmap, "Whether images are taken."
+        "accept_image_fmap", lambda layer: layer.rvqs[0].accept_image_fmap, "True if images are taken."
     )
     channel_last = fixed(
-        "channel_last", lambda layer: layer.rvqs[0].channel_last, "Whether the channels come last."
+        "channel_last", lambda layer: layer.rvqs[0].channel_last, "True if the channels come last."
     )
 
     @property

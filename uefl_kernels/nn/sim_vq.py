@@ -185,7 +185,7 @@ class ResidualSimVQ(ResidualQuantizer):
     )
     codebook_dim = fixed("codebook_dim", lambda layer: layer._quantizers[0].dim, "Length of a codeword.")
     channel_first = fixed(
-        "channel_first", lambda layer: layer._quantizers[0].channel_first, "Whether the channels come second."
+        "channel_first", lambda layer: layer._quantizers[0].channel_first, "True if the channels come second."
     )
 
     @property

@@ -372,52 +372,52 @@ class VectorQuantize(Coder):
     separate_codebook_per_head = fixed(
         "separate_codebook_per_head",
         lambda layer: layer._separate_codebook_per_head,
-        "Whether each head has a codebook of its own.",
+        "True if each head has a codebook of its own.",
     )
     learnable_codebook = fixed(
-        "learnable_codebook", lambda layer: layer._learnable_codebook, "Whether gradients move the codewords."
+        "learnable_codebook", lambda layer: layer._learnable_codebook, "True if gradients move the codewords."
     )
     zero, maybe_split_heads_from_input = map(absent, ("zero", "maybe_split_heads_from_input"))
     codebook_size = fixed("codebook_size", lambda layer: layer._codebook.codebook_size, "K.")
     use_cosine_sim = fixed(
         "use_cosine_sim",
         lambda layer: layer._codebook.use_cosine_sim,
-        "Whether vectors are compared by the angle.",
+        "True if vectors are compared by the angle.",
     )
     cosine_search = fixed(
         "cosine_search",
         lambda layer: layer._codebook.cosine_search,
-        "Whether codewords of any length are compared by the angle.",
+        "True if codewords of any length are compared by the angle.",
     )
     affine_param = fixed(
         "affine_param",
         lambda layer: layer._codebook.affine_param,
-        "Whether the codewords follow the mean and variance of the batches.",
+        "True if the codewords follow the mean and variance of the batches.",
     )
     kmeans_init = fixed(
         "kmeans_init",
         lambda layer: layer._codebook.kmeans_init,
-        "Whether k-means on the first batch makes the codewords; ``_codebook.initted`` says if it has.",
+        "True if k-means on the first batch makes the codewords; ``_codebook.initted`` shows if it has.",
     )
     has_projections = fixed(
         "has_projections",
         lambda layer: not isinstance(layer.project_in, nn.Identity),
-        "Whether ``project_in`` and ``project_out`` are linear.",
+        "True if ``project_in`` and ``project_out`` are linear.",
     )
     has_commitment_loss = fixed(
         "has_commitment_loss",
         lambda layer: layer.commitment_weight > 0 and not layer.directional_reparam,
-        "Whether the loss has a commitment term; follows ``commitment_weight``.",
+        "True if the loss has a commitment term; follows ``commitment_weight``.",
     )
     has_codebook_orthogonal_loss = fixed(
         "has_codebook_orthogonal_loss",
         lambda layer: layer.orthogonal_reg_weight > 0,
-        "Whether the loss keeps codewords apart; follows ``orthogonal_reg_weight``.",
+        "True if the loss keeps codewords apart; follows ``orthogonal_reg_weight``.",
     )
     has_codebook_diversity_loss = fixed(
         "has_codebook_diversity_loss",
         lambda layer: layer.codebook_diversity_loss_weight > 0,
-        "Whether the loss spreads assignments; follows ``codebook_diversity_loss_weight``.",
+        "True if the loss spreads assignments; follows ``codebook_diversity_loss_weight``.",
     )
 
     @property

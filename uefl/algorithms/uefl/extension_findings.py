@@ -158,7 +158,7 @@ def _usage(history: History, shared: int) -> Shares | None:
         "Codeword usage",
         counts,
         f"codeword (shared: the first {shared}; then the client's extensions)",
-        "Share of each client's test vectors that took each codeword; gray: codewords that it does not have.",
+        "Share of each client's test vectors that took each codeword; gray: codewords of other clients.",
         shared,
     )
 

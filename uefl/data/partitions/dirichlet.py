@@ -55,7 +55,7 @@ class Dirichlet(Scheme):
     one_class: ClassVar[bool] = True
 
     convention: Literal["over_clients", "over_classes", "over_classes_by_frequency"] = Field(
-        description="what is drawn: a class's shares over the clients, or a client's shares over the classes"
+        description="the drawn shares: of a class over the clients, or of a client over the classes"
     )
     alpha: float = Field(default=0.1, gt=0, description="concentration; less is more skewed")
     test: Literal["own", "even"] = Field(

@@ -170,7 +170,7 @@ def _check(
     if units is not None:
         if not isinstance(units, KMeansUnits):
             raise TypeError(
-                f"{op}: units must be those of an earlier step (KMeansStep.units), got {type(units).__name__}"
+                f"{op}: units must come from an earlier step (KMeansStep.units), got {type(units).__name__}"
             )
         check_shape(op, "units.middle", units.middle.shape, [d])
         if units.middle.device != x.device:

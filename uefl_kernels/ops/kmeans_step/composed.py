@@ -199,7 +199,9 @@ def require_valid(op: str, x: torch.Tensor, weights: torch.Tensor | None) -> Non
     if not math.isfinite(most):
         raise RuntimeError(f"{op}: x holds NaN or infinity; remove or replace those rows")
     if most > LARGEST:
-        raise RuntimeError(f"{op}: x holds values beyond 2^480 (3e144), whose squares overflow; scale x down")
+        raise RuntimeError(
+            f"{op}: x holds values beyond 2^480 (3e144), and their squares overflow; scale x down"
+        )
     if weights is not None and not bool(
         (weights >= 0).all() and (weights <= _HEAVIEST).all() and ((weights > 0).any() or len(x) == 0)
     ):
@@ -214,7 +216,7 @@ def require_valid_step(given: Arguments) -> None:
     require_valid_centers("kmeans_step", "centers", centers)
     if len(x) > 0 and float(mass_scale) * len(x) > 2.0**62:
         raise RuntimeError(
-            "kmeans_step: units come from a step on fewer rows than x has; use units of at least as many rows"
+            "kmeans_step: units come from a step on fewer rows than x has; use units of len(x) rows or more"
         )
     if weights is not None and not bool(((weights >= 0) & (weights <= 1)).all()):
         raise RuntimeError(
