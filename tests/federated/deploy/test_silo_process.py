@@ -33,6 +33,11 @@ def forkserver():
     multiprocessing.forkserver.ensure_running()
 
 
+def silos_data():
+    """Return a federation with enough images for a new state of a silo in three rounds."""
+    return federation(sizes=(48, 48, 48))
+
+
 class SiloProcess:
     """A program of a silo in a child process; called with a packet, as the program is.
 
@@ -80,7 +85,7 @@ def _serve(pipe, name, folder, dies):
         _die_in(dies)
     own = SiloFolder(folder)
     own.secret = None  # as simulated clients draw
-    program = SiloProgram(SourceInMemory(name, federation()), torch.device("cpu"), kept=own)
+    program = SiloProgram(SourceInMemory(name, silos_data()), torch.device("cpu"), kept=own)
     while True:
         frame = bytearray(pipe.recv_bytes())
         pipe.send_bytes(encode(program(decode(frame))))
@@ -114,7 +119,7 @@ def silos(cfg, folder, processes=NAMES, dies=None):
                 self.sizes |= {path.stem: path.stat().st_size for path in folder.rglob("*.safetensors")}
                 yield reply
 
-    engine = ProcessSilos(cfg, federation(), folder)
+    engine = ProcessSilos(cfg, silos_data(), folder)
     engine.sizes = {"": 0}
     try:
         yield engine
@@ -134,7 +139,7 @@ def test_a_silo_killed_in_its_third_round_resumes_bit_for_bit(algorithm, step, t
     cfg, found = settings(algorithm, **keys), []
     for name, processes in (("whole", ()), ("killed", ("silo-1",))):
         with silos(cfg, tmp_path / name, processes, step) as engine:
-            one = arm(cfg, federation(), lambda _, engine=engine: engine, clients_keep_states=True)[0]
+            one = arm(cfg, silos_data(), lambda _, engine=engine: engine, clients_keep_states=True)[0]
             records = repr(finish(one))
             names = [member.private.named for member in one.members]
             found.append((records, names, states(tmp_path / name)))
@@ -153,10 +158,10 @@ def test_reported_bytes_are_those_a_silo_reads_and_writes(algorithm, tmp_path):
     cfg = settings(algorithm, **keys)
     with silos(cfg, tmp_path) as engine:
         for _ in range(2):  # after which it imports no module any more
-            finish(arm(cfg, federation(), lambda _: engine, clients_keep_states=True)[0])
+            finish(arm(cfg, silos_data(), lambda _: engine, clients_keep_states=True)[0])
         engine.said.clear()
         before = {name: engine.programs[name].io() for name in NAMES}
-        records = finish(arm(cfg, federation(), lambda _: engine, clients_keep_states=True)[0])
+        records = finish(arm(cfg, silos_data(), lambda _: engine, clients_keep_states=True)[0])
         for name in NAMES:
             after = engine.programs[name].io()
             names = [reply.states[0] for reply in engine.said if reply.client == name]
