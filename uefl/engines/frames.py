@@ -24,7 +24,8 @@ def send(end: socket.socket, header: Any, body: bytes | bytearray | memoryview =
     text = json.dumps(header).encode()
     try:
         end.sendall(b"".join([_length(text), _length(body), text]))
-        end.sendall(body)
+        if len(body) > 0:  # a peer that needs no body may have replied and gone
+            end.sendall(body)
     except OSError as error:
         raise ConnectionLost("a process has ended") from error
 

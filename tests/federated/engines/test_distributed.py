@@ -17,6 +17,7 @@ from tests.federated.engines.conformance import (
     settings,
 )
 from uefl.deploy.workers import on_workers
+from uefl.engines import frames
 from uefl.engines.base import Message, Reply
 from uefl.engines.codec import packed_reply
 from uefl.engines.distributed.engine import DistributedEngine
@@ -145,3 +146,24 @@ def test_a_dead_worker_ends_the_run_and_the_other_workers():
     with pytest.raises(RunError, match=r"worker-2 .*SIGKILL; .*: this$"):
         run()
     assert [process.poll() is not None for process in begun] == [True, True]
+
+
+class GoneAfterTheHeader:
+    """A socket whose peer closes it once it has a header."""
+
+    def __init__(self):
+        self.sent = 0
+
+    def sendall(self, data):
+        if self.sent:
+            raise BrokenPipeError
+        self.sent += len(data)
+
+
+def test_frame_without_a_body_is_sent_at_once():
+    """A peer that has read the header may have replied and closed the socket."""
+    end = GoneAfterTheHeader()
+    frames.send(end, {"ask": 1})
+    assert end.sent > 0
+    with pytest.raises(frames.ConnectionLost):
+        frames.send(GoneAfterTheHeader(), {"ask": 1}, b"body")
