@@ -18,13 +18,11 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 from ray import cloudpickle
 from torch import nn
-from torch.nn.functional import cross_entropy
 
-Client = tuple[torch.Tensor, torch.Tensor]
-"""normalized images ``[n, 1, 28, 28]`` float32 and labels ``[n]`` of one client"""
+from .simulation import Client, TrainingLoop, train_epoch
 
 
-class FlowerLoop:
+class FlowerLoop(TrainingLoop):
     """Run Flower's FedAvg in its simulation, with one actor of Ray.
 
     The actor keeps one network and the images of all clients, and trains as the plain loop does. So the
@@ -34,11 +32,10 @@ class FlowerLoop:
         clients: images and labels of each client.
         cohort: number of clients in a round.
         batch: number of images in a step.
-        lr: learning rate of SGD.
         network: the initial network.
     """
 
-    def __init__(self, clients: list[Client], cohort: int, batch: int, lr: float, network: nn.Module) -> None:
+    def __init__(self, clients: list[Client], cohort: int, batch: int, network: nn.Module) -> None:
         self._wanted: queue.Queue[bool] = queue.Queue()
         self._trained: queue.Queue[int] = queue.Queue()
         self._folder = tempfile.TemporaryDirectory()
@@ -53,7 +50,8 @@ class FlowerLoop:
             loaded, net = _loaded(str(path))
             images, labels = loaded[int(context.node_config["partition-id"])]
             net.load_state_dict(message.content["arrays"].to_torch_state_dict())  # type: ignore[union-attr]
-            _train(net, images, labels, batch, lr)
+            net.train()
+            train_epoch(net, images, labels, batch)
             metrics = MetricRecord({"num-examples": len(labels)})
             content = RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": metrics})
             return Message(content=content, reply_to=message)
@@ -79,9 +77,6 @@ class FlowerLoop:
         self._wanted.put(True)
         if not self._trained.get():
             raise RuntimeError("no client of Flower's simulation has trained; its log has the reason")
-
-    def measure(self) -> None:
-        """Do nothing."""
 
     def close(self) -> None:
         """End the simulation and the processes of Ray."""
@@ -117,13 +112,3 @@ def _descends(process: int, parents: dict[int, int]) -> bool:
         if process == os.getpid():
             return True
     return False
-
-
-def _train(net: nn.Module, images: torch.Tensor, labels: torch.Tensor, batch: int, lr: float) -> None:
-    """Train one local epoch."""
-    net.train()
-    optimizer = torch.optim.SGD(net.parameters(), lr, fused=True)
-    for chosen in torch.randperm(len(labels)).split(batch):
-        optimizer.zero_grad()
-        cross_entropy(net(images[chosen]), labels[chosen]).backward()
-        optimizer.step()

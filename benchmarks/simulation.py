@@ -75,14 +75,19 @@ class PlainLoop(TrainingLoop):
         for client in torch.randperm(len(self._clients))[: self._cohort]:
             images, labels = self._clients[client]
             torch._foreach_copy_([p.data for p in parameters], self.model)
-            optimizer = torch.optim.SGD(parameters, LR, fused=True)
-            for chosen in torch.randperm(len(labels)).split(self._batch):
-                optimizer.zero_grad()
-                cross_entropy(self._net(images[chosen]), labels[chosen]).backward()
-                optimizer.step()
+            train_epoch(self._net, images, labels, self._batch)
             torch._foreach_add_(sums, [p.data for p in parameters], alpha=len(labels))
             total += len(labels)
         self.model = list(torch._foreach_div(sums, total))
+
+
+def train_epoch(net: nn.Module, images: torch.Tensor, labels: torch.Tensor, batch: int) -> None:
+    """Train a network for one local epoch of SGD."""
+    optimizer = torch.optim.SGD(net.parameters(), LR, fused=True)
+    for chosen in torch.randperm(len(labels)).split(batch):
+        optimizer.zero_grad()
+        cross_entropy(net(images[chosen]), labels[chosen]).backward()
+        optimizer.step()
 
 
 class UeflTraining(TrainingLoop, UeflLoop):
@@ -230,7 +235,7 @@ def main(arguments: list[str] | None = None) -> None:
         from .flower_simulation import FlowerLoop
 
         torch.manual_seed(0)
-        flower = FlowerLoop(clients, args.cohort, args.batch, LR, Cnn())
+        flower = FlowerLoop(clients, args.cohort, args.batch, Cnn())
         loops["flower"] = flower
         at_end.callback(flower.close)
     args.preset = f"fedavg {args.clients}x{args.images} cohort {args.cohort} batch {args.batch}"

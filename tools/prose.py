@@ -108,7 +108,8 @@ _STRING_OR_COMMENT = re.compile(
 
 
 def _python(text: str) -> Iterator[tuple[int, str]]:
-    for node in statements(ast.parse(text)):
+    tree = ast.parse(text)
+    for node in statements(tree):
         if (
             isinstance(node, ast.Expr)
             and isinstance(node.value, ast.Constant)
@@ -116,14 +117,14 @@ def _python(text: str) -> Iterator[tuple[int, str]]:
         ):
             for paragraph in re.split(r"\n\s*\n", node.value.value):
                 yield node.lineno, paragraph
-    yield from _messages(ast.parse(text))
+    yield from _messages(tree)
     for match in _STRING_OR_COMMENT.finditer(text):
         if match[0].startswith("#"):
             yield text[: match.start()].count("\n") + 1, match[0].lstrip("# ")
 
 
 def _messages(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Yield the strings of five words and more that are no docstrings, with X for values."""
+    """Yield the strings of at least five words, without docstrings; X replaces the values of an f-string."""
     parts: set[ast.AST] = set()  # docstrings, and parts of longer strings; a parent comes before its children
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr):

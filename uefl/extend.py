@@ -91,7 +91,7 @@ def stage(out: Path, cfg: Config, rounds: int, digest: str, preset: str) -> dict
         preset: first line of config.toml.
 
     Returns:
-        What the run was made with, as its checkpoints have it.
+        The record of how the run was made, as its checkpoints contain it.
 
     Raises:
         UserError: the run has not ended, or has no states to continue from.

@@ -23,7 +23,7 @@ def stopped_once(tmp_path_factory):
 
 @pytest.fixture
 def stopped(stopped_once, tmp_path):
-    """Return the folder of an interrupted run, for this test alone."""
+    """Return a copy of an interrupted run that only this test uses."""
     return shutil.copytree(stopped_once, tmp_path / "run")
 
 

@@ -257,8 +257,10 @@ def project(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 
 class ConstantBuffers(nn.Module):
-    """A module with buffers whose first values follow from its arguments. They are not state: where they come
-    from the meta device, as by ``to_empty``, they are made again.
+    """A module with buffers that start with values computed from its arguments.
+
+    The buffers are not state: after a move from the meta device, as by ``to_empty``, the module computes them
+    again.
 
     The module also knows the dtype that the model around it was cast to, which decoding gives to vectors.
     """

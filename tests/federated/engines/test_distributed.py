@@ -149,7 +149,7 @@ def test_a_dead_worker_ends_the_run_and_the_other_workers():
 
 
 class GoneAfterTheHeader:
-    """A socket whose peer closes it once it has a header."""
+    """A socket that the peer closes after it has read a header."""
 
     def __init__(self):
         self.sent = 0

@@ -76,7 +76,7 @@ class OneNode(Grid):
 
 
 class TwoNodes(OneNode):
-    """Another node, 8, whose replies do not end before ``released`` is set."""
+    """Two nodes. The replies of node 8 do not end before ``released`` is set."""
 
     released = threading.Event()
 

@@ -83,7 +83,7 @@ class Messenger:
         self._begun: dict[str, float] = {}
         """by number, when the pending request began"""
         self._slow: set[str] = set()
-        """numbers whose requests keep threads of earlier pools"""
+        """the numbers of requests that still use a thread of an earlier pool"""
         self._pool = ThreadPoolExecutor(_AT_ONCE)
 
     def work(self) -> None:
