@@ -228,9 +228,10 @@ struct WarpSums {
   }
 
   // target: the row of `quantized`, for vq.
+  template <bool kWeighted>
   __device__ void add_row(const T (&value)[kOwn], T* target, const Weight& with) {
-    const double weight = weighted ? with.weight : 1;
-    count += weighted ? with.mass : 1;
+    const double weight = kWeighted ? with.weight : 1;
+    count += kWeighted ? with.mass : 1;
     Wide exact[kOwn];
     UEFL_UNROLL
     for (int i = 0; i < kOwn; ++i) {
@@ -247,6 +248,7 @@ struct WarpSums {
   }
 
   // The rows of the steps from `from` to `to`; several of them are under way.
+  template <bool kWeighted>
   __device__ void add_rows(const Step* steps, const Weight* weights, int64_t first, int from, int to) {
     constexpr int kBatch = sizeof(T) < sizeof(double) ? 8 : 4;
     for (; from < to; from += kBatch) {
@@ -262,7 +264,7 @@ struct WarpSums {
       for (int r = 0; r < kBatch; ++r) {
         if (from + r >= to) break;
         T* target = kGather ? wanted.quantized + (first + steps[from + r].row) * d : nullptr;
-        add_row(value[r], target, weights[from + r]);
+        add_row<kWeighted>(value[r], target, weights[from + r]);
       }
     }
   }
@@ -310,7 +312,10 @@ __global__ void __launch_bounds__(kSumThreads, kSumBlocks)
         sums.report();
         sums.go_on_to(steps[from].code);
       }
-      sums.add_rows(steps, weights, first, from, to);
+      if (sums.weighted)
+        sums.template add_rows<true>(steps, weights, first, from, to);
+      else
+        sums.template add_rows<false>(steps, weights, first, from, to);
       from = to;
     }
     __syncwarp();
