@@ -62,8 +62,10 @@ def program(name):
 
 
 def run(log, *command):
-    """Run a command with its output at the end of a file, since pip hides it or buries the reason under it;
-    whether it succeeded."""
+    """Run a command, and return whether it succeeded.
+
+    Its output goes to the end of a file, since pip hides it or buries the reason under it.
+    """
     with log.open("ab") as file:
         return subprocess.run(command, stdout=file, stderr=subprocess.STDOUT).returncode == 0
 
@@ -83,8 +85,10 @@ class CMakeBuild(build_ext):
     """Builds every compiled module of the package in one CMake run."""
 
     def build_extensions(self):
-        """Configure, build, and put the modules into the package; if this fails, put a note with the
-        reason."""
+        """Configure, build, and put the modules into the package.
+
+        If this fails, put a note with the reason there.
+        """
         out = Path(self.get_ext_fullpath(self.extensions[0].name)).resolve().parent
         out.mkdir(parents=True, exist_ok=True)
         (out / NOTE).unlink(missing_ok=True)
@@ -107,8 +111,10 @@ class CMakeBuild(build_ext):
             )
 
     def copy_extensions_to_source(self):
-        """Copy the modules, or the note that replaces them, into the source folder of an editable
-        installation."""
+        """Copy the modules into the source folder of an editable installation.
+
+        If they were not built, copy the note that replaces them.
+        """
         built, package = Path(self.build_lib) / "uefl_kernels", ROOT / "uefl_kernels"
         for name in [
             NOTE,

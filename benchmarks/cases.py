@@ -52,8 +52,10 @@ class ProviderUnavailable(Exception):
 
 @dataclass(frozen=True)
 class BenchmarkCase:
-    """The sizes of one measurement; a subclass per family of ops names them, and raises ValueError where they
-    do not go together."""
+    """The sizes of one measurement.
+
+    A subclass per family of ops names the sizes, and raises ValueError where they do not go together.
+    """
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -95,8 +97,10 @@ def case_of(kind: type[C], name: str) -> C:
 
 @dataclass(frozen=True)
 class Gate:
-    """The error of an answer. ``limit`` is the largest error that ours may have; the error of peers is only
-    reported."""
+    """The error of an answer.
+
+    ``limit`` is the largest error that ours may have; the error of peers is only reported.
+    """
 
     figure: str
     limit: float
@@ -121,8 +125,10 @@ class Op(Generic[C]):
     cuda_cases: tuple[C, ...] | None = None  # on a GPU, where they are not the same
 
     def passes(self, provider: str, error: float | None) -> bool:
-        """Return whether a provider of ours gave an answer within its promise. A NaN fails, and a peer always
-        passes."""
+        """Return whether a provider of ours gave an answer within its promise.
+
+        A NaN fails, and a peer always passes.
+        """
         return (
             not ours(provider) or provider in self.loose or (error is not None and error <= self.gate.limit)
         )

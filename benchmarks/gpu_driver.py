@@ -1,5 +1,6 @@
-"""Load compiled kernels and launch them, without a build of an extension: the driver's own interface, on
-torch's context and stream.
+"""Load compiled kernels and launch them through the driver's own interface.
+
+Nothing is built as an extension. Kernels run in torch's context and on its stream.
 
 ``DryRunDriver`` has the same methods, runs nothing and needs no GPU. It refuses calls that a GPU would
 refuse: a kernel that a file does not hold, and more shared memory or threads than a block can have.
@@ -54,8 +55,10 @@ def _check_launch(name: str, threads: int, shared: int) -> None:
 
 
 class Driver:
-    """The CUDA driver by ``ctypes``. Kernels run on torch's current stream, so that torch's events and graphs
-    see them."""
+    """The CUDA driver by ``ctypes``.
+
+    Kernels run on torch's current stream, so that torch's events and graphs see them.
+    """
 
     dry = False
 
@@ -73,8 +76,10 @@ class Driver:
             raise RuntimeError(f"{name}: {(text.value or b'error').decode()} ({code})")
 
     def function(self, path: Path, name: str) -> ctypes.c_void_p:
-        """Return the kernel of a file, which is loaded once and may then have all the shared memory there
-        is."""
+        """Return the kernel of a file, which is loaded once.
+
+        The kernel may then use all of the shared memory.
+        """
         if path not in self._modules:
             self._modules[path] = ctypes.c_void_p()
             self._call("cuModuleLoadData", ctypes.byref(self._modules[path]), path.read_bytes())
@@ -120,8 +125,10 @@ class Driver:
         return torch.zeros(shape, dtype=dtype, device="cuda")
 
     def us(self, call: Callable[[int], object], times: int = 20) -> float:
-        """Return the median microseconds of a call in a graph of calls, which get their number;
-        launches are not in it."""
+        """Return the median microseconds of a call in a graph of calls.
+
+        Each call gets its number. Launches are not in the time.
+        """
         call(0)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()

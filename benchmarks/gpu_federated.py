@@ -1,5 +1,7 @@
-"""Run federated learning on a GPU from end to end: rounds a minute, peak memory, a killed run that resumes,
-and the metrics of the CPU.
+"""Run federated learning on a GPU from end to end.
+
+The program checks rounds per minute, peak memory, a killed run that resumes, and that the metrics equal those
+on the CPU.
 
 python -m benchmarks.gpu_federated [--device cuda] [--only demo,resume] --out FOLDER
 

@@ -106,8 +106,10 @@ class _Quarter:
         self.cycle += 1
 
     def _unit(self, pipe: str) -> str | None:
-        """Return a free unit for an instruction, or None. Float additions and multiplications run on both
-        halves."""
+        """Return a free unit for an instruction, or None.
+
+        Float additions and multiplications run on both halves.
+        """
         units = ("fma", "imad") if pipe == "fma" else (pipe,)
         return next((unit for unit in units if self.free[unit] <= self.cycle), None)
 

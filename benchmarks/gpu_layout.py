@@ -66,8 +66,10 @@ class Variant:
         return 1 if self.chunks > 2 else 2
 
     def shared(self, places: int) -> int:
-        """Return the bytes of shared memory for this number of codebook tiles, with 1024 for the
-        alignment."""
+        """Return the bytes of shared memory for this number of codebook tiles.
+
+        They include 1024 bytes for the alignment.
+        """
         rows, barriers = (
             self.warpgroups * self.tiles * self.chunks * 64 * 64 * 2,
             16 * (places + self.warpgroups * self.tiles),
@@ -75,8 +77,10 @@ class Variant:
         return places * (128 * 64 * 2 + 16 * self.starts) + rows + barriers + 1024
 
     def rings(self, k: int) -> list[int]:
-        """Return the numbers of codebook tiles in shared memory to time: the whole codebook if it fits,
-        otherwise two sizes of a ring."""
+        """Return the numbers of codebook tiles in shared memory to time.
+
+        This is the whole codebook if it fits, and two sizes of a ring otherwise.
+        """
         needed = k // 128 * self.chunks
         fits = [
             places
@@ -110,8 +114,10 @@ def variants() -> list[Variant]:
 
 
 def tiles(values: torch.Tensor, rows: int) -> torch.Tensor:
-    """Return values [N, d] as tiles [N / rows, d / 64, rows, 64] in the layout of products: 16 bytes number i
-    of row r at i ^ r % 8."""
+    """Return values [N, d] as tiles [N / rows, d / 64, rows, 64] in the layout of products.
+
+    The 16 bytes with number i of row r are at position i ^ r % 8.
+    """
     n, d = values.shape
     pieces = values.view(n // rows, rows, d // 64, 8, 8).transpose(1, 2)
     place = torch.arange(8, device=values.device) ^ (torch.arange(rows, device=values.device) % 8)[:, None]
@@ -119,7 +125,9 @@ def tiles(values: torch.Tensor, rows: int) -> torch.Tensor:
 
 
 def columns(first: bool) -> torch.Tensor:
-    """Return the column of a tile for each lane of four and each of its starts [4, 32], or [4, 64] where the
-    sums begin at them."""
+    """Return the column of a tile for each lane of four and each of its starts.
+
+    The shape is [4, 32], or [4, 64] where the sums begin at the starts.
+    """
     lane, number = torch.arange(4)[:, None], torch.arange(64 if first else 32)
     return number // 4 * 8 + 2 * lane + number % 2 if first else number // 2 * 8 + 2 * lane + number % 2

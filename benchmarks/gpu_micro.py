@@ -170,8 +170,10 @@ def additions(driver: AnyDriver, path: Path) -> Found:
 
 
 def cache(driver: AnyDriver, path: Path) -> Found:
-    """Measure M6: the rate of bytes that arrive in shared memory. In a pair, each block counts all its bytes,
-    also the half that the other block requests."""
+    """Measure M6: the rate of bytes that arrive in shared memory.
+
+    In a pair, each block counts all its bytes, also the half that the other block requests.
+    """
     codewords, clocks, times = driver.zeros(COPIED * 16384, dtype=torch.uint8), driver.zeros(BLOCKS), 20
     for kernel in ("read_alone", "read_pair"):
         for ahead in (1, 2, 3, 4, 6):

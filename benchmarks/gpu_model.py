@@ -1,5 +1,6 @@
-"""Model the costs of the CUDA kernels from their work and the rates of a GPU: ``python -m
-benchmarks.gpu_model --help``.
+"""Model the costs of the CUDA kernels from their work and the rates of a GPU.
+
+Usage: ``python -m benchmarks.gpu_model --help``.
 
 A kernel moves bytes, multiplies on tensor cores and issues instructions to pipes, each at a known rate: the
 slowest of them is a wall, a limit for every schedule, and the expected time. The walls are bytes of device
@@ -40,8 +41,11 @@ HOPPER = {"issue": 128, "alu": 62.8, "imad": 63.5, "fma": 124.6, "f64": 64, "con
 
 @dataclass(frozen=True)
 class Gpu:
-    """Measured on the H100; for the others, vendors' figures times the share that the H100 reaches of its
-    own."""
+    """The size and rates of a GPU.
+
+    For the H100 they are measured. For other GPUs they are the vendor's figures, times the share that the
+    H100 reaches of its vendor's figures.
+    """
 
     name: str
     multiprocessors: int
@@ -152,8 +156,10 @@ def by_pipe(operations: list[str], times: float) -> Counts:
 
 
 def counted() -> dict[str, Counts]:
-    """Return instruction counts from the machine code of the float32 kernels for sm_90a, except the first
-    pass."""
+    """Return instruction counts from the machine code of the float32 kernels for sm_90a.
+
+    The first pass is not counted.
+    """
 
     def loop(stem: str, kernel: str, instance: str, *inside: str, code: str = "90a") -> list[str]:
         return sass.operations(sass.innermost_loop(sass.instances(stem, code, kernel)[instance], *inside))
@@ -209,8 +215,10 @@ def total(*parts: tuple[float, Counts]) -> Counts:
 
 
 def open_share(k: int, itemsize: int, d: int) -> float:
-    """Return the share of Gaussian rows that the first pass leaves open. tests/kernels/test_flagged_rows.py
-    computes these shares from the certificate."""
+    """Return the share of Gaussian rows that the first pass leaves open.
+
+    tests/kernels/test_flagged_rows.py computes these shares from the certificate.
+    """
     if itemsize == 2:
         return 0.002 if d <= 64 else 0.006
     return 0.027 if k <= 256 else 0.038 if k <= 1024 else 0.05
@@ -277,8 +285,10 @@ def search(n: float, d: int, k: int, itemsize: int, code: str, of: dict[str, Cou
 
 
 def kernels(op: str, case: Any, code: str, of: dict[str, Counts]) -> list[Kernel]:
-    """Return the kernel launches of one part of an op. The preparation of codewords, a few microseconds, is
-    left out."""
+    """Return the kernel launches of one part of an op.
+
+    The preparation of codewords, a few microseconds, is left out.
+    """
     if op == "mc_dropout_mlp":
         pairs = -(-case.batch // 16) * -(-case.passes // 2)  # of passes, for 16 rows of a warp
         blocks = -(-case.hidden // 32)
@@ -344,8 +354,10 @@ def expected(machine: Gpu, op: str, shape: str, of: dict[str, Counts]) -> list[K
 
 
 def measured(machine: Gpu, profiles: list[Path]) -> dict[str, dict[str, float]]:
-    """Return the microseconds of each target's kernels, and of a whole call under the empty name. Later
-    profiles replace earlier ones."""
+    """Return the microseconds of each target's kernels, and of a whole call under the empty name.
+
+    Later profiles replace earlier ones.
+    """
     found: dict[str, dict[str, float]] = {}
     for row in (row for path in results.FOLDER.glob("*.csv") for row in results.load(path)):
         if machine.name in row["machine"] and row["provider"] == "uefl":
@@ -362,8 +374,10 @@ def measured(machine: Gpu, profiles: list[Path]) -> dict[str, dict[str, float]]:
 
 
 def summary() -> str:
-    """Return a Markdown table of every target on every machine, from the constants of this file and the saved
-    results."""
+    """Return a Markdown table of every target on every machine.
+
+    The numbers come from the constants of this file and the saved results.
+    """
     lines = [
         "| GPU | work | expected us | of which | apart us | target us | measured us |",
         "|---|---|--:|---|--:|--:|--:|",

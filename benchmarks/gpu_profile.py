@@ -56,16 +56,20 @@ TARGETS = (
 
 
 def prepared(target: Target, device: str) -> tuple[Callable[[], Any], Any]:
-    """Return the call of a target and its case. On the CPU it is the case of the smoke test, as a
-    rehearsal."""
+    """Return the call of a target and its case.
+
+    On the CPU it is the case of the smoke test, as a rehearsal.
+    """
     op = REGISTRY[target.op]
     case = case_of(type(op.smoke), target.shape) if device == "cuda" else op.smoke
     return op.providers["uefl"](op.inputs(case, device)), case
 
 
 def median_us(call: Callable[[], Any], device: str, seconds: float = 0.2) -> tuple[float, float]:
-    """Return the microseconds of a call between two events on the device, and of the host, which does not
-    wait for it."""
+    """Return the microseconds of a call on the device, and of the host, which does not wait for it.
+
+    The time on the device is taken between two events.
+    """
     call()
     begun = time.perf_counter()
     call()
@@ -113,8 +117,10 @@ def synchronize(device: str) -> None:
 
 
 def graph_us(call: Callable[[], Any], device: str) -> float | None:
-    """Return the microseconds of a graph replay, which excludes launches by the host. None on the CPU, and
-    for calls that cannot be captured."""
+    """Return the microseconds of a graph replay, which excludes launches by the host.
+
+    None on the CPU, and for calls that cannot be captured.
+    """
     if device == "cpu":
         return None
     graph = torch.cuda.CUDAGraph()
@@ -148,15 +154,18 @@ def kernels(call: Callable[[], Any], device: str) -> list[dict[str, Any]]:
 
 
 def short(kernel: str) -> str:
-    """Return the name without result, namespaces and arguments. Template arguments stay, to tell instances
-    apart."""
+    """Return the name without result, namespaces and arguments.
+
+    Template arguments stay, to tell instances apart.
+    """
     name = re.sub(r"\(anonymous namespace\)::|\b(?:\w+::)+", "", kernel.removeprefix("void "))
     return re.sub(r"\((?!\w+\)\d).*", "", name)[:64].strip()
 
 
 def limits(device: str) -> dict[str, float]:
-    """Measure the bytes per second of a copy (reads and writes) and the operations per second of a bfloat16
-    product, both by torch.
+    """Measure the bytes per second of a copy, and the operations per second of a bfloat16 product.
+
+    Both are operations of torch. The copy counts reads and writes.
 
     The rehearsal on a CPU multiplies float32, since bfloat16 takes minutes on many of them.
     """
@@ -226,8 +235,10 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command and return the exit code: 1 if a target failed. The other targets are measured all the
-    same."""
+    """Run the command and return the exit code: 1 if a target failed.
+
+    The other targets are measured all the same.
+    """
     options = options_of(arguments)
     device, failed = options.device, False
     targets = [target for target in TARGETS if re.search(options.only, target.name)]

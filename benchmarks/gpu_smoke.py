@@ -82,8 +82,10 @@ def normal(*shape: int, offset: float = 0.0) -> torch.Tensor:
 
 
 def middle_third(x: torch.Tensor, codebook: torch.Tensor) -> torch.Tensor:
-    """Return every second row and its middle third, sliced on the device: a copy from the CPU would be
-    dense."""
+    """Return every second row and its middle third, sliced on the device.
+
+    A copy from the CPU would be dense.
+    """
     third = x.shape[1] // 3
     return vq_assign(x[::2, third : 2 * third], codebook)
 
@@ -241,8 +243,10 @@ _ended: set[subprocess.Popen[str]] = set()  # processes that this program has ki
 
 
 def in_process(name: str, path: str, device: str, limit: float, under: list[str]) -> tuple[str, float, str]:
-    """Run one check in a process of its own. Return its status ("ok", "FAILED", "timeout", or "stopped" after
-    Ctrl-C), the seconds, and its output."""
+    """Run one check in a process of its own.
+
+    Return its status ("ok", "FAILED", "timeout", or "stopped" after Ctrl-C), the seconds, and its output.
+    """
     begun = time.perf_counter()
     process = subprocess.Popen(
         [*under, sys.executable, "-m", "benchmarks.gpu_smoke", "--device", device, "--check", name],

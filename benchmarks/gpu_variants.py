@@ -1,5 +1,6 @@
-"""Time variants of the search on a Hopper GPU, and measure the assumptions: ``python -m
-benchmarks.gpu_variants --help``.
+"""Time variants of the search on a Hopper GPU, and measure the assumptions.
+
+Usage: ``python -m benchmarks.gpu_variants --help``.
 
 ``compile`` needs nvcc and no GPU: it writes the kernels of benchmarks/variants as machine code for sm_90a,
 less than a megabyte, which travels to a machine with a GPU. ``micro`` answers nine questions there
@@ -46,8 +47,10 @@ SHAPES = (
 
 
 def compile_all(target: Path) -> None:
-    """Compile the sources to machine code; raise RuntimeError where nvcc fails, spills or serializes
-    products."""
+    """Compile the sources to machine code.
+
+    Raise RuntimeError where nvcc fails, spills registers or serializes products.
+    """
     if sass.NVCC is None:
         raise RuntimeError(
             "nvcc is not installed; install a CUDA toolkit of 12.8 or newer, or bring the .cubin files along"
@@ -104,8 +107,10 @@ class SearchData:
         return torch.nn.functional.pad(of_lanes, (0, 4)).contiguous()
 
     def wrong(self, variant: Variant) -> float:
-        """Return the share of checked rows without their nearest codeword among the ones that the variant
-        names."""
+        """Return the share of checked rows whose nearest codeword the variant misses.
+
+        A variant names several codewords for each row.
+        """
         best, _, tile, _ = self.found[self.some].unbind(2)
         least, lane = best.min(1)
         number = (least & (variant.shift - 1)).long()[:, None] * variant.group + torch.arange(

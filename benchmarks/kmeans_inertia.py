@@ -1,5 +1,6 @@
-"""Compare the inertia of our fits with scikit-learn's: ten seeds, one start, greedy k-means++, the shapes of
-``kmeans``.
+"""Compare the inertia of our fits with scikit-learn's.
+
+Each of the shapes of ``kmeans`` is fitted with ten seeds, one start, and greedy k-means++.
 
 python -m benchmarks.kmeans_inertia [--seeds 10] [--init k-means++] [--threads 1]
 """
@@ -19,8 +20,10 @@ from uefl_kernels import kmeans
 
 
 def main() -> None:
-    """Print, for each shape, the ratio of the means and the range of single seeds relative to scikit-learn's
-    mean."""
+    """Print, for each shape, how the inertia compares with scikit-learn's.
+
+    The line has the ratio of the means, and the range of single seeds relative to scikit-learn's mean.
+    """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -52,8 +52,10 @@ def threads_differ(threads: int) -> list[str]:
 
 
 class CaseRunner:
-    """A place to measure in: this process, or one of its own (``elsewhere``). Holds the case under way and
-    who takes part in it."""
+    """A place to measure in: this process, or one of its own (``elsewhere``).
+
+    Holds the case under way and who takes part in it.
+    """
 
     def __init__(self, device: str) -> None:
         self._device = device
@@ -107,8 +109,9 @@ class CaseRunner:
 
 
 def weigh(call: Callable[[], Any], device: str) -> tuple[Any, int | None]:
-    """Return the answer and the growth of memory at its peak in bytes, outputs included; None if the system
-    does not tell it.
+    """Return the answer and the growth of memory at its peak in bytes, outputs included.
+
+    The growth is None if the system does not tell it.
 
     On the CPU it is the peak of the resident memory, which Linux resets on demand. The allocator first
     returns its spare memory, because reused memory would not count. Pages count when they are touched.

@@ -46,8 +46,10 @@ WIDTHS = (25, 20, 24, 10, 10, 7, 7, 8, 8, 7, 8, 6)
 
 
 def about(device: str, threads: int, held: str | None = None) -> dict[str, Any]:
-    """Return the conditions of a measurement. A machine with a restricted instruction set counts as another
-    machine."""
+    """Return the conditions of a measurement.
+
+    A machine with a restricted instruction set counts as another machine.
+    """
 
     def git(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(["git", *arguments], capture_output=True, text=True, cwd=Path(__file__).parent)
@@ -98,8 +100,10 @@ class ResultTable:
         self._widths = (WIDTHS[0], max(WIDTHS[1], *map(len, shapes)), *WIDTHS[2:])
 
     def add(self, rows: list[dict[str, Any]], error: str) -> None:
-        """Print the rows of one case, ours among them, below a header if the op is another one. ``error``
-        describes the column of errors."""
+        """Print the rows of one case, ours among them, below a header if the op is another one.
+
+        ``error`` describes the column of errors.
+        """
         if rows and rows[0]["op"] != self._op:
             self._op = rows[0]["op"]
             print(f"{self._op}: error = {error}")
@@ -143,8 +147,10 @@ def load(path: Path) -> list[dict[str, str]]:
 
 
 def save(rows: list[dict[str, Any]], folder: Path, key: tuple[str, ...] = KEY) -> Path:
-    """Write the rows into the file of their machine. They replace older rows with the same values in the
-    columns ``key``."""
+    """Write the rows into the file of their machine.
+
+    They replace older rows with the same values in the columns ``key``.
+    """
     path = path_of(rows[0]["machine"], folder)
     written = [
         {name: "" if v is None else f"{v:.6g}" if isinstance(v, float) else str(v) for name, v in row.items()}

@@ -1,5 +1,6 @@
-"""Draw saved results: ``python -m benchmarks.roofline [results/<machine>.csv] [--threads N]``, or ``make
-bench-plot``.
+"""Draw saved results.
+
+Usage: ``python -m benchmarks.roofline [results/<machine>.csv] [--threads N]``, or ``make bench-plot``.
 
 The program writes two kinds of pictures into the folder of the .csv. ``<machine>-roofline.png`` compares
 every shape with the limits of the machine. ``<machine>-<op>.png`` shows how many times faster ours is than
@@ -77,8 +78,10 @@ def peers(rows: list[Row]) -> list[Row]:
 
 
 def placed(row: Row) -> bool:
-    """Return whether a row can be drawn. The rates of shapes that are too small to measure are rounded to
-    0."""
+    """Return whether a row can be drawn.
+
+    The rates of shapes that are too small to measure are rounded to 0.
+    """
     return number(row, "gflop_s") > 0 and number(row, "gb_s") > 0
 
 
@@ -88,8 +91,10 @@ def intensity(row: Row) -> float:
 
 
 def roofline(rows: list[Row]) -> Figure | None:
-    """Draw the points (operations per byte, operations per second) of ours and of the fastest peer, and the
-    limits of the machine; return None without a row of ours."""
+    """Draw ours and the fastest peer as points below the limits of the machine.
+
+    A point is (operations per byte, operations per second). Return None without a row of ours.
+    """
     table = by_op(rows)
     limits = [row for found in table.pop("limits", {}).values() for row in found]
     named = [(f"{op} {shape}", found) for op, shapes in table.items() for shape, found in shapes.items()]
@@ -183,8 +188,9 @@ def _ceilings(axes: Axes, limits: list[Row]) -> None:
 
 
 def ratios(shapes: dict[str, list[Row]]) -> Figure | None:
-    """Draw a panel for each peer and lower bound: for each shape, its time divided by ours, as a group of
-    bars.
+    """Draw a panel for each peer and lower bound.
+
+    A group of bars shows, for each shape, its time divided by ours.
 
     Return None if there is nothing to compare.
     """

@@ -1,5 +1,7 @@
-"""Time loops of federated rounds in turns, on the same data, threads and instruction set, and print a
-table."""
+"""Time loops of federated rounds in turns, and print a table.
+
+All loops have the same data, threads and instruction set.
+"""
 
 from __future__ import annotations
 
@@ -92,8 +94,10 @@ def parser(description: str | None, preset: str | None = None) -> argparse.Argum
 
 
 def compare(loops: Mapping[str, Loop], title: str, args: argparse.Namespace) -> None:
-    """Time a few rounds of every loop in turn, after an uncounted one, and print the medians. The first loop
-    is uefl."""
+    """Time a few rounds of every loop in turn, after an uncounted one, and print the medians.
+
+    The first loop is uefl.
+    """
     console = Console(width=120)
     timed: dict[str, list[Turn]] = {name: [] for name in loops}
     for turn in range(1 + args.turns):

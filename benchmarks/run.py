@@ -1,5 +1,6 @@
-"""Measure the ops and their peers: ``python -m benchmarks.run --help``. benchmarks/README.md explains the
-rows.
+"""Measure the ops and their peers: ``python -m benchmarks.run --help``.
+
+benchmarks/README.md explains the rows.
 
 The program first compares the answer of every provider with the float64 definition. The exit code is 1 if an
 answer of ours exceeds the error that the op's gate allows, and 2 if ours fails at a shape. The program does

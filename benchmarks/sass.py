@@ -43,8 +43,10 @@ def disassembler() -> str | None:
 
 @cache
 def compiled(stem: str, architecture: str) -> tuple[Path, str]:
-    """Compile a source for one architecture, once per process, and return the machine code and the output of
-    nvcc and ptxas. A warning is an error."""
+    """Compile a source for one architecture, once per process.
+
+    Return the machine code and the output of nvcc and ptxas. A warning is an error.
+    """
     base = SAME_PTX.get(architecture, architecture)
     with _LOCKS[stem, base]:  # the threads that want it for another architecture wait
         ptx, said = _ptx(stem, base)
@@ -110,14 +112,18 @@ def instances(stem: str, architecture: str, kernel: str) -> dict[str, list[str]]
 
 
 def operations(lines: list[str]) -> list[str]:
-    """Return the operation of each instruction, such as ``LDG.E.128``, without predicates, operands and
-    labels."""
+    """Return the operation of each instruction, such as ``LDG.E.128``.
+
+    Predicates, operands and labels are left out.
+    """
     return [re.sub(r"^@!?U?P\w+\s+", "", line).split()[0] for line in lines if not line.startswith(".L_")]
 
 
 def innermost_loop(lines: list[str], pattern: str | tuple[str, ...], but: str = "$^") -> list[str]:
-    """Return the shortest loop with an instruction that matches ``pattern``, or one for each of several, and
-    with none that matches ``but``."""
+    """Return the shortest loop with an instruction that matches ``pattern``, and none that matches ``but``.
+
+    Of several patterns, the loop has an instruction for each.
+    """
     patterns = (pattern,) if isinstance(pattern, str) else pattern
     labels = {line: i for i, line in enumerate(lines) if line.startswith(".L_")}
     loops = []
@@ -133,8 +139,7 @@ def innermost_loop(lines: list[str], pattern: str | tuple[str, ...], but: str = 
 
 
 def without(lines: list[str], pattern: str) -> list[str]:
-    """Leave out the blocks that a branch jumps over and that match the pattern: few
-    threads execute them."""
+    """Leave out the blocks that a branch jumps over and that match the pattern: few threads execute them."""
     labels = {line: i for i, line in enumerate(lines) if line.startswith(".L_")}
     for i, line in enumerate(lines):
         target = re.match(r"@.*\bBRA\b.*`\((\.L_\w+)\)", line)
@@ -145,8 +150,10 @@ def without(lines: list[str], pattern: str) -> list[str]:
 
 
 def tile_loop(lines: list[str]) -> list[str]:
-    """Return the instructions of a multiplying warp of search_wgmma for 128 codewords: for 64 scores of a
-    thread, if the rows are of one chunk."""
+    """Return the instructions of a multiplying warp of search_wgmma for 128 codewords.
+
+    A thread has 64 scores, if the rows are of one chunk.
+    """
     return operations(without(innermost_loop(lines, "HGMMA"), "UBLKCP"))
 
 

@@ -1,5 +1,6 @@
-"""Measure how peak memory, bytes and seconds of a round grow with the number of clients, at a fixed number of
-participants.
+"""Measure how the cost of a round grows with the number of clients.
+
+The cost is the memory peak, the bytes and the seconds. The number of participants is fixed.
 
     python -m benchmarks.scale             # 100, 1,000 and 10,000 clients, FedAvg and FedPer
     python -m benchmarks.scale --clients 100000 --arms fedper --asked 200
@@ -27,8 +28,10 @@ def peak() -> float:
 
 
 def row(clients: int, arm: str, asked: int, rounds: int) -> dict[str, float]:
-    """Run one row in this process. ``mib`` is the memory peak of the rounds; ``mib_whole`` includes the saved
-    model and the report."""
+    """Run one row in this process.
+
+    ``mib`` is the memory peak of the rounds; ``mib_whole`` includes the saved model and the report.
+    """
     import torch
 
     import uefl

@@ -1,5 +1,6 @@
-"""Run the registry under pytest-benchmark: ``pytest benchmarks --benchmark-only -k "vq_assign and
-9216x512x64"``.
+"""Run the registry under pytest-benchmark.
+
+Usage: ``pytest benchmarks --benchmark-only -k "vq_assign and 9216x512x64"``.
 
 For its statistics and comparisons (``--benchmark-autosave``, ``--benchmark-compare``); the numbers of the
 documents come from ``python -m benchmarks.run``, where the providers take turns.

@@ -63,8 +63,10 @@ def at_once(preset: str, keys: list[str], runs: int) -> list[Times]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Time one run by itself and several runs at once, in turns; print the medians and return the exit
-    code."""
+    """Time one run by itself and several runs at once, in turns.
+
+    Print the medians and return the exit code.
+    """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,5 +1,6 @@
-"""Compare a UEFL round with the published loop: same clients, network, codebook, batches and threads, in
-turns.
+"""Compare a UEFL round with the published loop, in turns.
+
+Both have the same clients, network, codebook, batches and threads.
 
 python -m benchmarks.uefl_round [PRESET] [--threads 1] [--turns 3] [--bf16] [--held avx2] [--save] [--set
 key=value]...
@@ -70,8 +71,11 @@ class PublishedBlock(nn.Module):
 
 
 class PublishedUEFLNet(nn.Module):
-    """The paper's network: three stages, a quantizer that makes the whole table of distances, two linear
-    layers, dropout on the logits."""
+    """The paper's network.
+
+    It has three stages, a quantizer that makes the whole table of distances, two linear layers, and dropout
+    on the logits.
+    """
 
     def __init__(
         self,

@@ -1,5 +1,6 @@
-"""From vector-quantize-pytorch to these layers: the import is the one line that changes, and its checkpoints
-load.
+"""Move from vector-quantize-pytorch to these layers.
+
+The import is the one line that changes, and checkpoints load.
 
     python examples/swap_from_vector_quantize_pytorch.py
 
@@ -25,8 +26,10 @@ OPTIONS = {
 
 
 def main() -> float | None:
-    """Continue a layer of the peer; returns the largest difference of the outputs, or None without the
-    peer."""
+    """Continue a layer of the peer.
+
+    Return the largest difference of the outputs, or None without the peer.
+    """
     torch.manual_seed(0)
     vq = VectorQuantize(**OPTIONS)
     x = torch.randn(8, 512, 64)

@@ -1,5 +1,6 @@
-"""Train on unlabeled sets with known class shares (FedUL), with and without a few labeled images of the
-server.
+"""Train on unlabeled sets with known class shares (FedUL).
+
+The server has a few labeled images, or none.
 
 ``python examples/train_fedul.py`` takes scikit-learn's digits and a minute. ``--data mnist --root ROOT``
 takes MNIST below ROOT, and ``--device cuda`` a GPU.

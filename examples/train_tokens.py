@@ -1,4 +1,6 @@
-"""Train on sequences of tokens: does an opening bracket stand before the closing one?
+"""Train on sequences of tokens.
+
+The task is to tell whether an opening bracket stands before the closing one.
 
 Every client has its own alphabet of letters between the brackets. ``python examples/train_tokens.py`` takes
 about ten seconds on a CPU and makes its data itself.

@@ -1,5 +1,6 @@
-"""A VQ autoencoder on the 5,000 digits that come with the package: 28 x 28 pixels become 7 x 7 indices of 128
-codewords.
+"""Train a VQ autoencoder on the 5,000 digits that come with the package.
+
+It turns 28 x 28 pixels into 7 x 7 indices of 128 codewords.
 
 python examples/vq_autoencoder.py
 """

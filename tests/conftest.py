@@ -1,5 +1,6 @@
-"""Fixtures for data: small image folders, .npz files and IDX files made on the spot, and the real data sets
-where they are.
+"""Fixtures for data.
+
+They make small image folders, .npz files and IDX files, and find the real data sets where these are present.
 
 Every test begins with the same seeds and the same number of threads, whatever ran before it; a fixture that a
 module shares is made before that, so it must seed its own draws. And one import must be the first of its
@@ -61,8 +62,10 @@ THREADS = torch.get_num_threads()  # before any test
 
 
 def pytest_collection_finish():
-    """Start the process that some tests fork from before the package is imported, and leave modules and tests
-    out of garbage collections."""
+    """Start the process that some tests fork from, before the package is imported.
+
+    Also leave modules and tests out of garbage collections.
+    """
     if "tests.fresh" in sys.modules:
         sys.modules["tests.fresh"].start()
     gc.freeze()
@@ -103,8 +106,10 @@ def data_root():
 
 @pytest.fixture
 def make_images(tmp_path):
-    """Write ``count`` random images of a PIL mode to tmp_path/folder; the pixels depend only on the
-    folder."""
+    """Write ``count`` random images of a PIL mode to tmp_path/folder.
+
+    The pixels depend only on the folder.
+    """
 
     def make(folder, count=5, size=(8, 6), mode="L"):
         path = tmp_path / folder
@@ -120,8 +125,10 @@ def make_images(tmp_path):
 
 @pytest.fixture
 def make_npz(tmp_path):
-    """Write arrays to an .npz; without arrays: 40 own 6x6 images of 4 classes in the clients north and
-    south."""
+    """Write arrays to an .npz.
+
+    Without arrays, write 40 images of 6x6 pixels and 4 classes, of the clients north and south.
+    """
 
     def make(**arrays):
         rng = np.random.default_rng(0)

@@ -59,8 +59,10 @@ def test_many_small_clients_are_timed_with_a_plain_loop(capsys, tmp_path):
 
 
 def test_the_plain_loop_trains_the_model_of_fedavg():
-    """Check that both loops do the same work: with every client in the round, one batch each and no dropout,
-    the models are equal."""
+    """Check that both loops do the same work.
+
+    With every client in the round, one batch each and no dropout, the models are equal.
+    """
     splits = list(simulation.images_of(3, 8))
     net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, 10))
     plain = simulation.PlainLoop(simulation.normalized(splits), 3, 8, lambda: net)

@@ -1,5 +1,7 @@
-"""The check of the kernels on a GPU machine, rehearsed without one: limits, summaries, and remaining
-files."""
+"""The check of the kernels on a GPU machine is rehearsed without one.
+
+The tests cover limits, summaries, and remaining files.
+"""
 
 import json
 import os
@@ -31,8 +33,10 @@ esac
 
 @pytest.fixture
 def check(tmp_path):
-    """Return a function that runs the script with a stand-in for Python and limits of one second; it returns
-    the process, the summary and the folder."""
+    """Return a function that runs the script with a stand-in for Python and limits of one second.
+
+    It returns the process, the summary and the folder.
+    """
     folder = tmp_path / "bin"
     folder.mkdir()
     scripts = {

@@ -1,5 +1,6 @@
-"""Build a wheel for publication, or check one: ``python tools/wheel.py build [FOLDER]``, ``python
-tools/wheel.py check WHEEL``.
+"""Build a wheel for publication, or check one.
+
+Usage: ``python tools/wheel.py build [FOLDER]``, ``python tools/wheel.py check WHEEL``.
 
 ``build`` uses the source distribution, so no build of the working tree gets in. It compiles every GPU
 generation that nvcc knows (unless CMAKE_ARGS is set) and gives the wheel the manylinux tag that its symbols

@@ -70,8 +70,9 @@ class WeightedMean:
 
 
 class Updates:
-    """Keep all updates of one tensor and apply a robust rule. Weights are ignored, because a malicious client
-    may claim any weight.
+    """Keep all updates of one tensor and apply a robust rule.
+
+    Weights are ignored, because a malicious client may claim any weight.
 
     ``median`` and ``trimmed_mean`` treat each element separately: they take the median over the clients, or
     the mean without the ``attackers`` smallest and largest values. :func:`choose` selects the update for
@@ -186,8 +187,9 @@ def check_rule(run: RunSection, arm: str, plain_means: bool, clients: int) -> No
 
 
 def choose(averages: Mapping[str, Mean], attackers: int) -> None:
-    """Apply Krum: take all tensors from one client, whose update is closest to its n - attackers - 2 nearest
-    others.
+    """Apply Krum: take all tensors from the client whose update is closest to its nearest others.
+
+    It compares an update with its n - attackers - 2 nearest others.
 
     Distances are over all tensors that every client of the round has sent; a tensor of a single client
     stays as it is.

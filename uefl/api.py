@@ -1,5 +1,7 @@
-"""The Python interface: train, resume and load runs; their metrics as a table, their models to predict
-with."""
+"""The Python interface: train, resume and load runs.
+
+A run has its metrics as a table, and its models predict.
+"""
 
 from __future__ import annotations
 
@@ -61,8 +63,10 @@ class Run:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """Return the outcome of each arm: accuracy, entropy, the clients at the last round, bytes; as in
-        summary.json."""
+        """Return the outcome of each arm: accuracy, entropy, the clients at the last round, bytes.
+
+        It has the contents of summary.json.
+        """
         return self._read.arms
 
     @property
@@ -129,8 +133,10 @@ def _config(source: Any, arms: Any, overrides: dict[str, Any], *, given: bool) -
 
 
 def _with_network(cfg: Config, model: Any, *, replaced: bool) -> Config:
-    """Return the configuration for a network from Python; ``replaced``: it takes the place of the section
-    ``[model]``."""
+    """Return the configuration for a network from Python.
+
+    With ``replaced``, the network takes the place of the section ``[model]``.
+    """
     if isinstance(model, nn.Module) and cfg.run.uncertainty == "ensemble":
         raise UserError(
             "model: the members of an ensemble need different weights; give a function that makes the module"
@@ -356,8 +362,10 @@ def _federation(cfg: Config, clients: Any, federation: Federation | None) -> Fed
 
 
 def _tables(arms: Mapping[str, Any] | Sequence[str]) -> Any:
-    """Return tables that describe algorithm instances in a configuration, and register their classes by
-    name."""
+    """Return tables that describe algorithm instances in a configuration.
+
+    Register their classes by name.
+    """
     if not isinstance(arms, Mapping):
         return [arms] if isinstance(arms, str) else list(arms)
     return {name: _table(name, arm) for name, arm in arms.items()}

@@ -178,8 +178,10 @@ def read_index(directory: Path) -> dict[str, Any]:
 
 
 def temporary_of(path: Path) -> Path:
-    """Return the name under which a file is written before it takes its place. It keeps the suffix, so that
-    no other file of the user has it."""
+    """Return the name under which a file is written before it takes its place.
+
+    It keeps the suffix, so that no other file of the user has it.
+    """
     return path.with_name(f"{path.name}.tmp")
 
 

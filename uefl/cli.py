@@ -1,5 +1,7 @@
-"""The command line. An error of the user is one line and exit code 2. A run that stopped early, or that
-rejected replies, has exit code 1.
+"""The command line.
+
+An error of the user is one line and exit code 2. A run that stopped early, or that rejected replies, has exit
+code 1.
 
 The commands import torch themselves, so that help and errors appear at once.
 """
@@ -42,8 +44,10 @@ _UsageError: Any = typer.BadParameter.__base__  # newer versions of typer includ
 
 @contextmanager
 def _in_a_line() -> Iterator[None]:
-    """Print an error that a user can correct in one line, and set the exit code: the errors of the package,
-    of a command line, of files."""
+    """Print an error that a user can correct in one line, and set the exit code.
+
+    Such errors are the ones of the package, of a command line, and of files.
+    """
     try:
         yield
     except _UsageError as error:
@@ -83,8 +87,10 @@ class _Commands(TyperGroup):
 
 
 class _Command(TyperCommand):
-    """Take ~ for the home folder in every path, also in ``--out=~/runs``, and refuse an empty path, which
-    would be the current folder."""
+    """Take ~ for the home folder in every path, also in ``--out=~/runs``.
+
+    Refuse an empty path, which would be the current folder.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if any(not arg or (arg.startswith("--") and arg.find("=") == len(arg) - 1) for arg in args):
@@ -410,8 +416,10 @@ def predict(
     ] = None,
     device: _OnDevice = _Device.auto,
 ) -> None:
-    """Predict classes of images, or of the rows of tables, with their uncertainty; images are read and
-    resized as the model takes them."""
+    """Predict classes of images, or of the rows of tables, with their uncertainty.
+
+    Images are read and resized as the model takes them.
+    """
     from rich.progress import track
 
     from . import predict as predictions
@@ -456,8 +464,11 @@ def export(
     arm: _Arm = None,
     client: _Client = None,
 ) -> None:
-    """Write a trained model as a plain module: from images (float32 on the scale 0 to 255), columns (float64)
-    or tokens (int64) to probabilities."""
+    """Write a trained model as a plain module.
+
+    It takes images (float32 on the scale 0 to 255), columns (float64) or tokens (int64), and returns
+    probabilities.
+    """
     from . import export as exporting
 
     exporting.write(_model(run, arm), file, client)
@@ -600,7 +611,9 @@ def suite(
     data_root: _DataRoot = None,
 ) -> None:
     """Run every arm of a suite with several seeds, and report; without a name, list the suites of the papers.
-    A second call continues where the first one stopped."""
+
+    A second call continues where the first one stopped.
+    """
     if name is None:
         from .suites.suite import suites
         from .text_table import Table
@@ -651,8 +664,10 @@ def report(
         ),
     ] = None,
 ) -> None:
-    """Write the report of runs again and print their tables; for several runs, also write one page that
-    compares them."""
+    """Write the report of runs again and print their tables.
+
+    For several runs, also write one page that compares them.
+    """
     from . import report as reports
 
     files = [path for path in runs if path.is_file()]  # `suite` writes NAME.log next to the run folder NAME

@@ -15,8 +15,11 @@ import torch
 
 
 class Collapse(NamedTuple):
-    """All are 0 for features that are vertices of a simplex equiangular tight frame, one for each class, and
-    equal to the last layer."""
+    """Metrics of neural collapse, which are 0 at a complete collapse.
+
+    Features are then vertices of a simplex equiangular tight frame, one for each class, and equal to the last
+    layer.
+    """
 
     nc1: float
     """tr(S_W S_B^+) / C, the spread within classes in units of that between them"""
@@ -84,8 +87,9 @@ def spread(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return the sums over ``features [N, D]`` behind the means NC1 and NC4, ``[2]`` float64. Arguments as in
-    :func:`neural_collapse`.
+    """Return the sums over ``features [N, D]`` behind the means NC1 and NC4, ``[2]`` float64.
+
+    Arguments as in :func:`neural_collapse`.
 
     With M^+ the pseudo-inverse of the centered class means, tr(S_W S_B^+) / C is the mean of
     |(h - mean of its class) M^+|^2.
@@ -99,8 +103,10 @@ def spread(
 
 
 def geometry(total: ClassSums, weight: torch.Tensor) -> torch.Tensor:
-    """Return NC2a of the class means and of the rows of ``weight [C, D]``, then NC2b, then NC3: ``[4]``
-    float64."""
+    """Return NC2a of the class means and of the rows of ``weight [C, D]``, then NC2b, then NC3.
+
+    The result is ``[4]`` float64.
+    """
     means, weight = _centered(total), weight.double()[total.present]
     classes = len(means)
     unit = torch.nn.functional.normalize(means, dim=1)

@@ -7,8 +7,10 @@ from collections.abc import Iterable
 
 
 class UserError(Exception):
-    """The request cannot be carried out. The message tells what to change. Nothing was written; exit code
-    2."""
+    """The request cannot be carried out.
+
+    The message tells what to change. Nothing was written; exit code 2.
+    """
 
 
 class UnknownAlgorithm(UserError):

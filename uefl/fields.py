@@ -44,8 +44,10 @@ def parse(
 def unknown(
     key: str, place: str, keys: Iterable[str], sections_with: SectionsWith, listed: str = ""
 ) -> UserError:
-    """Return the error for an unknown key. ``keys`` are the valid keys, and ``listed`` tells where to find
-    them."""
+    """Return the error for an unknown key.
+
+    ``keys`` are the valid keys, and ``listed`` tells where to find them.
+    """
     inside = f" in [{place}]" if place else ""
     found = sections_with(key)
     hint = (

@@ -38,8 +38,10 @@ class Shares:
 
 @dataclass(frozen=True)
 class Findings:
-    """A section of a report. Sections of several arms with one title come together, each part with the name
-    of its arm."""
+    """A section of a report.
+
+    Sections of several arms with one title come together, each part with the name of its arm.
+    """
 
     title: str
     lines: list[str] = field(default_factory=list)

@@ -1,5 +1,7 @@
-"""The state of the process and of the calling thread that a run computes in: the same for every caller, and
-restored at the end."""
+"""The state of the process and of the calling thread that a run computes in.
+
+It is the same for every caller, and restored at the end.
+"""
 
 from __future__ import annotations
 
@@ -50,8 +52,9 @@ def plain_torch() -> Iterator[None]:
 
 @contextmanager
 def isolated() -> Iterator[None]:
-    """Give a run the process to itself: its results do not depend on the caller's settings, and leave them as
-    they were.
+    """Give a run the process to itself.
+
+    Its results do not depend on the caller's settings, and the settings stay as they were.
 
     Runs of several threads take turns. Inside, torch has the contexts of :func:`plain_torch`. Its global
     settings (default dtype, deterministic algorithms, cuDNN, oneDNN, precision of float32, denormal numbers)
@@ -144,8 +147,10 @@ _ATTRIBUTES: list[tuple[Any, str, Any]] = [
 
 
 def _matmul_precision() -> str | None:
-    """Return the precision by its older name; None where the caller has set it by the newer names, which the
-    older getter refuses."""
+    """Return the precision by its older name.
+
+    Return None where the caller has set it by the newer names, which the older getter refuses.
+    """
     try:
         return torch.get_float32_matmul_precision()
     except RuntimeError:

@@ -1,5 +1,7 @@
-"""Checks of the paths that a user gives, so that a mistake is one sentence before anything is read or
-written."""
+"""Checks of the paths that a user gives.
+
+A mistake is reported in one sentence before anything is read or written.
+"""
 
 from __future__ import annotations
 
@@ -56,8 +58,10 @@ def check_name(path: Path, what: str) -> None:
 
 
 def special(path: Path) -> str | None:
-    """Return the kind of a path that is neither a file nor a folder, such as ``a pipe``; else None. Opening
-    one could wait for ever."""
+    """Return the kind of a path that is neither a file nor a folder, such as ``a pipe``; else None.
+
+    Opening one could wait for ever.
+    """
     try:
         return _SPECIAL.get(stat.S_IFMT(path.stat().st_mode))
     except OSError:

@@ -1,5 +1,6 @@
-"""Differential privacy of whole clients: updates are clipped to a norm, noise is added, and an accountant
-computes the privacy spent.
+"""Differential privacy of whole clients.
+
+Updates are clipped to a norm, noise is added, and an accountant computes the privacy spent.
 
 ``central``: the server adds the noise to the sum of a round. Anybody who sees every model of a run, but not
 the server, learns little of whether one client was there. A client takes part in a round by a coin of its
@@ -84,8 +85,10 @@ class Privacy:
         self._recorded = 0, 0.0
 
     def releases(self, participants: PoissonParticipants | Participants, rounds: int) -> int:
-        """Return the number of releases after some rounds: with ``central`` the rounds; with ``local`` the
-        most requests to a single client."""
+        """Return the number of releases after some rounds.
+
+        With ``central`` it is the number of rounds, with ``local`` the most requests to a single client.
+        """
         if self.central or self.run.participation == 1:
             return rounds
         return max(
@@ -149,8 +152,9 @@ class Privacy:
         return PoissonParticipants(clients, self.run.participation, self._key, arm)
 
     def averages(self, algorithm: Algorithm, state: State) -> dict[str, Any]:
-        """Return averages as :class:`uefl.aggregation.Rule` does, with noisy sums in place of nonempty
-        averages.
+        """Return averages as :class:`uefl.aggregation.Rule` does.
+
+        Noisy sums replace nonempty averages.
 
         Raises:
             TypeError: an average that is not a plain weighted mean.
@@ -184,8 +188,10 @@ class Privacy:
     def hidden(
         self, update: Mapping[str, torch.Tensor], sent: Mapping[str, torch.Tensor], *place: str | int
     ) -> dict[str, torch.Tensor]:
-        """Return a client's update as it is sent to the server with ``local``: its change clipped, with
-        noise."""
+        """Return a client's update as it is sent to the server with ``local``.
+
+        Its change is clipped, and has noise.
+        """
         factor = clip_factor({name: (x, sent[name]) for name, x in update.items()}, self.run.clip_norm)
         made = {}
         for name, x in update.items():
@@ -257,8 +263,10 @@ def _epsilon(divergence: npt.NDArray[np.float64], delta: float) -> float:
 
 
 def _of_update(noise: float) -> npt.NDArray[np.float64]:
-    """Return the Renyi divergence of an update with ``local``: a different update may differ by twice the
-    clipping norm."""
+    """Return the Renyi divergence of an update with ``local``.
+
+    A different update may differ by twice the clipping norm.
+    """
     return _divergence(1.0, noise / 2)
 
 
@@ -272,8 +280,9 @@ def _divergence(sampled: float, noise: float) -> npt.NDArray[np.float64]:
 
 
 def clip_factor(pairs: Mapping[str, tuple[torch.Tensor, torch.Tensor]], norm: float) -> float:
-    """Return the factor that clips all changes ``new - old`` together to the length ``norm``; 1 if they are
-    shorter.
+    """Return the factor that clips all changes ``new - old`` together to the length ``norm``.
+
+    The factor is 1 if they are shorter.
 
     The L2 norm is over all tensors, in float64; where it is not finite, nothing of the change may be used: 0.
     """
@@ -284,8 +293,9 @@ def clip_factor(pairs: Mapping[str, tuple[torch.Tensor, torch.Tensor]], norm: fl
 
 
 def gaussian(key: bytes, hides: torch.Tensor, deviation: float, *place: str | int) -> torch.Tensor:
-    """Return normal noise in the shape of a float64 tensor, with this standard deviation, derived from the
-    key and that tensor.
+    """Return normal noise in the shape of a float64 tensor, with this standard deviation.
+
+    It is derived from the key and that tensor.
 
     Another deviation is another draw: of one draw at two scales the difference would give the tensor away.
     """
@@ -297,8 +307,10 @@ def gaussian(key: bytes, hides: torch.Tensor, deviation: float, *place: str | in
 
 
 def uniform(key: bytes, data: bytes, count: int, *place: str | int) -> npt.NDArray[np.float64]:
-    """Return numbers ``[count]`` in (0, 1), multiples of 2^-53, from SHAKE-256 of the key, the place and the
-    data. Without the key they are indistinguishable from random numbers."""
+    """Return numbers ``[count]`` in (0, 1), from SHAKE-256 of the key, the place and the data.
+
+    They are multiples of 2^-53. Without the key they are indistinguishable from random numbers.
+    """
     parts = ("/".join(map(str, place)).encode(), data)
     stream = hashlib.shake_256(key + b"".join(hashlib.sha256(part).digest() for part in parts)).digest(
         8 * count
@@ -311,8 +323,9 @@ def uniform(key: bytes, data: bytes, count: int, *place: str | int) -> npt.NDArr
 
 
 def key_of(out: Path, begun: bool) -> bytes:
-    """Return the secret key of a run folder. The operating system's secure source makes it when the run
-    begins; only its owner may read the file.
+    """Return the secret key of a run folder.
+
+    The operating system's secure source makes it when the run begins; only its owner may read the file.
 
     Raises:
         UserError: the run has begun and its key is gone.
@@ -385,8 +398,10 @@ def check_accountant(what: str) -> None:
 
 
 def without_statistics(cfg: Config, federation: Federation) -> Federation:
-    """Return a federation without the mean and deviation of the clients' pixels if noise does not protect
-    them."""
+    """Return a federation without the mean and deviation of pixels if noise does not protect them.
+
+    They are statistics of the clients' images.
+    """
     if cfg.run.privacy == "none":
         return federation
     channels = len(federation.mean)

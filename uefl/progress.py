@@ -47,8 +47,10 @@ class PlainProgress:
 
 
 class LiveProgress:
-    """Show one bar over all arms that advances with each client. Each arm has its own estimate of the time
-    left."""
+    """Show one bar over all arms that advances with each client.
+
+    Each arm has its own estimate of the time left.
+    """
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -73,8 +75,10 @@ class LiveProgress:
         )
 
     def client(self, arm: str, round: int, client: str) -> None:
-        """Show that a client begins; earlier clients of this round are done. After the last round follows an
-        exchange that only measures."""
+        """Show that a client begins; earlier clients of this round are done.
+
+        After the last round follows an exchange that only measures.
+        """
         place = f"round {min(round + 1, self._rounds)}/{self._rounds}"
         self._begun = self._begun + 1 if self._progress.tasks[0].fields["round"] == place else 0
         steps = min(

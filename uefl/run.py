@@ -86,13 +86,17 @@ class ClientPool(Protocol):
     """whether clients keep their private states themselves"""
 
     def federation(self, cfg: Config, data_root: Path | None, known: Silos) -> Federation:
-        """Find all clients; UserError or RunError where that fails. ``known`` is what an interrupted run had
-        in :attr:`silos`."""
+        """Find all clients; UserError or RunError where that fails.
+
+        ``known`` is what an interrupted run had in :attr:`silos`.
+        """
         ...
 
     def engine(self, arm: str, started: Callable[[str], None]) -> Engine:
-        """Return an engine for the clients in one arm; ``started`` as in
-        :class:`uefl.engines.in_process.LocalEngine`."""
+        """Return an engine for the clients in one arm.
+
+        ``started`` is as in :class:`uefl.engines.in_process.LocalEngine`.
+        """
         ...
 
 
@@ -166,8 +170,9 @@ def resume(
     pages: bool = True,
     more_rounds: int = 0,
 ) -> dict[str, Any]:
-    """Continue the run in a folder from its last round; a finished run returns its summary, or trains
-    further rounds.
+    """Continue the run in a folder from its last round.
+
+    A finished run returns its summary, or trains further rounds.
 
     On the same device and with the same number of threads, the result is the same, bit for bit, as without
     the interruption. With ``more_rounds``, it is the result of a run that had these rounds in its last
@@ -244,8 +249,10 @@ def _prepare(
     network: Callable[[], nn.Module] | None,
     deployment: ClientPool | None,
 ) -> _Run:
-    """Build and check all that the configuration names, so that a mistake in it is found before anything is
-    written."""
+    """Build and check all that the configuration names.
+
+    So a mistake in it is found before anything is written.
+    """
     kinds = {find(arm.algorithm) for arm in cfg.arms.values()}
     try:
         for op in sorted({op for kind in kinds for op in kind.ops}):
@@ -373,8 +380,10 @@ class _Run:
         }
 
     def made(self) -> dict[str, Any]:
-        """Return time, place and versions of the start of the run, and the notes on its data, for its
-        readers; no number depends on it."""
+        """Return time, place and versions of the start of the run, and the notes on its data.
+
+        They are for its readers; no number depends on them.
+        """
         from . import __version__
 
         return {
@@ -455,8 +464,10 @@ class _Run:
         return summary
 
     def check_origin(self, then: dict[str, Any]) -> None:
-        """Refuse a checkpoint of another configuration or other data; on another machine it continues, but
-        not bit for bit."""
+        """Refuse a checkpoint of another configuration or other data.
+
+        On another machine it continues, but not bit for bit.
+        """
         changes = {
             "config": "config.toml has been changed",
             "data": "the images of the clients have changed",
@@ -618,8 +629,10 @@ def chosen_device(name: str) -> torch.device:
 def _events(
     out: Path, metrics: Metrics, columns: Iterable[str], weighted: Iterable[str]
 ) -> Iterator[report.EventWriter | None]:
-    """Yield a writer of events that starts with the metrics so far, because the events of a killed run may be
-    ahead of them."""
+    """Yield a writer of events that starts with the metrics so far.
+
+    The events of a killed run may be ahead of them.
+    """
     records, _ = report.parted(metrics.lines())
     writer = report.open_event_writer(out, records, columns, weighted)
     try:

@@ -1,5 +1,7 @@
-"""Every random draw of a run has its own seed, derived from its place in the run. So a checkpoint need not
-save the state of a generator."""
+"""Every random draw of a run has its own seed, derived from its place in the run.
+
+So a checkpoint need not save the state of a generator.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +21,20 @@ def derive(seed: int, *place: str | int) -> int:
 
 @contextmanager
 def seeded(device: torch.device, seed: int, *place: str | int) -> Iterator[None]:
-    """Seed torch's generators on the CPU and on ``device`` inside the context; afterwards they continue as
-    before."""
+    """Seed torch's generators on the CPU and on ``device`` inside the context.
+
+    Afterwards they continue as before.
+    """
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         seed_torch(derive(seed, *place))
         yield
 
 
 def make_repeatable(threads: int, device: torch.device) -> None:
-    """Set the CPU threads, and the deterministic kernels of a GPU, so that this process computes the same
-    bits again."""
+    """Set the CPU threads, and the deterministic kernels of a GPU.
+
+    So this process computes the same bits again.
+    """
     torch.set_num_threads(threads)
     if device.type == "cuda":
         # cuBLAS reads it at its first product, and without it promises the same bits on a single stream only

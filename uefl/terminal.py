@@ -60,8 +60,10 @@ def write_nearest_characters() -> None:
 
 
 def nearest_characters(text: str, encoding: str) -> str:
-    """Return a text as a terminal of this encoding shows it, which may be longer: so that tables are laid out
-    for it."""
+    """Return a text as a terminal of this encoding shows it.
+
+    It may be longer, so that tables are laid out for it.
+    """
     return text.encode(encoding, "nearest-character").decode(encoding)
 
 

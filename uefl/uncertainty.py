@@ -34,16 +34,19 @@ class Prediction(NamedTuple):
 
     @property
     def mutual_info(self) -> torch.Tensor:
-        """Return the entropy of the mean minus the mean entropy, ``[B]``: how far the passes or members
-        disagree."""
+        """Return the entropy of the mean minus the mean entropy, ``[B]``.
+
+        It tells how far the passes or members disagree.
+        """
         return (self.entropy - self.expected_entropy).clamp_min(0)
 
 
 def of_network(
     net: nn.Module, images: torch.Tensor, passes: int, amp: Callable[[], AbstractContextManager[None]]
 ) -> Prediction:
-    """Predict images with a network, from ``passes`` draws with dropout on; with 0 passes, or without dropout
-    layers, from one pass with dropout off.
+    """Predict images with a network, from ``passes`` draws with dropout on.
+
+    With 0 passes, or without dropout layers, predict from one pass with dropout off.
 
     Args:
         net: from images ``[B, C, H, W]`` to logits ``[B, classes]``, in evaluation mode. A
@@ -94,8 +97,9 @@ def without_spread(probs: torch.Tensor) -> Prediction:
 
 
 def mc_dropout(head: Head, tokens: torch.Tensor, passes: int) -> Prediction:
-    """Predict by Monte-Carlo dropout: ``passes`` draws from the first dropout on; the part before it runs
-    once.
+    """Predict by Monte-Carlo dropout, from ``passes`` draws from the first dropout on.
+
+    The part before it runs once.
 
     Args:
         head: its mode is left as found; batch norm does not occur in it.

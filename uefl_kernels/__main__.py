@@ -1,5 +1,7 @@
-"""The command ``uefl``: the command of the federated layer, or only ``uefl doctor`` if just the kernels are
-installed."""
+"""The command ``uefl``.
+
+It is the command of the federated layer, or only ``uefl doctor`` if just the kernels are installed.
+"""
 
 from __future__ import annotations
 

@@ -17,8 +17,10 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def check_tensor(op: str, name: str, tensor: torch.Tensor, dtypes: tuple[torch.dtype, ...] = DTYPES) -> None:
-    """Raise TypeError unless this is a dense tensor of an allowed dtype, and ValueError on a device without
-    float64."""
+    """Raise TypeError unless this is a dense tensor of an allowed dtype.
+
+    Raise ValueError on a device without float64.
+    """
     check_dense(op, name, tensor, dtypes)
     if tensor.device.type == "mps":
         raise ValueError(f"{op}: {name} is on {tensor.device}, which has no float64; move it to the CPU")
@@ -58,8 +60,9 @@ def packed(op: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def check_reverse_mode(op: str, *tensors: torch.Tensor | None) -> None:
-    """Raise RuntimeError for tensors of forward-mode differentiation and of ``torch.func.grad``. The ops
-    would lose their derivatives.
+    """Raise RuntimeError for tensors of forward-mode differentiation and of ``torch.func.grad``.
+
+    The ops would lose their derivatives.
     """
     if torch.compiler.is_compiling():
         return
@@ -149,8 +152,10 @@ def check_transition(
     log_marginal: torch.Tensor | None,
     targets: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Validate arguments of the transition ops. Return the matrix as [G, M, K] and its column sums as [G, K],
-    both in log space."""
+    """Validate arguments of the transition ops.
+
+    Return the matrix as [G, M, K] and its column sums as [G, K], both in log space.
+    """
     _check_logits(op, logits, "B")
     b, k = logits.shape
     _check_constant(op, "log_transition", log_transition, logits)

@@ -1,5 +1,7 @@
-"""FLOP formulas of the ops for ``torch.utils.flop_counter``: matrix products count, elementwise work does
-not, as with torch's own."""
+"""FLOP formulas of the ops for ``torch.utils.flop_counter``.
+
+As with torch's own formulas, matrix products count and elementwise work does not.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +46,10 @@ def _kmeans(
     *,
     out_val: Any,
 ) -> int:
-    """Count a search in each of ``max_iter`` iterations of all restarts: an upper bound, as bounds and
-    convergence save work."""
+    """Count a search in each of ``max_iter`` iterations of all restarts.
+
+    This is an upper bound, as bounds and convergence save work.
+    """
     pairs = sum(rows * k for rows, k in zip(sizes, clusters, strict=True))
     return int(2 * pairs * x.shape[1] * (max_iter + 1) * max(1, n_init))
 

@@ -17,8 +17,10 @@ ALGORITHMS = ("lloyd", "elkan")  # scikit-learn's names, for the estimator
 
 
 def native(op: str, name: str, value: Any) -> npt.NDArray[Any]:
-    """Return a value as an array in the byte order of this machine. Masked arrays are refused: their mask
-    would be lost."""
+    """Return a value as an array in the byte order of this machine.
+
+    Masked arrays are refused: their mask would be lost.
+    """
     if np.ma.is_masked(value):
         raise TypeError(
             f"{op}: {name} is a masked array with masked values, which have no meaning here; remove those"
@@ -50,8 +52,10 @@ def check_request(
     k_name: str = "k",
     seed_name: str = "seed",
 ) -> FitIntegers:
-    """Return the integers of a problem of n rows of d elements; raise TypeError or ValueError if it cannot be
-    solved."""
+    """Return the integers of a problem of n rows of d elements.
+
+    Raise TypeError or ValueError if it cannot be solved.
+    """
     k, max_iter, seed = (
         _integer(op, name, value) for name, value in ((k_name, k), ("max_iter", max_iter), (seed_name, seed))
     )

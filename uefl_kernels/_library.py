@@ -158,8 +158,10 @@ def define(
 def define_autograd(
     name: str, backward: Callable[..., Any], setup_context: Callable[..., Any], gradient: str | None = None
 ) -> None:
-    """Attach one backward to the op in every namespace; ``gradient`` names an op of that namespace, which it
-    takes first."""
+    """Attach one backward to the op in every namespace.
+
+    ``gradient`` names an op of that namespace, which the backward takes first.
+    """
     for namespace, library in _libraries.items():
         attached = functools.partial(backward, _overloads[namespace, gradient]) if gradient else backward
         torch.library.register_autograd(
@@ -168,8 +170,10 @@ def define_autograd(
 
 
 def define_vmap(name: str, rule: Callable[..., Any]) -> None:
-    """Attach ``rule(op, info, in_dims, *arguments)`` of ``torch.func.vmap``, for an op that takes a list of
-    tensors: torch makes none for it."""
+    """Attach ``rule(op, info, in_dims, *arguments)`` of ``torch.func.vmap`` to an op.
+
+    Torch makes no rule for an op that takes a list of tensors.
+    """
     for namespace, library in _libraries.items():
         attached = functools.partial(rule, _overloads[namespace, name])
         torch.library.register_vmap(f"{namespace}::{name}", attached, lib=library)
@@ -220,8 +224,10 @@ def _behind_cuda(name: str) -> str:
 
 
 def define_composed(name: str, around: Callable[..., Any], kernel: str) -> None:
-    """Run ``around(kernel, arguments)`` on GPUs and in Triton, with a kernel of the same backend. If C++ has
-    a kernel of the op, only the calls that this kernel leaves to Python run it."""
+    """Run ``around(kernel, arguments)`` on GPUs and in Triton, with a kernel of the same backend.
+
+    If C++ has a kernel of the op, only the calls that this kernel leaves to Python run it.
+    """
     places = [(_behind_cuda(name), "CUDA"), ("uefl_triton", "CPU"), ("uefl_triton", "CUDA")]
     if not has_kernel("uefl_cuda", name, "CUDA"):
         places.append(("uefl_cuda", "CUDA"))
@@ -233,8 +239,10 @@ def define_composed(name: str, around: Callable[..., Any], kernel: str) -> None:
 
 
 def load() -> bool:
-    """Load the compiled kernels. Return False if they are not installed or do not load; ``load_error`` gives
-    the reason."""
+    """Load the compiled kernels.
+
+    Return False if they are not installed or do not load; ``load_error`` gives the reason.
+    """
     global _load_error, _cuda_architectures
     path = Path(__file__).with_name("_C.abi3.so")
     if not path.exists():
@@ -265,8 +273,10 @@ def load_error() -> str | None:
 
 
 def has_kernel(namespace: str, name: str, key: str) -> bool:
-    """Return True if the dispatcher has a kernel for this op and key, or for the op inside of a composed
-    one."""
+    """Return True if the dispatcher has a kernel for this op and key.
+
+    For a composed op, it may also be the kernel of the op inside.
+    """
     while (namespace, name, key) in _composed:
         name = _composed[namespace, name, key]
     return torch._C._dispatch_has_kernel_for_dispatch_key(f"{namespace}::{name}", key)
@@ -300,8 +310,10 @@ def _native(name: str, device: torch.device) -> bool:
 
 @functools.cache
 def _runs_on(architectures: tuple[str, ...], capability: tuple[int, int]) -> bool:
-    """Return True if one of the architectures runs on a device. Machine code and ``f`` run on later minor
-    versions, PTX on all later versions, ``a`` on one version only."""
+    """Return True if one of the architectures runs on a device.
+
+    Machine code and ``f`` run on later minor versions, PTX on all later versions, ``a`` on one version only.
+    """
     for architecture in architectures:
         found = re.fullmatch(r"(\d+)(\d)([af]?)(-real|-virtual)?", architecture)
         if found is None:
@@ -371,8 +383,11 @@ def resolve(name: str, x: torch.Tensor) -> Any:
 
 
 def call(name: str, x: torch.Tensor, arguments: Sequence[Any], differentiable: bool) -> Any:
-    """Call an op. The autograd of an op is a Python function, even where nothing needs a gradient: such calls
-    go below it, straight to the kernel. A graph under compilation keeps the whole op."""
+    """Call an op.
+
+    The autograd of an op is a Python function, even where nothing needs a gradient: such calls go below it,
+    straight to the kernel. A graph under compilation keeps the whole op.
+    """
     op = resolve(name, x)
     if differentiable or torch.compiler.is_compiling():
         return op(*arguments)

@@ -7,8 +7,10 @@ from typing import Any
 
 
 def as_integer(value: Any) -> int | None:
-    """Return an integer of Python, NumPy or anything with ``__index__`` as an int, and None for all else,
-    such as bools."""
+    """Return an integer of Python, NumPy or anything with ``__index__`` as an int.
+
+    Return None for all else, such as bools.
+    """
     if isinstance(value, int):
         return None if isinstance(value, bool) else value
     if str(getattr(value, "dtype", "")).endswith("bool") or getattr(value, "ndim", 0) != 0:

@@ -1,5 +1,7 @@
-"""Philox4x32-10 on whole arrays or tensors of counters: the same numbers as ``csrc/common/philox.h``, for
-references."""
+"""Philox4x32-10 on whole arrays or tensors of counters.
+
+The references use it. The numbers are the ones of ``csrc/common/philox.h``.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,9 @@ _ROUNDS = 10
 
 
 def philox(counter: Sequence[Any], seed: Any) -> list[Any]:
-    """Compute four words of counter -> four random words; the key is the low, then the high word of ``seed``,
-    of any sign.
+    """Compute four words of counter -> four random words.
+
+    The key is the low, then the high word of ``seed``, which may be negative.
 
     Words are in [0, 2^32), in NumPy arrays of uint64 or (with the seed) in torch tensors of int64. Products
     of int64 wrap like unsigned ones.

@@ -19,8 +19,10 @@ torch.library.register_fake("uefl::snapshot", torch.empty_like, lib=_library)
 
 @contextlib.contextmanager
 def _saved_for_backward() -> Iterator[None]:
-    """Mark ops that are traced inside as saved, as selective checkpointing does, so that no partitioner
-    recomputes them."""
+    """Mark ops that are traced inside as saved, as selective checkpointing does.
+
+    So no partitioner recomputes them.
+    """
     # with a budget of 0, the partitioner ignores the marks and saves only the inputs of the graph
     if functorch.activation_memory_budget == 0:
         raise RuntimeError(

@@ -92,8 +92,10 @@ def _version(name: str) -> str:
 
 
 def _cpu() -> dict[str, Any]:
-    """Ask the NumPy front end for the processor; it may be absent, and it refuses a UEFL_CPU that cannot run
-    here."""
+    """Ask the NumPy front end for the processor.
+
+    The front end may be absent, and it refuses a UEFL_CPU that cannot run here.
+    """
     try:
         host = importlib.import_module("uefl_kernels._host")
         return {"variant": str(host.variant()), "features": dict(host.cpu_features()), "reason": None}

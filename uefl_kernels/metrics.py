@@ -21,8 +21,10 @@ def accuracy(probs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def nll(probs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return the mean of -ln p(label), in nats; ``[B, C]``, ``[B]`` -> scalar. A probability of zero counts
-    as 2^-126."""
+    """Return the mean of -ln p(label), in nats; ``[B, C]``, ``[B]`` -> scalar.
+
+    A probability of zero counts as 2^-126.
+    """
     labels = _check("nll", probs, labels)
     chosen = probs.gather(-1, labels[:, None]).double()
     return -chosen.clamp_min(torch.finfo(torch.float32).tiny).log().mean()
@@ -40,8 +42,9 @@ def brier(probs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def ece(probs: torch.Tensor, labels: torch.Tensor, bins: int = 15) -> torch.Tensor:
-    """Return the expected calibration error over equal-width bins of the confidence; ``[B, C]``, ``[B]`` ->
-    scalar.
+    """Return the expected calibration error over equal-width bins of the confidence.
+
+    ``[B, C]``, ``[B]`` -> scalar.
 
     Source: Guo et al. 2017, "On Calibration of Modern Neural Networks", eq. 3.
     """
@@ -64,8 +67,9 @@ def entropy(probs: torch.Tensor) -> torch.Tensor:
 
 
 def mutual_information(probs: torch.Tensor) -> torch.Tensor:
-    """Return the disagreement of passes or members, in nats: the entropy of their mean minus their mean
-    entropy; ``[T, ..., C]`` -> ``[...]``.
+    """Return the disagreement of passes or members, in nats; ``[T, ..., C]`` -> ``[...]``.
+
+    It is the entropy of their mean minus their mean entropy.
 
     Source: Houlsby et al. 2011, "Bayesian Active Learning for Classification and Preference Learning" (BALD),
         eq. 1.

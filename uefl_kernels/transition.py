@@ -14,8 +14,9 @@ def log_transition_matrix(
     set_priors: torch.Tensor | None = None,
     target_prior: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return log of A[m, k] = set_priors[m] * class_priors[m, k] / target_prior[k], the argument of
-    :func:`transition_nll`.
+    """Return log of A[m, k] = set_priors[m] * class_priors[m, k] / target_prior[k].
+
+    It is the argument of :func:`transition_nll`.
 
     Shares that sum to 1 within 1e-4, or the spacing of their dtype at 1 if that is more, are divided by their
     sum. The function computes in float64. It checks the values, so on a GPU it waits for the device: call it

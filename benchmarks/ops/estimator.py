@@ -70,8 +70,10 @@ def scikit_learn(inputs: Inputs) -> Call:
 
 
 def against(inputs: Inputs) -> Callable[[tuple[Any, Any]], float]:
-    """Return the error of an answer: of the inertia after a fit, else of the answer for the model's own
-    centers."""
+    """Return the error of an answer.
+
+    After a fit it is the error of the inertia, else the error of the answer for the model's own centers.
+    """
     method, x, centers = inputs
     if method.startswith("fit"):
         relative = against_float64((x, centers))

@@ -35,8 +35,10 @@ def features(case: Clusters, device: str) -> tuple[torch.Tensor, int]:
 
 
 def gaussian(case: Clusters, device: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return Gaussian rows and initial centers: the rows that fastkmeans draws with seed 0, because it takes
-    no others."""
+    """Return Gaussian rows and initial centers.
+
+    The rows are the ones that fastkmeans draws with seed 0, because it takes no others.
+    """
     x = torch.randn(case.n, case.d, generator=torch.Generator().manual_seed(0))
     first = torch.randperm(case.n, generator=torch.Generator().manual_seed(0))[: case.k]
     return x.to(device), x[first].to(device)
@@ -51,8 +53,10 @@ def inertia(x: torch.Tensor, centers: torch.Tensor) -> float:
 
 
 def against_other_seeds(inputs: Inputs) -> Callable[[torch.Tensor], float]:
-    """Return the relative difference of the inertia to the mean of ours over five seeds. Seeds differ by some
-    percent."""
+    """Return the relative difference of the inertia to the mean of ours over five seeds.
+
+    Seeds differ by some percent.
+    """
     x, k = inputs
     mean = sum(float(kmeans(x, k, seed=seed).inertia) for seed in range(5)) / 5
     return lambda centers: inertia(x, centers) / mean - 1

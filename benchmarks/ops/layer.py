@@ -24,8 +24,10 @@ ESTIMATORS = ("rotation", "straight_through")
 
 @dataclass(frozen=True)
 class Step(BenchmarkCase):
-    """A batch of sequences of D elements each, and K codewords for each quantizer; the estimator is both
-    layers' default or not."""
+    """A batch of sequences of D elements each, and K codewords for each quantizer.
+
+    The gradient estimator is the default of both layers, or another one.
+    """
 
     batch: int
     length: int
@@ -48,8 +50,11 @@ class Step(BenchmarkCase):
 
     @property
     def bytes(self) -> int:
-        """Return the least bytes: x twice, written codewords, both gradients, codebooks read and written,
-        indices."""
+        """Return the least bytes that a step moves.
+
+        These are x twice, the written codewords, both gradients, the codebooks read and written, and the
+        indices.
+        """
         return (
             4 * (5 * self.elements + 2 * self.quantizers * self.k * self.dim)
             + 8 * self.quantizers * self.batch * self.length
@@ -62,8 +67,10 @@ class Step(BenchmarkCase):
 
 
 def gaussian(case: Step, device: str) -> Inputs:
-    """Return the estimator, x and its upstream gradient [B, L, D], and codebooks [Q, K, D]: standard normal,
-    seeded."""
+    """Return the estimator, x and its upstream gradient [B, L, D], and codebooks [Q, K, D].
+
+    Values are standard normal and seeded.
+    """
     generator = torch.Generator().manual_seed(0)
     sizes = (
         (case.batch, case.length, case.dim),

@@ -1,5 +1,7 @@
-"""Measure the limits of the machine for the roofline: torch's copy, sum and matrix products, and the
-arithmetic units."""
+"""Measure the limits of the machine for the roofline.
+
+These are torch's copy, sum and matrix products, and the arithmetic units.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,11 @@ Inputs = tuple[str, torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True)
 class Limit(BenchmarkCase):
-    """``what`` is "copy", "read", or the dtype of a square product; ``size`` the elements moved, or the side
-    of the matrices."""
+    """An operation that shows a limit of the machine.
+
+    ``what`` is "copy", "read", or the dtype of a square product. ``size`` is the number of elements moved, or
+    the side of the matrices.
+    """
 
     what: str
     size: int

@@ -46,8 +46,10 @@ class HeadCase(BenchmarkCase):
 
     @property
     def flops(self) -> int:
-        """Return the operations of the first layer once and of the second for every pass, without the random
-        bits."""
+        """Return the operations of the first layer once and of the second layer for every pass.
+
+        Random bits are not counted.
+        """
         return 2 * self.batch * self.hidden * (self.inputs + self.passes * self.classes)
 
 
@@ -62,8 +64,10 @@ def gaussian(case: HeadCase, device: str) -> Inputs:
 
 
 def against(inputs: Inputs, consistent: bool = False) -> Callable[[MCStats], float]:
-    """Return the largest deviation of the mean probabilities of the first rows from the definition with the
-    same masks."""
+    """Return the largest deviation of the mean probabilities of the first rows from the definition.
+
+    Both use the same masks.
+    """
     case, x, weights, biases = inputs
     hidden = F.gelu(F.linear(x[:CHECKED_ROWS], weights[0], biases[0]))
     with backend("reference"):
@@ -157,8 +161,10 @@ class ImageCase(BenchmarkCase):
 
     @property
     def flops(self) -> int:
-        """Return the operations of the convolutions once (1.81 GMAC at 224 x 224) and of the last layer for
-        every pass."""
+        """Return the operations of the convolutions once and of the last layer for every pass.
+
+        The convolutions have 1.81 GMAC at 224 x 224.
+        """
         return 2 * self.batch * (1_810_000_000 * self.pixels**2 // 224**2 + self.passes * 512 * 10)
 
 
@@ -180,8 +186,10 @@ def around(inputs: tuple[ImageCase, nn.Module, torch.Tensor]) -> Call:
 
 
 def against_reference(inputs: tuple[ImageCase, nn.Module, torch.Tensor]) -> Callable[[MCStats], float]:
-    """Return the largest error of the mean probabilities against the float64 definition on the same
-    features."""
+    """Return the largest error of the mean probabilities against the float64 definition.
+
+    Both use the same features.
+    """
     with backend("reference"):
         truth = around(inputs)().mean_probs
     return lambda found: float((found.mean_probs.double() - truth.double()).abs().max())

@@ -54,8 +54,11 @@ def scikit_learn(inputs: Inputs) -> Call:
 
 
 def against(inputs: Inputs) -> Callable[[tuple[Any, Any]], float]:
-    """Return a function of the error of an answer: of the inertia after a fit, of the answer for the model's
-    own centers after other methods."""
+    """Return a function that computes the error of an answer.
+
+    After a fit it is the error of the inertia, after other methods the error of the answer for the model's
+    own centers.
+    """
     method, rows, centers = inputs
     if method == "fit":
         relative = against_float64((torch.from_numpy(rows.toarray()), torch.from_numpy(centers)))

@@ -1,5 +1,7 @@
-"""Measure losses for learning from sets, forward and backward: transition, set probabilities, published loss,
-set proportions."""
+"""Measure losses for learning from sets, forward and backward.
+
+These are the transition, the set probabilities, the published loss, and the set proportions.
+"""
 
 from __future__ import annotations
 
@@ -36,14 +38,19 @@ class TransitionCase(BenchmarkCase):
 
     @property
     def flops(self) -> int:
-        """Return the operations: an exponential and two multiply-adds per logit, and the same for the
-        gradient."""
+        """Return the operations of a loss and its gradient.
+
+        Each has one exponential and two multiply-adds per logit.
+        """
         return 8 * self.b * self.k
 
 
 def inputs(case: TransitionCase, device: str) -> Inputs:
-    """Return logits (a leaf), targets, log_transition, log_marginal, the class shares of each set, and
-    offsets of M sets of similar size."""
+    """Return the inputs of a loss of M sets of similar size.
+
+    These are logits (a leaf), targets, log_transition, log_marginal, the class shares of each set, and
+    offsets.
+    """
     generator = torch.Generator().manual_seed(0)
     logits = 3 * torch.randn(case.b, case.k, generator=generator)
     targets = torch.randint(case.m, (case.b,), generator=generator)

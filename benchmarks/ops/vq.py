@@ -66,8 +66,10 @@ def gaussian(case: SearchCase, device: str) -> Inputs:
 
 
 def nearest(x: torch.Tensor, codebook: torch.Tensor) -> torch.Tensor:
-    """Return the float64 argmin of every row: by a float64 product, and by the slow definition where rounding
-    could matter."""
+    """Return the float64 argmin of every row.
+
+    It comes from a float64 product, and from the slow definition where rounding could matter.
+    """
     rows, codewords = rows_of(x, codebook).double(), codebook.double()
     half_norms, longest = codewords.square().sum(1) / 2, codewords.norm(dim=1).max()
     indices = torch.empty(len(rows), dtype=torch.int64, device=x.device)
@@ -119,8 +121,10 @@ def matmul(inputs: Inputs) -> Call:
 
 
 def block_rows(codebook: torch.Tensor) -> int:
-    """Return the rows of a block: its scores fill half of the second-level cache of every core, with a
-    minimum for a fast product."""
+    """Return the number of rows of a block.
+
+    Its scores fill half of the second-level cache of every core. A minimum keeps the product fast.
+    """
     return torch.get_num_threads() * max(256, (1 << 18) // len(codebook))
 
 
@@ -146,8 +150,10 @@ def cdist(inputs: Inputs) -> Call:
 
 
 def addmm(inputs: Inputs) -> Call:
-    """Compute |c|^2 / 2 - x c, the fastest composition of torch that we know: in blocks on the CPU, at once
-    on a GPU."""
+    """Compute |c|^2 / 2 - x c, the fastest composition of torch that we know.
+
+    It runs in blocks on the CPU, and at once on a GPU.
+    """
     x, codebook = inputs
 
     def call() -> torch.Tensor:
@@ -202,8 +208,10 @@ def superkmeans(inputs: Inputs) -> Call:
 
 
 def fastkmeans(inputs: Inputs) -> Call:
-    """Call ``predict`` in blocks with 4 MB of distances instead of 51,200 rows. Its interface takes CPU
-    arrays only."""
+    """Call ``predict`` in blocks with 4 MB of distances instead of 51,200 rows.
+
+    Its interface takes CPU arrays only.
+    """
     from fastkmeans import FastKMeans
 
     x, codebook = inputs

@@ -24,8 +24,10 @@ KEYS: dict[str, Any] = {
 
 
 class Killer:
-    """Stops the process, or this thread, at one client of one round, or at the n-th turn that a client has in
-    the run."""
+    """Stops the process, or this thread, at one client of one round.
+
+    It can also stop at the n-th turn that a client has in the run.
+    """
 
     def __init__(self, when=None, kill=False):
         self.when, self.kill, self.turns = when, kill, 0
@@ -75,8 +77,10 @@ def run_twice(tmp_path: Path, arms: dict[str, Any], **overrides: Any) -> uefl.Ru
 
 
 def killed_and_resumed(tmp_path: Path, arms: dict[str, Any], turns: Iterable[int], **overrides: Any) -> None:
-    """Check that a run of two clients has the same end if its process is killed at the n-th turn of a client,
-    for each n, and the run is resumed."""
+    """Check that a run of two clients that is killed and resumed has the same end.
+
+    The process is killed at the n-th turn of a client, for each n.
+    """
     from tests import fresh  # not above: the process to fork from would start for every federated test
 
     keys = KEYS | {"arms": arms}
@@ -91,8 +95,10 @@ def killed_and_resumed(tmp_path: Path, arms: dict[str, Any], turns: Iterable[int
 
 
 def saved_accuracy(run: uefl.Run, arm: str, client: str | None = None) -> tuple[float, float]:
-    """Return the accuracy of the saved model on the images of ``silo-1``, with dropout off, and the accuracy
-    that the run measured, with dropout on."""
+    """Return two accuracies on the images of ``silo-1``: of the saved model, and as the run measured it.
+
+    Dropout is off in the saved model, and on in the run.
+    """
     test = build(run.config.data, kind="labeled", seed=run.config.run.seed).clients[1].load().test
     probs = run.model(arm).predict(test.images, client)
     assert torch.allclose(probs.sum(1), torch.ones(len(test)), atol=1e-5)

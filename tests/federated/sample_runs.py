@@ -15,8 +15,9 @@ CLASSES = ("0", "1", "2", "3")
 
 
 def records(arms: tuple[str, ...] = ("fedavg", "uefl"), clients: int = 3) -> list[dict[str, Any]]:
-    """Accuracy = 0.1 (round + 1) + 0.01 client + 0.2 for uefl; the last client of uefl is extended before
-    round 2.
+    """Return records with accuracy = 0.1 (round + 1) + 0.01 client + 0.2 for uefl.
+
+    The last client of uefl is extended before round 2.
 
     Of 100 images of each class and client, in the last round, 61 are predicted right by every arm, 13 as each
     other class.
@@ -58,8 +59,10 @@ def records(arms: tuple[str, ...] = ("fedavg", "uefl"), clients: int = 3) -> lis
 
 
 def table(arms: tuple[str, ...], **keys: Any) -> dict[str, Any]:
-    """Return the sections of a small configuration; ``keys`` as with ``--set``. Arms with other names than an
-    algorithm's use uefl."""
+    """Return the sections of a small configuration; ``keys`` as with ``--set``.
+
+    Arms with other names than an algorithm's use uefl.
+    """
     known = registry()
     sets = known.get(arms[0], known["uefl"]).kind == "sets"
     plan: dict[str, Any] = {"rounds": [sum(ROUNDS)] if sets else list(ROUNDS)}

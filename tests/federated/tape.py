@@ -1,5 +1,6 @@
-"""A CUDA graph in miniature, on the CPU: the operations of a step are written down with their tensors, and
-repeated on the same ones.
+"""A CUDA graph in miniature, on the CPU.
+
+The operations of a step are written down with their tensors, and repeated on the same tensors.
 
 As on a GPU, what Python does in between is not repeated, nothing is computed while it is written down, and a
 value that Python asks for ends it, as do operations which ask for one themselves there, and draws of a
@@ -62,8 +63,10 @@ class Tape:
 
 
 class _Writing(TorchDispatchMode):
-    """Carries the operations out as well, since later ones need tensors of the right shape; their changes are
-    undone."""
+    """Carries the operations out as well, since later ones need tensors of the right shape.
+
+    Afterwards their changes are undone.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,8 +97,10 @@ class _Writing(TorchDispatchMode):
         return out
 
     def _keep(self, given: Any) -> None:
-        """Keep a copy of every tensor from outside, because batch norm changes its statistics without a mark
-        in its schema."""
+        """Keep a copy of every tensor from outside.
+
+        Batch norm changes its statistics without a mark in its schema.
+        """
         for tensor in tree_leaves(given):
             if isinstance(tensor, torch.Tensor) and tensor.untyped_storage().data_ptr() not in self._seen:
                 self._seen.add(tensor.untyped_storage().data_ptr())

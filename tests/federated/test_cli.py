@@ -22,8 +22,10 @@ runner = CliRunner()
 
 @pytest.fixture
 def fake_run(monkeypatch, tmp_path):
-    """Replace ``uefl.run`` by a module that writes a folder by hand and keeps its arguments, or raises its
-    ``fails``."""
+    """Replace ``uefl.run`` by a module that writes a folder by hand and keeps its arguments.
+
+    If its ``fails`` is set, the module raises it.
+    """
     monkeypatch.chdir(tmp_path)
     for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):  # with either, rich takes anything for a terminal
         monkeypatch.delenv(name, raising=False)

@@ -1,5 +1,7 @@
-"""Neural collapse: zero at an exact simplex equiangular tight frame, and each metric reacts to its
-quantity."""
+"""Neural collapse is zero at an exact simplex equiangular tight frame.
+
+Each metric reacts to its quantity.
+"""
 
 import math
 
@@ -10,8 +12,10 @@ from uefl.collapse import ClassSums, Collapse, class_sums, geometry, neural_coll
 
 
 def frame(classes, dimensions=16):
-    """Return the vertices ``[C, D]`` of a simplex equiangular tight frame of unit vectors, in a random
-    rotation."""
+    """Return the vertices ``[C, D]`` of a simplex equiangular tight frame of unit vectors.
+
+    Its rotation is random.
+    """
     generator = torch.Generator().manual_seed(classes)
     turn, _ = torch.linalg.qr(torch.randn(dimensions, classes, generator=generator, dtype=torch.float64))
     return (

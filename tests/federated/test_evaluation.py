@@ -1,5 +1,7 @@
-"""A share of the clients measures the model of a round: participants, records of the others, and no lost
-data."""
+"""A share of the clients measures the model of a round.
+
+The tests check the participants, the records of the others, and that no data are lost.
+"""
 
 import json
 

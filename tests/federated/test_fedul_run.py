@@ -1,5 +1,7 @@
-"""Runs on unlabeled sets through their folder: interruptions change nothing, and a lack of data is reported
-before anything is written."""
+"""Runs on unlabeled sets are tested through their folder.
+
+Interruptions change nothing, and a lack of data is reported before anything is written.
+"""
 
 from __future__ import annotations
 

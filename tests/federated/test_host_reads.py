@@ -71,8 +71,10 @@ def reads(name: str, *, measure: bool, train: bool, **keys) -> Counter:
 
 @pytest.mark.parametrize("name", ["fedavg", "fedprox", "uefl"])
 def test_a_client_that_trains_is_read_once(name):
-    """The server reads the largest elements and the running variances of the update, UEFL's also the usage,
-    and checks the average at the end."""
+    """The server reads the largest elements and the running variances of the update.
+
+    For UEFL it also reads the usage. At the end it checks the average.
+    """
     found = reads(name, measure=False, train=True)
     of_client = {place: count for place, count in found.items() if place.startswith("uefl.client.work:")}
     assert list(of_client.values()) == [1.0]

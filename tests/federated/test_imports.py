@@ -14,8 +14,10 @@ ROOT = Path(uefl.__file__).parent
 
 @cache
 def imports() -> dict[str, set[str]]:
-    """Return for every module the imported modules of the package, also inside of functions, except imports
-    for types."""
+    """Return for every module the imported modules of the package.
+
+    Imports inside of functions count, imports for types do not.
+    """
     modules = {module_name(path, ROOT): path for path in ROOT.rglob("*.py")}
     return {
         name: imported(path, name, set(modules)) & modules.keys() - {name} for name, path in modules.items()
@@ -51,8 +53,10 @@ LAYERS = (
 
 
 def _layer(module: str) -> int | None:
-    """Return the row of a module in the picture, by the longest matching name; None if the picture does not
-    have it."""
+    """Return the row of a module in the picture, by the longest matching name.
+
+    None if the picture does not have it.
+    """
     fitting = [
         (len(name), row)
         for row, names in enumerate(LAYERS)

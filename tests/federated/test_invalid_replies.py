@@ -1,5 +1,7 @@
-"""Numbers that a client may send over the wire and that no client of ours does: they cost its reply, never
-the run."""
+"""Numbers that no client of ours sends cost the sender its reply, never the run.
+
+A client may send them over the wire.
+"""
 
 import re
 
@@ -31,8 +33,10 @@ class Changed:
 
 
 def outcome(changes, honest=2, rounds=(2,)):
-    """Run with a client for each change, and with clients that change nothing; return the notices, and the
-    clients with an accuracy."""
+    """Run with a client for each change, and with clients that change nothing.
+
+    Return the notices, and the clients with an accuracy.
+    """
     count = len(changes) + honest
     named = {f"silo-{i}": change for i, change in enumerate(changes)}
     one, _, notices = arm(
@@ -246,8 +250,10 @@ def test_more_examples_than_reported_are_rejected():
     ],
 )
 def test_counts_that_no_training_has_are_rejected(keys, name, value):
-    """Counts are weights of codewords: with 2**62, the codewords of the other clients would have no
-    weight."""
+    """Counts are weights of codewords.
+
+    With 2**62, the codewords of the other clients would have no weight.
+    """
 
     def change(reply):
         if name in reply.tensors:

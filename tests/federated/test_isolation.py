@@ -1,5 +1,7 @@
-"""A run computes the same bits in whatever contexts and settings its caller is, and leaves them as they
-were."""
+"""A run computes the same bits in any context and with any settings of its caller.
+
+It leaves them as they were.
+"""
 
 import hashlib
 import os
@@ -232,8 +234,10 @@ def test_frozen_network_is_refused(tmp_path):
 
 
 def test_predictions_of_several_clients_in_threads(tmp_path):
-    """A call puts the layers of its client into the network. Calls for other clients at the same time do not
-    see these layers."""
+    """A call puts the layers of its client into the network.
+
+    Calls for other clients at the same time do not see these layers.
+    """
     arms = {"fedbn": {"algorithm": "fedper"}}
     run = uefl.train(
         "demo", out=tmp_path / "run", clients=clients(), arms=arms, **KEYS | {"width": 4, "hidden": 8}

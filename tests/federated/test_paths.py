@@ -1,5 +1,8 @@
-"""Paths that users give: other capitals, names that are not text, special files, disks that are full or
-read-only, locales."""
+"""Paths that users give may be of any kind.
+
+The tests have other capitals, names that are not text, special files, disks that are full or read-only, and
+locales.
+"""
 
 import os
 import re

@@ -14,8 +14,10 @@ CALLS = {"torch.load", "torch.save", "pandas.read_pickle"}
 
 
 def unpickles(source: str) -> list[str]:
-    """Return the calls in a source file that could unpickle; ``np.load`` must forbid it, and ``torch.load``
-    must create only tensors."""
+    """Return the calls in a source file that could unpickle.
+
+    ``np.load`` must forbid it, and ``torch.load`` must create only tensors.
+    """
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):

@@ -1,5 +1,7 @@
-"""A trained model in use: uncertainty, sites that were not trained on, files, the commands predict and
-export."""
+"""A trained model predicts.
+
+The tests cover uncertainty, sites that were not trained on, files, and the commands predict and export.
+"""
 
 import csv
 import io

@@ -1,5 +1,7 @@
-"""Private state stays at its silo: the server knows names, and a continued run finds the states of its
-checkpoint."""
+"""Private state stays at its silo.
+
+The server knows names, and a continued run finds the states of its checkpoint.
+"""
 
 import json
 
@@ -27,8 +29,10 @@ ALGORITHMS = {
 
 
 class Silos:
-    """An engine over a program for each client, which keeps its state in a folder; counts the bytes of
-    packets."""
+    """An engine over a program for each client, which keeps its state in a folder.
+
+    The engine counts the bytes of packets.
+    """
 
     def __init__(self, cfg, fed, folder):
         self._head = task(Setting.of(cfg, fed, torch.get_num_threads()), "arm")

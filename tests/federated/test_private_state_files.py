@@ -1,5 +1,7 @@
-"""Private states of clients on disk: a run that is stopped at any step has what its checkpoint names, and
-nothing piles up."""
+"""A run that is stopped at any step has the private states that its checkpoint names.
+
+Nothing piles up on the disk.
+"""
 
 import json
 import weakref
@@ -36,8 +38,10 @@ def named(out):
 
 
 def start(out, observer=None):
-    """Return the start of the process that is killed, without turned images, because these need
-    torchvision."""
+    """Return the start of the process that is killed.
+
+    Its images are not turned, because turned images need torchvision.
+    """
     return start_demo(out, "arms=fedper", "angles=[]", observer=observer)
 
 

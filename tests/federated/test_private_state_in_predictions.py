@@ -1,5 +1,7 @@
-"""Private tensors only for training: they are in no prediction, so they are in no saved model and make no
-global accuracy."""
+"""Private tensors that serve only the training are in no prediction.
+
+So they are in no saved model and make no global accuracy.
+"""
 
 from __future__ import annotations
 

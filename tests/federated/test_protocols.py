@@ -91,8 +91,10 @@ def test_bytes_are_the_sizes_of_the_tensors():
 
 
 def test_messages_that_only_measure_are_counted():
-    """Count by hand, in models: rounds 0 and 1 of one iteration and round 2 of another; two of three clients
-    train in each."""
+    """Count by hand, in models: rounds 0 and 1 of one iteration and round 2 of another.
+
+    Two of three clients train in each.
+    """
     one, _, _ = arm(settings("fedavg", participation=0.6), federation(unseen=1))
     records = finish(one)
     model = 4 * (len(values(one)) + len(state(one).tensors["buffers"]))

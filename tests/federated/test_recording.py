@@ -1,5 +1,7 @@
-"""Steps that are recorded once and replayed: the same bits as without, for every algorithm that says its
-steps can be repeated."""
+"""Steps are recorded once and replayed.
+
+The bits are the same as without a record, for every algorithm that says its steps can be repeated.
+"""
 
 import pytest
 import torch
@@ -34,8 +36,10 @@ def both(name, algorithm=None, fed=None, tape=None, **keys):
 
 
 def test_list_of_algorithms_with_a_static_step():
-    """The list has the current algorithms. An algorithm that does not override the step is static by
-    default."""
+    """The list has the current algorithms.
+
+    An algorithm that does not override the step is static by default.
+    """
     assert {
         "fedavg",
         "fedavg-wide",

@@ -1,5 +1,7 @@
-"""Every rejected reply stands in metrics.jsonl with its reason: in a whole run, an interrupted one,
-and one that stops for it."""
+"""Every rejected reply stands in metrics.jsonl with its reason.
+
+This holds in a whole run, in an interrupted one, and in one that stops for it.
+"""
 
 import json
 

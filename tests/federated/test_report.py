@@ -283,8 +283,10 @@ def test_the_report_explains_its_columns(tmp_path, validation):
 
 
 def test_the_report_lists_the_codebooks_of_unseen_clients(tmp_path):
-    """Each codebook has the accuracy of the last round of its client; an arm without codebooks has no such
-    list."""
+    """Each codebook has the accuracy of the last round of its client.
+
+    An arm without codebooks has no such list.
+    """
     lines = sample_runs.records()
     for line in [line for line in lines if line["client"] == "silo-2"]:
         line["unseen"] = True

@@ -1,5 +1,7 @@
-"""The contents of the pages of a report: HTML, names of clients, several runs, terminals that lack
-characters."""
+"""The pages of a report show every kind of content.
+
+The tests cover HTML, names of clients, several runs, and terminals that lack characters.
+"""
 
 import io
 import json
@@ -214,8 +216,10 @@ def test_samples_of_unlabeled_sets_and_of_colors_are_shown(tmp_path):
 
 
 def test_samples_are_labeled_with_their_measured_clients(tmp_path):
-    """With ``evaluation`` below 1, the first measured client need not be the first client of the
-    federation."""
+    """Samples have the labels of the client that was measured.
+
+    With ``evaluation`` below 1, this need not be the first client of the federation.
+    """
     with_samples(
         sample_runs.write(tmp_path, [line for line in sample_runs.records() if line["client"] == "silo-2"])
     )

@@ -1,5 +1,6 @@
-"""The suites of reproduction/ match the paper's tables: their data, sizes, arms and printed numbers,
-from the paper's text.
+"""The suites of reproduction/ match the paper's tables.
+
+Their data, sizes, arms and printed numbers come from the paper's text.
 
 The numbers here were copied from the paper (Zhang, Cao and Liu, ICML 2025) independently of the files, by
 domain where it prints them so.

@@ -1,5 +1,7 @@
-"""Robust rules instead of the mean: compared with plain formulas and Flower's functions, against clients that
-lie, and when resumed."""
+"""Robust rules replace the mean.
+
+They are compared with plain formulas and Flower's functions, meet clients that lie, and are resumed.
+"""
 
 from dataclasses import replace
 

@@ -1,5 +1,7 @@
-"""Draws that protect the data of a client come from its own secret: whoever knows the run's seed, and all
-messages, cannot draw it again."""
+"""Draws that protect the data of a client come from its own secret.
+
+An attacker who knows the run's seed and all messages cannot repeat them.
+"""
 
 import re
 from pathlib import Path
@@ -22,8 +24,10 @@ SECRETS = {f"silo-{i}": bytes([i]) * 32 for i in range(3)}
 
 
 class Programs:
-    """An engine over the program of one silo for each client, which has the client's secret in a folder of
-    its own."""
+    """An engine over the program of one silo for each client.
+
+    A client's secret is in a folder of its own.
+    """
 
     def __init__(self, cfg, fed, folder):
         self._head = task(Setting.of(cfg, fed, torch.get_num_threads()), "arm")
@@ -51,8 +55,10 @@ def with_secrets(engine):
 
 
 def test_pseudo_images_do_not_reveal_the_images(monkeypatch):
-    """An attacker (the server or another silo) draws the matrix of the means again from the seed, and solves
-    for the images."""
+    """An attacker draws the matrix of the means again from the seed, and solves for the images.
+
+    The attacker is the server or another silo.
+    """
     fed, asked, original = federation((48, 48, 48)), {}, FedBR.reply
 
     def watched(self, work):
@@ -76,8 +82,10 @@ def test_pseudo_images_do_not_reveal_the_images(monkeypatch):
 
 
 def test_repeated_requests_get_the_same_means():
-    """The means are the same for any number of requests, in any round, member or exchange. Otherwise means
-    could add up."""
+    """The means are the same for any number of requests, in any round, member or exchange.
+
+    Otherwise means could add up.
+    """
     fed, found = federation((148, 148, 148)), []
     for seed in (0, 7):
         one = arm(settings("fedbr", pseudo=9, seed=seed, batch_size=148), fed, with_secrets)[0]

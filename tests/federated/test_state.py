@@ -25,8 +25,10 @@ def again(cfg, kind):
 
 
 class Grower(Algorithm):
-    """A state of another shape for each client, and a tensor that is first there after a client has
-    trained."""
+    """A state of another shape for each client.
+
+    One tensor exists only after a client has trained.
+    """
 
     def client_state(self, client):
         return {

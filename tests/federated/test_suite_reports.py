@@ -343,8 +343,10 @@ def test_a_measure_may_average_a_column_over_four_rounds(tmp_path: Path) -> None
 
 
 def test_a_measure_may_be_of_the_clients_of_one_angle(tmp_path: Path) -> None:
-    """Two clients have unturned images and one has turned images, in each partition. Accuracies differ by
-    0.01 in a round, and by 0.1 between rounds."""
+    """Two clients have unturned images and one has turned images, in each partition.
+
+    Accuracies differ by 0.01 in a round, and by 0.1 between rounds.
+    """
     found = {}
     schemes = {
         "rotations": {"clients": 3, "partition": {"scheme": "rotations", "angles": [0, 0, -50]}},

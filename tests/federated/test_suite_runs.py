@@ -126,8 +126,10 @@ def test_requested_number_of_runs_share_one_device(
 
 
 def test_one_display_shows_all_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One bar shows the rounds of all runs; current runs have their names, and each finished run has a
-    line."""
+    """One bar shows the rounds of all runs.
+
+    Current runs have their names, and each finished run has a line.
+    """
 
     def two_of_four(jobs: list[suite.Job], *, ended: Callable, report: Callable, **_: object) -> None:
         ended(runner.JobResult(jobs[0], 2.0, None))
@@ -228,8 +230,10 @@ def test_runs_go_side_by_side_and_are_not_run_twice(tmp_path: Path) -> None:
 
 
 def _shows_features_and_codewords(run: Path) -> None:
-    """A panel for each client: nine tokens of each of its ten test images, the four shared codewords, and its
-    own."""
+    """Check that there is a panel for each client, with tokens and codewords.
+
+    It has nine tokens of each of its ten test images, the four shared codewords, and its own.
+    """
     panels = features.draw(run, None).axes
     books = [tensors["codebook"] for tensors in load(run).model("uefl").members[0][1].values()]
     assert [ax.get_title() for ax in panels] == [
@@ -258,8 +262,10 @@ def test_residual_codewords_are_drawn_from_the_mean() -> None:
 
 
 def test_the_server_of_forks_ignores_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fork server inherits the signal handling of its parent. Otherwise Ctrl-C in the first seconds of a
-    suite would print the traceback of its imports."""
+    """The fork server inherits the signal handling of its parent.
+
+    Otherwise Ctrl-C in the first seconds of a suite would print the traceback of its imports.
+    """
     before, seen = signal.getsignal(signal.SIGINT), []
     monkeypatch.setattr(
         "multiprocessing.forkserver.ensure_running", lambda: seen.append(signal.getsignal(signal.SIGINT))
@@ -302,8 +308,10 @@ def test_runs_end_with_a_suite_that_is_killed(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_stopped_run_is_resumed(tmp_path: Path) -> None:
-    """The run stops before its last measurement. The suite finishes it with the bits of an uninterrupted
-    run."""
+    """The run stops before its last measurement.
+
+    The suite finishes it with the bits of an uninterrupted run.
+    """
     (tmp_path / "mine.toml").write_text(TINY.partition("[cases.absent]")[0])
     mine = str(tmp_path / "mine.toml")
     first = suite.jobs(suite.load(mine), "cpu", 1, tmp_path / "stopped", threads=1)[0]

@@ -79,8 +79,10 @@ def test_every_suite_is_a_list_of_runs(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", suite.suites())
 def test_every_arm_and_every_case_trains(name: str, every_source: Path) -> None:
-    """Train a round in each of two iterations on small generated files: each arm in its first case, and each
-    case with one arm."""
+    """Train a round in each of two iterations on small generated files.
+
+    Each arm trains in its first case, and each case with one arm.
+    """
     trained: set[str] = set()
     for number, cfg in enumerate(suite.load(name).configs("cpu").values()):
         names = [arm for arm in cfg.arms if arm not in trained] or [list(cfg.arms)[number % len(cfg.arms)]]
@@ -91,7 +93,9 @@ def test_every_arm_and_every_case_trains(name: str, every_source: Path) -> None:
 @pytest.mark.slow
 def test_every_network_takes_a_step_at_the_scale_of_the_paper(every_source: Path) -> None:
     """Networks have their full size and their own images, except a narrower CNN and random initial weights.
-    There are few images, and only the last arm of a case trains."""
+
+    There are few images, and only the last arm of a case trains.
+    """
     trained: set[tuple[object, ...]] = set()
     for name in suite.suites():
         for cfg in suite.load(name).configs("paper").values():
@@ -156,8 +160,10 @@ def test_the_scale_of_the_paper_has_the_published_settings() -> None:
 
 
 def test_the_wide_network_matches_a_codebook_extended_twice() -> None:
-    """`fedavg-wide` is the control for the size of a method, in the preset and at both scales of its
-    suite."""
+    """`fedavg-wide` is the control for the size of a method.
+
+    It is in the preset and at both scales of its suite.
+    """
     scales = [suite.load("controls").configs(scale)["mnist"] for scale in ("cpu", "paper")]
     assert [(cfg.model.width, cfg.data.clients, sum(cfg.training.iterations())) for cfg in scales] == [
         (8, 9, 24),
@@ -227,8 +233,10 @@ def test_seeds_begin_at_the_seed_of_the_case(tmp_path: Path) -> None:
 
 
 def test_runs_that_cases_have_in_common_are_made_once(tmp_path: Path) -> None:
-    """A sweep over the codebook does not change FedAvg, so FedAvg has one run for each seed, in the folder of
-    the first case."""
+    """A sweep over the codebook does not change FedAvg.
+
+    So FedAvg has one run for each seed, in the folder of the first case.
+    """
     (tmp_path / "mine.toml").write_text(TINY.replace('data.source = "cifar100"\n', ""))
     jobs = suite.jobs(suite.load(str(tmp_path / "mine.toml")), "cpu", 1, tmp_path, threads=1)
     folders = [str(job.folder.relative_to(tmp_path)) for job in jobs]

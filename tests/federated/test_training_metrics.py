@@ -19,8 +19,10 @@ from .tiny import KEYS, arm, federation, finish, settings
 
 
 class Measured(Algorithm):
-    """FedAvg that records the mean of a value for every client; half of it is the seed's, to tell members
-    apart."""
+    """FedAvg that records the mean of a value for every client.
+
+    Half of the value depends on the seed, to tell members apart.
+    """
 
     columns: ClassVar = {"drift": "mean of a term"}
     value = staticmethod(lambda work: torch.tensor(1.5))
@@ -58,8 +60,10 @@ def test_noted_value_is_the_mean_over_images_of_the_round():
 
 
 def test_training_accuracy_is_measured_in_the_steps():
-    """With a step that moves next to nothing it is the accuracy of the model that was sent, in training
-    mode."""
+    """A step that moves next to nothing keeps the model that was sent.
+
+    So the accuracy is the one of this model in training mode.
+    """
     one, room, _ = arm(settings("fedavg", optimizer="sgd", lr=1e-12, batch_size=48, dropout=0.0, rounds=[1]))
     records = finish(one)
     room.net.train()

@@ -1,5 +1,7 @@
-"""Whole runs over workers, as a user starts them: the numbers of one process, also after one of the processes
-was killed."""
+"""Whole runs over workers, as a user starts them, have the numbers of one process.
+
+This also holds after one of the processes was killed.
+"""
 
 import os
 import re

@@ -36,8 +36,10 @@ CODEBOOK = {"codewords": 4, "segments": 4, "gamma": 0.0, "stop_when_certain": Fa
 
 
 def settings(algorithm: str = "uefl", base: dict[str, Any] = KEYS, **keys: Any) -> Config:
-    """Return a configuration of one arm with the name ``arm``; keys go into their sections, as with
-    ``--set``."""
+    """Return a configuration of one arm with the name ``arm``.
+
+    Keys go into their sections, as with ``--set``.
+    """
     fields = registry()[algorithm].Parameters.model_fields
     own = {key: value for key, value in CODEBOOK.items() if key in fields}
     if keys.get("uncertainty") == "ensemble" or not registry()[algorithm].draws:
@@ -229,8 +231,10 @@ def first_turn(cfg: Config, fed: Federation | None = None) -> Work:
 
 
 def smallest(cfg: Config) -> Iterator[Config]:
-    """Yield each arm of a configuration separately and as small as possible: with a round in each of two
-    iterations, or for unlabeled sets in the only iteration."""
+    """Yield each arm of a configuration separately and as small as possible.
+
+    It has a round in each of two iterations, or, for unlabeled sets, in the only iteration.
+    """
     sets = getattr(cfg.data.partition, "sets", 0)
     keys: dict[str, Any] = {
         "data": {"test_per_client": 10},
@@ -274,8 +278,10 @@ def smallest(cfg: Config) -> Iterator[Config]:
 
 
 def again(cfg: Config, fed: Federation | None = None, make: Callable[..., Any] = arm) -> list[dict[str, Any]]:
-    """Return all records of a run that continues in a new arm after every turn, as after a restart of the
-    process."""
+    """Return all records of a run that continues in a new arm after every turn.
+
+    This is what a restart of the process does.
+    """
     records: list[dict[str, Any]] = []
     one = make(cfg, fed)[0]
     while not one.finished:

@@ -48,8 +48,9 @@ def arm(cfg: Config, fed: Federation | None = None, **more: Any) -> Any:
 
 
 def smallest_surrogate_loss(data: SetData, *, legacy: bool = False) -> float:
-    """Return the loss of a perfect classifier on a client's sets, in nats: the minimum that training can
-    reach.
+    """Return the loss of a perfect classifier on a client's sets, in nats.
+
+    It is the minimum that training can reach.
 
     A perfect classifier puts all mass on the class k of an image. Set m then has the posterior pi_m
     priors[m, k] / sum, and the result is the mean loss of these posteriors. The published loss, ``legacy``,

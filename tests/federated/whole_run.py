@@ -1,5 +1,7 @@
-"""Whole runs of the demo in a folder, small enough for a test: started, stopped anywhere, killed, gone on
-with."""
+"""Whole runs of the demo in a folder, small enough for a test.
+
+They are started, stopped anywhere, killed, and continued.
+"""
 
 from __future__ import annotations
 

@@ -63,8 +63,10 @@ def no_waiting() -> Iterator[None]:
 
 
 def captured(call: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
-    """Return a CUDA graph of a call and its results, which a replay overwrites. One call before compiles
-    Triton."""
+    """Return a CUDA graph of a call and its results, which a replay overwrites.
+
+    One call before compiles Triton.
+    """
     call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()

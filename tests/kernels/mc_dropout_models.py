@@ -125,8 +125,10 @@ class Applied(nn.Module):
 
 
 class ScaledNet(nn.Module):
-    """Its own forward reads two parameters (one of a layer) and computes with a buffer, before and after the
-    dropout."""
+    """A model whose forward reads two parameters (one of a layer) and computes with a buffer.
+
+    It does so before and after the dropout.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -68,8 +68,10 @@ CASES = {
 
 
 def codebook_with(value):
-    """Return a codebook with a value that is not finite in codewords 3 and 11, and the numbers of the
-    others."""
+    """Return a codebook with a value that is not finite in codewords 3 and 11.
+
+    Also return the numbers of the others.
+    """
     codebook = torch.randn(20, 4)
     codebook[3, 1], codebook[11] = value, value
     return codebook, torch.tensor([k for k in range(20) if k not in (3, 11)])

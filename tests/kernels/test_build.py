@@ -92,8 +92,10 @@ def test_uefl_build():
 
 @pytest.fixture
 def build(tmp_path):
-    """Run setup.py with packages ``cmake`` and ``ninja`` whose scripts, not on PATH, only write down their
-    arguments."""
+    """Run setup.py with packages ``cmake`` and ``ninja`` that only write down their arguments.
+
+    Their scripts are not on PATH.
+    """
     for name in ("cmake", "ninja"):
         script = tmp_path / "bin" / name
         script.parent.mkdir(exist_ok=True)
@@ -152,8 +154,10 @@ def test_a_missing_program_is_named():
 
 @pytest.fixture
 def broken(tmp_path):
-    """Build in a copy of the sources with a compiler that fails; returns the process and the folder of the
-    modules."""
+    """Build in a copy of the sources with a compiler that fails.
+
+    Return the process and the folder of the modules.
+    """
     source = tmp_path / "Quellen mit Ümlaut"
     source.mkdir()
     for name in ("setup.py", "pyproject.toml", "CMakeLists.txt", "README.md", "LICENSE"):

@@ -138,8 +138,10 @@ def test_small_wgmma_elsewhere_is_refused(forced, monkeypatch):
 
 
 def test_small_graph_replays_with_new_data():
-    """No launch waits for the host or depends on the data: open rows and the middle of the codebook change at
-    every replay."""
+    """No launch waits for the host or depends on the data.
+
+    Open rows and the middle of the codebook change at every replay.
+    """
     x, codebook = torch.randn(700, 12, device="cuda"), torch.randn(50, 12, device="cuda")
     graph, found = captured(lambda: vq_assign(x, codebook))
     for scale, offset in ((1.0, 0.0), (1e3, 0.0), (1.0, 5.0)):

@@ -32,8 +32,10 @@ def begun(request):
 
 @pytest.fixture(scope="module", params=ARCHITECTURES, ids="sm_{}".format)
 def build(request, begun):
-    """Return the output of nvcc and ptxas for one architecture, and the machine code of each source. Warnings
-    are errors."""
+    """Return the output of nvcc and ptxas for one architecture, and the machine code of each source.
+
+    Warnings are errors.
+    """
     log, code = "", {}
     for stem, future in begun[request.param].items():
         code[stem], said = future.result()
@@ -92,8 +94,11 @@ def test_the_instructions_are_those_of_the_architecture(build, kernel, architect
 
 
 def test_nothing_spills(build):
-    """Three exceptions: the state of the MC dropout head between pairs of passes, one float64 number per
-    block of sums, and addresses of a float64 iteration of k-means on sm_120."""
+    """No kernel spills registers, with three exceptions.
+
+    These are the state of the MC dropout head between pairs of passes, one float64 number per block of sums,
+    and addresses of a float64 iteration of k-means on sm_120.
+    """
     architecture, log, _ = build
     spilled = {
         name: int(stored)

@@ -123,8 +123,11 @@ const void* probe() { return reinterpret_cast<const void*>(&uefl::cuda::assign);
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
 def test_a_source_can_call_the_search_of_another(tmp_path):
-    """A function with a parameter type from an unnamed namespace differs in each source, and the library
-    would not load."""
+    """Types of the parameters have names.
+
+    A function with a parameter type from an unnamed namespace differs in each source, and the library would
+    not load.
+    """
     (tmp_path / "probe.cpp").write_text(PROBE)
     root, torch_headers = SOURCES.parents[2], Path(torch.__file__).parent / "include"
     command = ["g++", "-std=c++20", "-Werror", f"-I{root}", f"-I{root / 'csrc'}"]

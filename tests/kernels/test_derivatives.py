@@ -1,5 +1,7 @@
-"""Which derivatives and transforms the ops take: an unsupported derivative is refused by name, and no result
-silently lacks a gradient."""
+"""Ops take some derivatives and transforms, and refuse the others by name.
+
+No result silently lacks a gradient.
+"""
 
 from __future__ import annotations
 

@@ -74,8 +74,10 @@ def in_float16(values, lengths):
 
 
 def center_of(codebook):
-    """Compute make_center(): the mean of up to 64 codewords, in columns where it is large compared with their
-    deviation."""
+    """Compute make_center(): the mean of up to 64 codewords.
+
+    It is zero in columns where the mean is small compared with their deviation.
+    """
     some = codebook[:: -(-len(codebook) // 64)]
     mean = some.mean(0)
     return torch.where(mean.square() * 4 > some.var(0, correction=0), mean, 0.0).float().double()
@@ -142,8 +144,10 @@ def images():
 
 @pytest.fixture(scope="module")
 def features(images):
-    """Return features [4000, 64] of digits at half the size, from a small convolutional network trained on
-    them."""
+    """Return features [4000, 64] of digits at half the size.
+
+    They come from a small convolutional network trained on the digits.
+    """
     torch.manual_seed(0)
     pictures, labels = F.avg_pool2d(images[0], 2), images[1]
     layers = [nn.Conv2d(1, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(3, 2)]

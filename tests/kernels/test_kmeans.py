@@ -1,5 +1,7 @@
-"""``kmeans``: the same bits from every kernel, thread count and front end; errors, empty clusters, weights,
-batches."""
+"""``kmeans`` gives the same bits from every kernel, thread count and front end.
+
+The tests also cover errors, empty clusters, weights and batches.
+"""
 
 from __future__ import annotations
 

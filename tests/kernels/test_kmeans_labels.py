@@ -71,8 +71,10 @@ def test_a_value_that_is_not_finite_is_found_wherever_it_is(n, d, k, value, on):
 
 
 def test_large_numbers_are_finite():
-    """Rows with squares that overflow float32 are accepted; values above 2^480, with squares that overflow
-    float64, are not."""
+    """Rows with squares that overflow float32 are accepted.
+
+    Values above 2^480, with squares that overflow float64, are not.
+    """
     x = normal(300, 9) * 1e30
     model = KMeans(4, random_state=0).fit(x)
     assert torch.equal(model.predict(x), model.labels_)

@@ -1,5 +1,7 @@
-"""``ResidualKMeans``: each level is the k-means of the residuals; a balanced assignment is stable; reports
-count correctly."""
+"""Each level of ``ResidualKMeans`` is the k-means of the residuals.
+
+A balanced assignment is stable, and reports count correctly.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""``KMeans`` among scikit-learn's tools: its checks, data frames, containers of results, metadata, warnings;
-and without it."""
+"""``KMeans`` works among scikit-learn's tools, and without scikit-learn.
+
+The tests cover its checks, data frames, containers of results, metadata and warnings.
+"""
 
 from __future__ import annotations
 

@@ -63,8 +63,10 @@ def test_every_format(make):
 
 
 def test_columns_of_every_kind():
-    """The columns are full, of one sign, far from zero, constant or empty; some rows are zero; entries repeat
-    or are zero."""
+    """The columns are full, of one sign, far from zero, constant or empty; some rows are zero.
+
+    Entries repeat or are zero.
+    """
     rng = np.random.default_rng(1)
     dense = rng.standard_normal((300, 12)) * (rng.random((300, 12)) < 0.3)
     dense[:, 0], dense[:, 1], dense[:, 2], dense[:, 3] = 5 + rng.random(300), -rng.random(300), 7.0, 0.0
@@ -90,8 +92,10 @@ def test_equal_rows_and_ties(seed):
 
 
 def test_labels_are_right_if_float64_products_are_too_close():
-    """Rows lie so close to the middle of two centers that the rounding of |c|^2 - 2 x.c is larger than the
-    difference."""
+    """Rows lie so close to the middle of two centers that rounding exceeds the difference.
+
+    The rounding is the one of |c|^2 - 2 x.c.
+    """
     rng = np.random.default_rng(0)
     centers = rng.standard_normal((2, 50)) * 1e4
     x = np.zeros((200, 50))
@@ -110,8 +114,10 @@ def test_distances_that_cancel_are_computed_from_rows():
 
 
 def without_kernels(monkeypatch):
-    """Run the ops in plain PyTorch, and return a list of how many rows become dense at a time. A search of
-    dense rows fails the test."""
+    """Run the ops in plain PyTorch, and return a list of how many rows become dense at a time.
+
+    A search of dense rows fails the test.
+    """
     seen, take = [], composed.SparseRows.take
     names = {
         "kmeans_sparse": lambda *args: composed.fallback(composed.Arguments(*args)),
@@ -318,8 +324,10 @@ def test_formats_of_the_indices():
 
 
 def test_ties_go_to_the_lowest_center():
-    """Rows of zeros have the same distance to all centers of length 1, and other rows have the same distance
-    to two equal centers."""
+    """Rows of zeros have the same distance to all centers of length 1.
+
+    Other rows have the same distance to two equal centers.
+    """
     centers = np.eye(6, 40)
     centers[4] = centers[1]
     x = np.zeros((30, 40))

@@ -1,5 +1,6 @@
-"""The kernels before and after the steps of ``kmeans`` in Triton: interpreted against the reference, compiled
-for three generations of GPU.
+"""The Triton kernels before and after the steps of ``kmeans`` equal the reference.
+
+They are interpreted, and compiled for three generations of GPU.
 
 ``tests/conftest.py`` has imported Triton for interpretation. With a GPU, ``test_cuda.py`` runs the kernels
 natively instead.

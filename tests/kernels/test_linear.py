@@ -1,5 +1,7 @@
-"""``linear``: the same bits for any number of threads, and the accuracy of torch's product
-(tests/cpp/test_linear.cpp: values)."""
+"""``linear`` gives the same bits for any number of threads, and the accuracy of torch's product.
+
+tests/cpp/test_linear.cpp tests the values.
+"""
 
 from __future__ import annotations
 
@@ -134,8 +136,10 @@ def test_opcheck():
 
 
 def test_head_with_a_layer_before_its_first_dropout():
-    """With the hidden layer from ``linear`` or from torch, the masks are equal and the statistics equal up to
-    rounding."""
+    """Compare the hidden layer from ``linear`` with the one from torch.
+
+    The masks are equal, and the statistics are equal up to rounding.
+    """
     x, weights = normal(N, D), [normal(M, D, seed=1, scale=D**-0.5), normal(5, M, seed=2, scale=0.1)]
     found = mc_dropout_mlp(x, weights, p=0.3, seed=1)
     hidden = F.gelu(F.linear(x, weights[0]))

@@ -1,5 +1,7 @@
-"""Errors of log_transition_matrix, and the effect of rounding on its shares; test_transition_nll.py tests its
-values."""
+"""log_transition_matrix refuses invalid arguments, and rounding affects its shares little.
+
+test_transition_nll.py tests its values.
+"""
 
 from __future__ import annotations
 

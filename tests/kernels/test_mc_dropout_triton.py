@@ -1,5 +1,7 @@
-"""The Triton kernel of mc_dropout_mlp: interpreted against the definition, and compiled ahead of time for
-three generations of GPU."""
+"""The Triton kernel of mc_dropout_mlp agrees with the definition.
+
+It is interpreted, and compiled ahead of time for three generations of GPU.
+"""
 
 import itertools
 

@@ -1,5 +1,6 @@
-"""Options for codecs that vector-quantize-pytorch lacks, and FSP and HierarchicalVQ against their
-definitions.
+"""Layers have options for codecs that vector-quantize-pytorch lacks.
+
+FSP and HierarchicalVQ are compared with their definitions.
 
 The options are: search by angle, two loss weights, and a projection for each quantizer.
 """

@@ -1,5 +1,6 @@
-"""The layers under torch.compile with inductor, its default backend: the gradients and codewords of several
-training steps.
+"""The layers work under torch.compile with inductor, its default backend.
+
+The tests compare the gradients and codewords of several training steps.
 
 Inductor recomputes cheap values in the backward pass, so a clone of a buffer that the forward pass updates
 is not a copy there; ``aot_eager`` does not show that. The layers with the largest graphs run in the fast
@@ -23,8 +24,10 @@ from .nn_layers import layer
 
 
 class Averaged(torch.nn.Module):
-    """A custom layer that updates the codebook in place after the op, with or without the clone that eager
-    autograd needs."""
+    """A custom layer that updates the codebook in place after the op.
+
+    It may have the clone that eager autograd needs, or not.
+    """
 
     def __init__(self, cloned: bool) -> None:
         super().__init__()

@@ -1,5 +1,7 @@
-"""Convert state dicts of codecs and image tokenizers to our layers and back; their formulas are written out
-here."""
+"""Convert state dicts of codecs and image tokenizers to our layers and back.
+
+Their formulas are written out here.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Decoding gives the shape and the dtype that ``forward`` gives: in models of every dtype, of images, with
-rotations and without rows."""
+"""Decoding gives the shape and the dtype that ``forward`` gives.
+
+The tests have models of every dtype, images, rotations and inputs without rows.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Layers where the caller has other defaults (dtype, device), where tensors have no values, and where
-something else computes the codewords."""
+"""Layers work where the caller has other defaults (dtype, device).
+
+They also work where tensors have no values, and where something else computes the codewords.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The layers in two, three and four gloo processes with batches of different sizes: no process hangs, and all
-end with the same codewords.
+"""The layers run in two, three and four gloo processes with batches of different sizes.
+
+No process hangs, and all end with the same codewords.
 
 A process that waits for one that does not come fails after five minutes. The processes are forked off one
 that has imported torch.
@@ -131,8 +132,10 @@ def accumulate_under_ddp(rank):
 
 
 def train_compiled(rank):
-    """Compare with the same steps without the compiler: 1 for each step and tensor that agrees up to
-    rounding."""
+    """Compare with the same steps without the compiler.
+
+    Return 1 for each step and tensor that agrees up to rounding.
+    """
     torch._inductor.config.fallback_random = True  # the same draws
     eager, compiled = (layer(threshold_ema_dead_code=1) for _ in range(2))
     run, same = torch.compile(compiled, fullgraph=True), []
@@ -181,8 +184,10 @@ def give_nan(rank):
 
 
 def train_lfq(rank):
-    """Train on batches of which some are empty or all masked; return the entropies that all processes
-    share."""
+    """Train on batches, some of which are empty or all masked.
+
+    Return the entropies that all processes share.
+    """
     lfq, found = LFQ(codebook_size=256), []
     for step in range(len(SIZES)):
         x = rows(rank, step).unsqueeze(0).requires_grad_()
@@ -242,8 +247,10 @@ def work(rank, folder, world):
 
 @pytest.fixture(scope="module", params=WORLDS)
 def states(request, tmp_path_factory):
-    """Return the result of every job in each process. One group runs all jobs: processes take seconds to
-    start."""
+    """Return the result of every job in each process.
+
+    One group runs all jobs: processes take seconds to start.
+    """
     folder = tmp_path_factory.mktemp("processes")
     mp.start_processes(work, (str(folder), request.param), nprocs=request.param, start_method="forkserver")
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(request.param)]

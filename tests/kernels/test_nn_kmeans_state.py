@@ -26,8 +26,10 @@ def waiting():
 
 
 def kept(vq, codes):
-    """Return True if another batch, in training without updates and in evaluation, leaves the codewords
-    unchanged."""
+    """Return True if another batch leaves the codewords unchanged.
+
+    The batch is seen in training without updates, and in evaluation.
+    """
     vq(normal(40, 8, seed=9), freeze_codebook=True)
     vq.eval()(normal(40, 8, seed=8))
     return torch.equal(vq.codebook, codes)

@@ -1,5 +1,7 @@
-"""MCDropout: the cut, the number of runs of each part, the fused head, folded passes, and models without a
-cut."""
+"""MCDropout cuts a model at its first dropout and runs each part as often as needed.
+
+The tests also cover the fused head, folded passes, and models without a cut.
+"""
 
 from __future__ import annotations
 

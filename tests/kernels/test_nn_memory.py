@@ -1,5 +1,7 @@
-"""The memory of a training step of the layer, counted by torch's allocator: deterministic, unlike the size
-of the process."""
+"""A training step of the layer takes little memory.
+
+Torch's allocator counts it, so the number is deterministic, unlike the size of the process.
+"""
 
 from __future__ import annotations
 
@@ -42,8 +44,10 @@ def peak(step):
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_training_step_stores_little_besides_its_results(dtype, options):
-    """quantized and the gradient of x are as large as x; the rest, without the indices, is a twentieth of
-    it."""
+    """The results quantized and the gradient of x are as large as x.
+
+    All else, without the indices, is a twentieth of it.
+    """
     vq = layer(dim=64, codebook_size=16, **options)
     size = (16, 64, 32, 32) if "accept_image_fmap" in options else (16, 1024, 64)
     x, g = normal(*size, dtype=dtype).requires_grad_(), normal(*size, seed=1, dtype=dtype)

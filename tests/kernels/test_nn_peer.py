@@ -1,5 +1,6 @@
-"""VectorQuantize and ResidualVQ compared with vector-quantize-pytorch: same state in, same results and the
-same codewords after training.
+"""VectorQuantize and ResidualVQ agree with vector-quantize-pytorch.
+
+The same state gives the same results, and the same codewords after training.
 
 Tolerances. Indices: equal; random float32 data has no distance so close that the peer's float32 evaluation
 takes another one. Values: rtol 1e-5 and atol 1e-6, some ten float32 roundings of numbers of order 1 - the

@@ -66,8 +66,10 @@ def test_registers_suffice(kernels, kernel):
 
 
 def test_the_loop_of_the_head_keeps_to_registers(kernels):
-    """Values outside of the loop spill once per pair of passes; the loop is 16 blocks of units of a layer of
-    512."""
+    """Values outside of the loop spill once per pair of passes.
+
+    The loop is 16 blocks of units of a layer of 512.
+    """
     for name, lines in kernels(*HEAD).items():
         loop = sass.operations(sass.innermost_loop(lines, r"\bHMMA"))
         assert count(loop, "HMMA") == (48 if name.startswith("Li4") else 24), name
@@ -103,8 +105,10 @@ def test_rows_change_their_cluster_by_reductions(kernels):
 
 @pytest.mark.parametrize(("kernel", "quantizes"), [(SEARCH, True), (MMA, False)], ids=["wgmma", "mma"])
 def test_searches_use_only_the_expected_atomics(kernels, kernel, quantizes):
-    """Its second pass counts the candidates of a row, in shared memory. One that quantizes adds to the counts
-    of codewords, and takes a ticket at its end."""
+    """Its second pass counts the candidates of a row, in shared memory.
+
+    One that quantizes adds to the counts of codewords, and takes a ticket at its end.
+    """
     for name, lines in kernels(*kernel).items():
         found = Counter(
             operation.partition(".64")[0]
@@ -174,8 +178,11 @@ def test_a_score_costs_few_instructions(kernels, comparison, most):
     ("comparison", "most"), [("Lb0ELb0E", 720), ("Lb0ELb1E", 500)], ids=["groups of four", "cross"]
 )
 def test_rows_cost_a_role_few_instructions(kernels, comparison, most):
-    """Listed for a warp and 16 rows: what prepares them, with copies of both kinds and the scale of another
-    book; and what finishes them, without settling and quantizing. The inner loops turn two and four times."""
+    """Rows cost few instructions of their warps.
+
+    The list is for a warp and 16 rows: what prepares them, with copies of both kinds and the scale of another
+    book, and what finishes them, without settling and quantizing. The inner loops turn two and four times.
+    """
     for name, lines in kernels(*SEARCH).items():
         if not name.endswith(f"Li3E{comparison}"):
             continue
@@ -200,8 +207,10 @@ def test_rows_cost_a_role_few_instructions(kernels, comparison, most):
     ids=["groups of four", "cross"],
 )
 def test_long_rows_multiply_without_a_wait_per_product(kernels, comparison, chunk, most):
-    """The innermost loop takes 64 elements of each codeword, with the products of two chunks in flight. The
-    loop around it takes the first 64, and compares."""
+    """The innermost loop takes 64 elements of each codeword, with the products of two chunks in flight.
+
+    The loop around it takes the first 64, and compares.
+    """
     for name, lines in kernels(*SEARCH).items():
         if not name.endswith(comparison):
             continue
@@ -243,8 +252,10 @@ def test_the_search_by_mma_keeps_its_loop_short(kernels, architecture):
 
 
 def test_threads_fit(kernels):
-    """Registers that the launch bounds leave: more would spill, far fewer would waste the registers kept for
-    them."""
+    """Kernels use the registers that the launch bounds leave.
+
+    More would spill, far fewer would waste registers.
+    """
     registers = {}
     for stem in ("vq_assign", "vq_forward", "kmeans", "mc_dropout_mlp"):
         _, log = sass.compiled(stem, ARCHITECTURE)
@@ -265,7 +276,9 @@ def test_threads_fit(kernels):
 
 @pytest.mark.parametrize("stem", [source.stem for source in sass.SOURCES])
 def test_the_compiler_gives_no_warnings(stem):
-    """Messages such as C7510, about products that are serialized for lack of registers; -Werror does not
-    catch them."""
+    """The compiler prints no message such as C7510.
+
+    It tells that products are serialized for lack of registers, and -Werror does not catch it.
+    """
     _, log = sass.compiled(stem, ARCHITECTURE)
     assert not re.findall(r".*(?:serialized|C75\d\d|warning).*", log)

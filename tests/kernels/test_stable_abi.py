@@ -1,5 +1,7 @@
-"""The compiled library speaks to torch only through the stable C ABI, so that one build serves CPU and CUDA
-torch from 2.10 on."""
+"""The compiled library speaks to torch only through the stable C ABI.
+
+So one build serves CPU and CUDA torch from 2.10 on.
+"""
 
 import re
 import shutil
@@ -24,8 +26,10 @@ pytestmark = pytest.mark.skipif(
     params=["installed", pytest.param("published", marks=[pytest.mark.slow, pytest.mark.all_cores])],
 )
 def library(request, tmp_path_factory):
-    """The library in use, and the library of a wheel, which also has the CUDA kernels if nvcc is
-    installed."""
+    """Return the library in use, and the library of a wheel.
+
+    A wheel also has the CUDA kernels if nvcc is installed.
+    """
     if request.param == "installed":
         if not INSTALLED.exists():
             pytest.skip("the compiled kernels are not built")

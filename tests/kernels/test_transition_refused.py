@@ -91,8 +91,10 @@ def test_shares_instead_of_their_logarithms(name):
 
 @pytest.mark.parametrize("name", BACKENDS)
 def test_logarithms_may_be_above_zero(name):
-    """A prior of a set may exceed the prior of the target, counts are as good as shares, and a constant
-    changes nothing."""
+    """A prior of a set may exceed the prior of the target, so its logarithm may be above zero.
+
+    Counts are as good as shares, and a constant changes nothing.
+    """
     counts = torch.tensor([[2.0, 1.0, 1.0], [1.0, 3.0, 1.0]], dtype=torch.float64)
     shares = torch.tensor([[0.85, 0.1, 0.05], [0.3, 0.3, 0.4]], dtype=torch.float64)
     with backend(name):

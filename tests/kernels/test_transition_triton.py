@@ -1,5 +1,7 @@
-"""The transition and set-proportion kernels of Triton: interpreted against the reference, and compiled ahead
-of time."""
+"""The transition and set-proportion kernels of Triton agree with the reference.
+
+They are interpreted, and compiled ahead of time.
+"""
 
 import pytest
 import torch

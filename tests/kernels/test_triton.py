@@ -1,5 +1,6 @@
-"""The Triton kernel: interpreted on CPU tensors against the reference, and compiled ahead of time for three
-generations of GPU.
+"""The Triton kernel agrees with the reference.
+
+It is interpreted on CPU tensors, and compiled ahead of time for three generations of GPU.
 
 ``tests/conftest.py`` has imported Triton for interpretation. With a GPU, ``test_cuda.py`` runs the kernel
 natively instead.
@@ -34,8 +35,10 @@ METRICS = ("l2", "cosine")
 
 
 def metrics_of(number: int, case: str) -> tuple[str, ...]:
-    """Return both, but one of them for a layout or a pair of dtypes: how numbers are read has no part in
-    what is done with them."""
+    """Return both metrics, or one of them for some layouts and pairs of dtypes.
+
+    The way in which numbers are read has no part in what is done with them.
+    """
     read = " by " in case or case.endswith(("shared", "per segment"))
     return (METRICS[(number + number // 4 + number // 8) % 2],) if read else METRICS
 
@@ -126,8 +129,10 @@ def test_fast_precision_is_exact_beyond_the_range_of_float16(per_segment):
 
 @pytest.fixture
 def passes(monkeypatch):
-    """Return the list of open outputs after the first and the second pass, -1 for outputs that the second one
-    settled."""
+    """Return the list of open outputs after the first and the second pass.
+
+    An output that the second pass settled is -1.
+    """
     kernel, left = sys.modules["uefl_kernels.ops.vq_assign.triton"], {}
 
     class Watched:
@@ -152,8 +157,10 @@ def passes(monkeypatch):
 
 
 def test_only_uncertain_rows_are_rescored(passes):
-    """Certain rows have their answer after the first pass; the others, here exact ties, stay on the list
-    until the last."""
+    """Certain rows have their answer after the first pass.
+
+    The others, here exact ties, stay on the list until the last.
+    """
     codebook = torch.tensor([[-1.0, 0.0], [1.0, 0.0], [5.0, 0.0]])
     x = torch.tensor([[-0.5, 3.0], [0.0, 3.0], [0.5, 3.0], [3.0, 0.0], [4.0, 0.0], [float("nan"), 0.0]])
     with backend("triton"):
@@ -232,8 +239,10 @@ LAYOUTS, VALUES = ("rows", "channels first", "per segment"), (0.0, 1e-30, 1e30, 
     ids=str,
 )
 def test_steps_after_the_search_equal_the_reference_bits(layout, dtype, value):
-    """quantized, counts and fixed-point sums are equal, also after a change of the unit; the loss adds in
-    another order."""
+    """Results quantized, counts and fixed-point sums are equal, also after a change of the unit.
+
+    The loss adds in another order.
+    """
     n = 20 if value == 1e-30 else 35  # all rows are scored again then, one by one
     x = torch.randn(2, 12, n).transpose(1, 2) if layout == "channels first" else torch.randn(2 * n, 12)
     x, codebook = x.to(dtype), torch.randn(3, 9, 4) if layout == "per segment" else torch.randn(9, 4)
@@ -374,8 +383,10 @@ def test_searches_spill_nothing(compiled):
 
 @pytest.mark.slow
 def test_float16_products_are_summed_in_float32(compiled):
-    """Products run on the matrix unit of each generation, without TF32, bfloat16 or flush to zero (except
-    roots of normal numbers)."""
+    """Products run on the matrix unit of each generation.
+
+    There is no TF32, bfloat16 or flush to zero (except in roots of normal numbers).
+    """
     unit = {
         80: "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32",
         90: "wgmma.mma_async.sync.aligned",

@@ -72,8 +72,10 @@ print(json.dumps([report, sorted(grids)]))
 
 @pytest.mark.slow
 def test_other_numbers_of_rows_passes_or_sets_do_not_recompile(tmp_path):
-    """Sizes of 1 and multiples of 16 included, which Triton specializes. Every grid has one dimension: the
-    others end at 65535."""
+    """Sizes of 1 and multiples of 16 included, which Triton specializes.
+
+    Every grid has one dimension: the others end at 65535.
+    """
     report, grids = ahead.report(SCRIPT, tmp_path)
     first, *others = report
     assert len(first) > 20

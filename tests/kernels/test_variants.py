@@ -1,5 +1,6 @@
-"""The tests marked ``every_variant`` on every variant of the CPU kernels that this machine can run, and with
-more threads than cores.
+"""Tests marked ``every_variant`` pass on every variant of the CPU kernels that this machine can run.
+
+They also pass with more threads than cores.
 
 UEFL_CPU is read once per process: each variant has a process, one at a time on each core.
 """

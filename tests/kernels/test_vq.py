@@ -226,8 +226,10 @@ def test_quantized_gives_no_gradient_to_the_codebook():
 
 @pytest.mark.parametrize("name", BACKENDS)
 def test_gradcheck_of_each_term(name):
-    """The loss has a stop-gradient on one side of each term, so each is differentiated with the other's
-    weight at zero."""
+    """The loss has a stop-gradient on one side of each term.
+
+    So each term is differentiated with the other's weight at zero.
+    """
     x, codebook = normal(6, 4, dtype=torch.float64), normal(3, 2, seed=1, dtype=torch.float64)
     with backend(name):
         commitment = lambda a: vq(a, codebook, codebook_weight=0.0, commitment_weight=0.7).loss  # noqa: E731
@@ -344,8 +346,10 @@ def test_number_of_threads_does_not_change_a_bit():
 
 
 def test_uninitialized_memory_does_not_leak():
-    """With deterministic algorithms torch fills new memory with NaN and the largest integer: all of it must
-    be overwritten."""
+    """Deterministic algorithms make torch fill new memory with NaN and the largest integer.
+
+    An op must overwrite all of it.
+    """
     x, codebook = normal(50, 12), normal(7, 4, seed=1)
     expected = torch.ops.uefl.vq(x, codebook, "l2", True, True, 1.0, 0.25, False)
     torch.use_deterministic_algorithms(True)

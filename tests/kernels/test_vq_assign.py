@@ -1,5 +1,7 @@
-"""The compiled search against the reference: zero wrong indices, whatever the data, shape, dtype and
-strides."""
+"""The compiled search agrees with the reference: zero wrong indices.
+
+This holds for any data, shape, dtype and strides.
+"""
 
 from __future__ import annotations
 

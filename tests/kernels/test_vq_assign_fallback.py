@@ -1,5 +1,7 @@
-"""The search in plain PyTorch, for use without compiled kernels: exact indices at the cost of a matrix
-product."""
+"""The search in plain PyTorch gives exact indices at the cost of a matrix product.
+
+It serves installations without compiled kernels.
+"""
 
 from __future__ import annotations
 
@@ -109,8 +111,10 @@ def test_autocast_changes_nothing():
 
 
 def test_numbers_flushed_to_zero_change_nothing():
-    """The definition sees subnormal rows as zeros, too, but not products in float32 that would be
-    subnormal."""
+    """The definition treats subnormal rows as zeros, too.
+
+    It does not treat in this way products in float32 that would be subnormal.
+    """
     assert torch.set_flush_denormal(True)
     try:
         for scale, size in ((1e-38, 1e-11), (1e-30, 1e-11), (1e-38, 1e-38), (1e-20, 1.0)):

@@ -1,5 +1,7 @@
-"""vq_backward: every backend that runs here against the reference, and the reference against autograd on the
-formula."""
+"""Every backend of vq_backward that runs here agrees with the reference.
+
+The reference agrees with autograd on the formula.
+"""
 
 from __future__ import annotations
 
@@ -86,8 +88,10 @@ def test_dtypes(op, dtype, codebook_dtype):
 @pytest.mark.skipif(not COMPILED, reason="the compiled kernels are absent")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_rounding_to_half_precision(dtype):
-    """(x - 0) * 1 of float64 codewords next to every kind of half-precision number: halfway, subnormal,
-    overflowing, not finite."""
+    """Compute (x - 0) * 1 of float64 codewords next to every kind of half-precision number.
+
+    The numbers are halfway, subnormal, overflowing, or not finite.
+    """
     patterns = torch.arange(-(1 << 15), 1 << 15).to(torch.int16).view(dtype).double()
     between = (patterns[1:] + patterns[:-1]) / 2
     codebook = (

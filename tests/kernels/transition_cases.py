@@ -35,8 +35,10 @@ CASES = {
 
 
 def transition_case(name, dtype=torch.float32, seed=0):
-    """logits, targets, log_transition, groups: a fifth of the priors is zero; later groups have fewer sets,
-    the rest is -inf."""
+    """Return logits, targets, log_transition and groups, with a fifth of the priors zero.
+
+    Later groups have fewer sets, the rest is -inf.
+    """
     b, k, m, g, scale = CASES[name]
     generator = torch.Generator().manual_seed(seed)
     logits = (torch.randn(b, k, generator=generator, dtype=torch.float64) * scale).to(dtype)
@@ -69,8 +71,10 @@ def proportion_case(dtype=torch.float32, n=100, k=7, scale=3.0, seed=0):
 
 
 def assert_near(found, expected, dtype, terms=1.0, units=1):
-    """Check that the error is within some ulp of the largest of the terms that were added in float32, rounded
-    to the dtype that the result is stored in."""
+    """Check that the error is within some ulp of the largest term that was added.
+
+    Terms were added in float32, and the result was rounded to the dtype that it is stored in.
+    """
     epsilon = torch.finfo(found.dtype).eps
     atol = terms * (1e-12 if dtype == torch.float64 else 2e-6)
     torch.testing.assert_close(found, expected, rtol=max(units * epsilon, atol), atol=atol, equal_nan=True)

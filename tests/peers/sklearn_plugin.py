@@ -1,5 +1,7 @@
-"""A pytest plugin for sklearn_suite: our ``KMeans`` under scikit-learn's name, only the tests that use it,
-and a report."""
+"""A pytest plugin for sklearn_suite.
+
+It puts our ``KMeans`` under scikit-learn's name, selects the tests that use it, and writes a report.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Quantizers of transformers and diffusers with random weights against converted ones: equal codes, equal
-parameters after five steps of training."""
+"""Quantizers of transformers and diffusers with random weights agree with converted ones.
+
+They give equal codes, and equal parameters after five steps of training.
+"""
 
 from __future__ import annotations
 

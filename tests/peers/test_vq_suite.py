@@ -1,5 +1,7 @@
-"""vector-quantize-pytorch's own tests, README and examples on our layers; name a checkout of it in
-UEFL_VQ_TESTS."""
+"""vector-quantize-pytorch's own tests, README and examples run on our layers.
+
+Name a checkout of it in UEFL_VQ_TESTS.
+"""
 
 from __future__ import annotations
 

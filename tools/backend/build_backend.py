@@ -1,5 +1,7 @@
-"""Wrap setuptools: check the Python version, and ask for a compiler's packages only where kernels are
-compiled."""
+"""Wrap setuptools: check the Python version, and ask for a compiler's packages only where needed.
+
+They are needed where kernels are compiled.
+"""
 
 import os
 import sys

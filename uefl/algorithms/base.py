@@ -87,9 +87,11 @@ class Algorithm:
 
     @property
     def plain_means(self) -> bool:
-        """Return True if only the weighted means of :meth:`averages` change the state, so that a robust rule
-        may replace them. An algorithm that overrides :meth:`add` or asks its clients in :meth:`prepare` sets
-        it itself."""
+        """Return True if only the weighted means of :meth:`averages` change the state.
+
+        Then a robust rule may replace the means. An algorithm that overrides :meth:`add` or asks its clients
+        in :meth:`prepare` sets it itself.
+        """
         return (
             type(self).add is Algorithm.add
             and type(self).prepare is Algorithm.prepare
@@ -111,8 +113,10 @@ class Algorithm:
 
     @property
     def asks_all(self) -> bool:
-        """Return True if the server asks clients that have not trained yet, or needs all of them from the
-        first round. Then no client can join later."""
+        """Return True if the server asks clients that have not trained yet.
+
+        Also return True if it needs all of them from the first round. Then no client can join later.
+        """
         return False
 
     @property
@@ -139,8 +143,9 @@ class Algorithm:
         return algorithm
 
     def check(self, federation: Federation, arm: str, net: nn.Module) -> None:
-        """Refuse settings that cannot be trained, before anything is written; ``net`` is the network of
-        :meth:`build_model`.
+        """Refuse settings that cannot be trained, before anything is written.
+
+        ``net`` is the network of :meth:`build_model`.
 
         Raises:
             UserError: ``arm`` lacks something; the message has advice.
@@ -159,8 +164,10 @@ class Algorithm:
     # --- the model -----------------------------------------------------------------------------------------
 
     def build_model(self, spec: ModelSpec) -> nn.Module:
-        """Build a network from normalized images ``[B, C, H, W]`` to logits ``[B, classes]``; torch's
-        generator draws the weights."""
+        """Build a network from normalized images ``[B, C, H, W]`` to logits ``[B, classes]``.
+
+        The generator of torch draws the weights.
+        """
         return spec.network()
 
     def is_private(self, name: str, owner: nn.Module) -> bool:
@@ -184,8 +191,10 @@ class Algorithm:
         return plan[iteration] if iteration < len(plan) else None
 
     def server_state(self, values: torch.Tensor, buffers: torch.Tensor, net: nn.Module) -> State:
-        """Return the initial state, from the flat parameters ``[P]`` and buffers ``[Q]`` of a new network
-        without its private parts.
+        """Return the initial state of the server.
+
+        It is made from the flat parameters ``[P]`` and buffers ``[Q]`` of a new network without its private
+        parts.
 
         ``net`` is a network of the same shape with other weights; use it for sizes.
         """
@@ -204,8 +213,10 @@ class Algorithm:
         return Message(tensors, expects=expected_like(tensors))
 
     def rejection(self, message: Message, reply: Reply) -> str | None:
-        """Return a reason to reject an update that has all expected tensors, or a reply to a message of
-        :meth:`prepare`; None: it is valid."""
+        """Return a reason to reject an update that has all expected tensors; None: it is valid.
+
+        The update may also be a reply to a message of :meth:`prepare`.
+        """
         return None
 
     def weight(self, update: Reply) -> float:
@@ -236,8 +247,10 @@ class Algorithm:
             state.tensors[name] = mean.result()
 
     def end_round(self, state: State, turn: Turn, server: Teacher | None) -> None:
-        """Finish a round; the server may train or measure with its own images. ``server`` is None without
-        images."""
+        """Finish a round; the server may train or measure with its own images.
+
+        ``server`` is None without images.
+        """
 
     def record(self, state: State, client: str, turn: Turn) -> Record:
         """Return columns for a client's line of metrics."""
@@ -295,8 +308,10 @@ class Algorithm:
         return work.training.weight_decay
 
     def regularize(self, work: Work, gradient: torch.Tensor) -> bool:
-        """Write the gradient ``[P]`` of loss terms that depend on the parameters only; the gradient of the
-        batch is added to it. Return False without such terms."""
+        """Write the gradient ``[P]`` of loss terms that depend on the parameters only.
+
+        The gradient of the batch is added to it. Return False without such terms.
+        """
         return False
 
     def loss(self, work: Work, batch: Batch) -> torch.Tensor:
@@ -310,12 +325,16 @@ class Algorithm:
         """Act after a step of the optimizer."""
 
     def after_round(self, work: Work) -> None:
-        """Clean up after training, also after an error: restore what :meth:`before_round` changed in the
-        network."""
+        """Clean up after training, also after an error.
+
+        Restore what :meth:`before_round` changed in the network.
+        """
 
     def update(self, work: Work) -> dict[str, torch.Tensor]:
-        """Return the tensors that :meth:`broadcast` expects after training: the model without its private
-        parts."""
+        """Return the tensors that :meth:`broadcast` expects after training.
+
+        By default they are the model without its private parts.
+        """
         return work.model()
 
     def predict(self, work: Work, images: torch.Tensor) -> Prediction:
@@ -331,8 +350,10 @@ class Algorithm:
         return {}
 
     def findings(self, history: History) -> Findings | None:
-        """Return a section of the report, made from the records of the arm; None: no section. There is no
-        ``context`` here."""
+        """Return a section of the report, made from the records of the arm; None: no section.
+
+        There is no ``context`` here.
+        """
         return None
 
     # --- the trained model ---------------------------------------------------------------------------------
@@ -350,8 +371,9 @@ class Algorithm:
     def misfit(
         self, net: nn.Module, images: torch.Tensor, tensors: Mapping[str, torch.Tensor]
     ) -> torch.Tensor | None:
-        """Return the misfit ``[B]`` of a client's ``tensors`` (see :meth:`infer`) to normalized images
-        ``[B, C, H, W]``; lower is better, None if there is no measure.
+        """Return the misfit ``[B]`` of a client's ``tensors`` to normalized images ``[B, C, H, W]``.
+
+        See :meth:`infer` for the tensors. Lower is better. Return None if there is no measure.
 
         A saved model predicts for a new client with the tensors of the client that fits best.
         """

@@ -23,8 +23,10 @@ Record = dict[str, Any]
 
 
 class Parameters(BaseModel):
-    """Base of an algorithm's parameters. Fields with a range and a description become keys of its arms and
-    lines of the documentation."""
+    """Base of an algorithm's parameters.
+
+    Fields with a range and a description become keys of its arms and lines of the documentation.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 

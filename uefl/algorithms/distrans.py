@@ -37,8 +37,9 @@ class TwinHead(Head):
 
 
 class TwinNet(Net):
-    """Encoder and head on two mixtures of each image and ``offset`` ``[C, H, W]``, a buffer outside of the
-    optimizer.
+    """Encoder and head on two mixtures of each image and ``offset``.
+
+    The offset ``[C, H, W]`` is a buffer outside of the optimizer.
 
     Raises:
         UserError: another network than encoder and usual head.
@@ -136,8 +137,10 @@ class DisTrans(Algorithm):
 
 
 def mixtures(images: torch.Tensor, offset: torch.Tensor, alpha: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (1 - alpha) x + alpha t and (1 + alpha) x - alpha t, for images x ``[B, C, H, W]`` and the
-    offset t ``[C, H, W]``."""
+    """Return the mixtures (1 - alpha) x + alpha t and (1 + alpha) x - alpha t.
+
+    Images x are ``[B, C, H, W]``, the offset t is ``[C, H, W]``.
+    """
     shift = alpha * (offset - images)
     return images + shift, images - shift
 

@@ -15,8 +15,10 @@ from .base import Algorithm, ModelSpec, register
 
 @register("fedavg-wide")
 class FedAvgWide(Algorithm):
-    """FedAvg with additional hidden units in the head, up to a number of parameters; 0 is FedAvg bit for
-    bit."""
+    """FedAvg with additional hidden units in the head, up to a number of parameters.
+
+    With 0 additional units it is FedAvg bit for bit.
+    """
 
     class Parameters(base.Parameters):
         """Parameters of the wider head."""

@@ -125,8 +125,10 @@ class FedBR(Algorithm):
         state.tensors["pseudo"] = torch.cat(made).to(state.tensors["values"].device)
 
     def broadcast(self, state: State, client: str, turn: Turn) -> Message:
-        """Return the message of FedAvg; training clients also get the pseudo-images and the projection
-        head."""
+        """Return the message of FedAvg.
+
+        Training clients also get the pseudo-images and the projection head.
+        """
         message = super().broadcast(state, client, turn)
         if self._on and turn.train:
             message.tensors["projection"] = state.tensors["projection"]
@@ -213,8 +215,10 @@ class FedBR(Algorithm):
         optimizer.step()
 
     def contrast_of(self, work: Work, features: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        """Return the contrast of features ``[m, n]``: of pseudo-images, of own images, and of pseudo-images
-        under the received model."""
+        """Return the contrast of three groups of features ``[m, n]``.
+
+        They are features of pseudo-images, of own images, and of pseudo-images under the received model.
+        """
         return contrast(
             *map(work.memory["projector"], features), pull=self.parameters.pull, push=self.parameters.push
         )
@@ -255,8 +259,10 @@ def most_means(images: int) -> int:
 def contrast(
     pseudo: torch.Tensor, own: torch.Tensor, received: torch.Tensor, *, pull: float, push: float
 ) -> torch.Tensor:
-    """Return the mean of ln(1 + exp(push cos(pseudo, own) - pull cos(pseudo, received))) over the rows of
-    three ``[m, n]``."""
+    """Return the mean of ln(1 + exp(push cos(pseudo, own) - pull cos(pseudo, received))).
+
+    The mean is over the rows of three ``[m, n]``.
+    """
     return softplus(push * cosine_similarity(pseudo, own) - pull * cosine_similarity(pseudo, received)).mean()
 
 

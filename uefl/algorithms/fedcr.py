@@ -1,5 +1,6 @@
-"""FedCR: a shared encoder of Gaussian features, a private head, and a global Gaussian of every class, which
-attracts the features of this class.
+"""FedCR: a shared encoder of Gaussian features, and a private head.
+
+A global Gaussian of every class attracts the features of this class.
 
 Source: Zhang et al., "FedCR: Personalized Federated Learning Based on Across-Client Common Representation
 with Conditional Mutual Information Regularization" (ICML 2023), with the formulas of its published code. L =
@@ -84,8 +85,10 @@ class FedCR(GaussianFeatures):
     # --- the Gaussians of the classes ----------------------------------------------------------------------
 
     def server_state(self, values: torch.Tensor, buffers: torch.Tensor, net: nn.Module) -> State:
-        """Return the state of FedAvg, and ``classes`` ``[2, classes, d]``: means and deviations, initially
-        N(0, 1)."""
+        """Return the state of FedAvg and ``classes`` ``[2, classes, d]``.
+
+        These are means and deviations, initially N(0, 1).
+        """
         state = super().server_state(values, buffers, net)
         if self.parameters.beta > 0:
             means = torch.zeros(len(self.context.classes), self.parameters.dim)
@@ -105,8 +108,10 @@ class FedCR(GaussianFeatures):
             pass  # a head is private: the framework keeps it
 
     def broadcast(self, state: State, client: str, turn: Turn) -> Message:
-        """Send the Gaussians also to each client that trains; the client replies with the sums over its
-        own."""
+        """Send the Gaussians also to each client that trains.
+
+        The client replies with the sums over its own.
+        """
         message = super().broadcast(state, client, turn)
         if "classes" in state.tensors and turn.train:
             classes = message.tensors["classes"] = state.tensors["classes"]
@@ -209,8 +214,10 @@ def divergence(of_class: Gaussian, gaussian: Gaussian) -> torch.Tensor:
 
 @torch.no_grad()
 def sums(gaussian: Gaussian, labels: torch.Tensor, classes: int) -> torch.Tensor:
-    """Return ``[2, classes, d]`` float64: per class, the sums of 1 / sigma^2 and of mu / sigma^2 over its
-    images."""
+    """Return, per class, the sums of 1 / sigma^2 and of mu / sigma^2 over its images.
+
+    The result is ``[2, classes, d]`` float64.
+    """
     # a matrix product sums in the same order on every device
     member = nn.functional.one_hot(labels, classes).double().T
     precision = gaussian.std.double().square().reciprocal()
@@ -218,8 +225,9 @@ def sums(gaussian: Gaussian, labels: torch.Tensor, classes: int) -> torch.Tensor
 
 
 class ProductOfExperts:
-    """Multiply, for every class, N(0, 1) and the Gaussians of all clients' images of the class. A class
-    without images keeps its old Gaussian.
+    """Multiply, for every class, N(0, 1) and the Gaussians of all clients' images of the class.
+
+    A class without images keeps its old Gaussian.
 
     Args:
         old: ``[2, classes, d]``, means and deviations before the round.

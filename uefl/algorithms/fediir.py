@@ -28,8 +28,10 @@ from .base import Algorithm, State, register
 
 @register("fediir")
 class FedIIR(Algorithm):
-    """FedAvg with a penalty on the head's gradient, and an exchange of its own before each round;
-    ``invariance = 0`` is FedAvg bit for bit."""
+    """FedAvg with a penalty on the head's gradient, and an exchange of its own before each round.
+
+    With ``invariance = 0`` it is FedAvg bit for bit.
+    """
 
     class Parameters(base.Parameters):
         """Parameters of FedIIR."""
@@ -66,8 +68,10 @@ class FedIIR(Algorithm):
         return state
 
     def prepare(self, state: State, turn: Turn) -> None:
-        """Collect the participants' gradients at the model of the round, and average them over all
-        batches."""
+        """Collect the participants' gradients at the model of the round.
+
+        Average them over all batches.
+        """
         if "gradient" not in state.tensors or not turn.train:
             return
         average = state.tensors["gradient"]
@@ -87,8 +91,10 @@ class FedIIR(Algorithm):
             state.tensors["gradient"] = torch.lerp((total / batches).float(), average, self.parameters.decay)
 
     def rejection(self, message: Message, reply: Reply) -> str | None:
-        """Reject a gradient over more batches than the client has, because their number is a weight. Reject a
-        gradient so large that the loss of the other clients would overflow."""
+        """Reject a gradient over more batches than the client has, because their number is a weight.
+
+        Reject a gradient so large that the loss of the other clients would overflow.
+        """
         if "batches" not in reply.tensors:
             return None
         batches = int(reply.tensors["batches"])
@@ -108,8 +114,10 @@ class FedIIR(Algorithm):
     # --- the client's half ---------------------------------------------------------------------------------
 
     def reply(self, work: Work) -> dict[str, torch.Tensor]:
-        """Return the head's gradients, summed over the batches of one pass, with batch norm and dropout as in
-        training."""
+        """Return the head's gradients, summed over the batches of one pass.
+
+        Batch norm and dropout are as in training.
+        """
         work.net.train()
         total, batches = torch.zeros((), dtype=torch.float64, device=work.workspace.device), 0
         for positions in self.epoch(work):

@@ -1,5 +1,6 @@
-"""FedSR: a simple representation. The loss pulls samples of Gaussian features to a small norm, and to a
-Gaussian of their class.
+"""FedSR: a simple representation.
+
+The loss pulls samples of Gaussian features to a small norm, and to a Gaussian of their class.
 
 Source: Nguyen, Torr and Lim, "FedSR: A Simple and Effective Domain Generalization Method for Federated
 Learning" (NeurIPS 2022), with the formulas of its published code. L = CE + a mean |z|_2 + c mean sum_d KL,
@@ -28,8 +29,10 @@ _ONE = 0.5413248546129181  # softplus of it is 1
 
 @register("fedsr")
 class FedSR(GaussianFeatures):
-    """FedAvg with Gaussian features and two further loss terms; without these terms and without draws it is
-    FedAvg of the same layers, bit for bit."""
+    """FedAvg with Gaussian features and two further loss terms.
+
+    Without these terms and without draws it is FedAvg of the same layers, bit for bit.
+    """
 
     class Parameters(GaussianParameters):
         """Parameters of FedSR."""
@@ -65,8 +68,10 @@ class FedSR(GaussianFeatures):
     # --- the Gaussians of the classes ----------------------------------------------------------------------
 
     def _class_gaussians(self, scope: str) -> dict[str, torch.Tensor]:
-        """Return ``class_mean``, ``class_std`` ``[classes, d]`` and ``scale`` (q), the last two before
-        softplus; nothing for the other scope."""
+        """Return ``class_mean``, ``class_std`` ``[classes, d]`` and ``scale`` (q).
+
+        The last two are given before softplus. Return nothing for the other scope.
+        """
         if self.parameters.divergence_weight == 0 or self.parameters.class_gaussians != scope:
             return {}
         shape = (len(self.context.classes), self.parameters.dim)

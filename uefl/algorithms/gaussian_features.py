@@ -40,8 +40,10 @@ class GaussianFeatures(Algorithm):
         return GaussianNet(super().build_model(spec), self.parameters.dim, hidden=self.hidden)
 
     def features(self, work: Work, gaussian: Gaussian, samples: int = 1) -> torch.Tensor:
-        """Return features to train on, ``[samples * B, d]``: all images, once per sample. Without draws these
-        are the means ``[B, d]``."""
+        """Return features to train on, ``[samples * B, d]``: all images, once per sample.
+
+        Without draws these are the means ``[B, d]``.
+        """
         if not self.parameters.stochastic:
             return gaussian.mean
         device = gaussian.mean.device
@@ -52,8 +54,10 @@ class GaussianFeatures(Algorithm):
         return gaussian.sample(noise).flatten(0, 1)
 
     def predict(self, work: Work, images: torch.Tensor) -> Prediction:
-        """Predict over ``work.passes`` samples of the features. Without draws, or in an ensemble, predict
-        from their means."""
+        """Predict over ``work.passes`` samples of the features.
+
+        Without draws, or in an ensemble, predict from their means.
+        """
         net = gaussian_net(work)
         with work.amp():
             gaussian = net.distribution(images)

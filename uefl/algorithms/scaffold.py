@@ -68,8 +68,10 @@ class Scaffold(Algorithm):
         return super().averages(state) | {"control": WeightedMean(torch.zeros_like(state.tensors["control"]))}
 
     def aggregate(self, state: State, averages: dict[str, Mean]) -> None:
-        """Set x + step (mean - x), and c + |S|/N times the mean change. Running statistics are always the
-        mean."""
+        """Set x + step (mean - x), and c + |S|/N times the mean change.
+
+        Running statistics are always the mean.
+        """
         sent, control = state.tensors["values"], state.tensors["control"]
         super().aggregate(state, averages)
         state.tensors["values"] = torch.lerp(sent, state.tensors["values"], self.parameters.global_step)
@@ -96,8 +98,10 @@ class Scaffold(Algorithm):
         work.memory["gradients"] += gradient
 
     def update(self, work: Work) -> dict[str, torch.Tensor]:
-        """Return the change of c_k. The new c_k is the mean of the uncorrected gradients: under plain SGD c_k
-        - c + (x - y) / (K lr), option II."""
+        """Return the change of c_k, whose new value is the mean of the uncorrected gradients.
+
+        Under plain SGD the new value is c_k - c + (x - y) / (K lr), option II.
+        """
         new = work.memory["gradients"] / max(work.step, 1) - work.memory["correction"]
         change = new - work.private["control"]
         work.private["control"] = new

@@ -1,5 +1,6 @@
-"""Training in the terminal phase, after the training error is zero: features collapse to the means of their
-classes.
+"""Training in the terminal phase, after the training error is zero.
+
+Features collapse to the means of their classes.
 
 Source: Papyan, Han and Donoho 2020 (PNAS); in a federation, Zhang, Cao and Liu (UEFL, ICML 2025), appendix F:
 dropout is off, and the phase begins where the training accuracy exceeds 99.9 %.
@@ -33,8 +34,10 @@ _LARGEST = 1e30  # of a sum of features or a measurement, so that sums of square
 
 @register("tpt")
 class TPT(Algorithm):
-    """FedAvg without dropout that continues after the training error is almost zero. It is measured at the
-    end of each iteration."""
+    """FedAvg without dropout that continues after the training error is almost zero.
+
+    It is measured at the end of each iteration.
+    """
 
     columns: ClassVar[dict[str, str]] = {
         "train_error": "share of a client's training images with a wrong prediction, with dropout off",
@@ -88,8 +91,10 @@ class TPT(Algorithm):
     # --- the server's half ---------------------------------------------------------------------------------
 
     def server_state(self, values: torch.Tensor, buffers: torch.Tensor, net: nn.Module) -> State:
-        """Return the state of FedAvg, the iterations before the phase, and the clients' accuracies when it
-        began."""
+        """Return the state of FedAvg and the start of the phase.
+
+        The start is the number of iterations before the phase, and the clients' accuracies when it began.
+        """
         state = super().server_state(values, buffers, net)
         state.plain = {"features": linear_layers(net)[-1].in_features, "start": None, "start_accuracy": {}}
         return state
@@ -107,8 +112,10 @@ class TPT(Algorithm):
         return f"it measures {largest:.3g}, more than {_LARGEST:g}" if largest > _LARGEST else None
 
     def end_iteration(self, state: State, records: list[Record], turn: Turn) -> bool:
-        """Measure the collapse; end the run after the phase has lasted ``extra`` times the iterations before
-        it."""
+        """Measure the collapse.
+
+        End the run when the phase has lasted ``extra`` times the iterations before it.
+        """
         done, plain, p = turn.iteration + 1, state.plain, self.parameters
         hits, images = self.measured(state, records, turn)
         if plain["start"] is None and hits >= p.threshold * images:
@@ -125,8 +132,10 @@ class TPT(Algorithm):
         return plain["start"] is not None and done >= (1 + p.extra) * plain["start"]
 
     def measured(self, state: State, records: list[Record], turn: Turn) -> tuple[int, int]:
-        """Return the number of training images of all clients that are predicted correctly, and their total.
-        The records get the metrics of the first member."""
+        """Return how many training images of all clients are predicted correctly, and their total.
+
+        The records get the metrics of the first member.
+        """
         classes, features = len(self.context.classes), state.plain["features"]
         sums, counts = Expected((classes, features), torch.float64), Expected((classes,), torch.int64)
         first = self.asked(
@@ -197,8 +206,10 @@ class TPT(Algorithm):
 
 
 def _features(work: Work) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the input ``[N, D]`` of the last linear layer for all training images, and the logits ``[N,
-    C]``; float32."""
+    """Return the input ``[N, D]`` of the last linear layer for all training images, and the logits.
+
+    Logits are ``[N, C]``. Both are float32.
+    """
     kept: list[torch.Tensor] = []
     hook = linear_layers(work.net)[-1].register_forward_pre_hook(
         lambda _, inputs: kept.append(inputs[0].float())

@@ -1,5 +1,6 @@
-"""The behavior of the published UEFL code, for comparison: the steps of its server in their order, with its
-mistakes.
+"""The behavior of the published UEFL code, for comparison.
+
+The steps of its server come in their order, with its mistakes.
 
 Differences from the corrected algorithm (``uefl/server.py``):
 
@@ -65,8 +66,10 @@ class PublishedUEFL(CodebookAlgorithm):
         return state
 
     def broadcast(self, state: State, client: str, turn: Turn) -> Message:
-        """Return the visible part of the client's module; all clients run k-means in the first round of a
-        later iteration."""
+        """Return the visible part of the client's module.
+
+        All clients run k-means in the first round of a later iteration.
+        """
         message = super().broadcast(state, client, turn)
         codebook = message.tensors["codebook"] = self.visible(state, client, turn)
         if turn.train and turn.trained == 0 and turn.iteration > 0:
@@ -93,8 +96,10 @@ class PublishedUEFL(CodebookAlgorithm):
         )
 
     def aggregate(self, state: State, averages: dict[str, Mean]) -> None:
-        """Leave the main model with the last client's blocks, and with one more spare block after an
-        extension."""
+        """Leave the main model with the last client's blocks.
+
+        After an extension it has one more spare block.
+        """
         super().aggregate(state, averages)
         tensors, first = state.tensors, state.scratch["first"]
         for name, (at, shared, other) in state.scratch["trained"].items():
@@ -153,7 +158,9 @@ class PublishedUEFL(CodebookAlgorithm):
         return blocks[0] if book == 0 else torch.cat([blocks[0], blocks[book]])
 
     def client_tensors(self, state: State, client: str) -> dict[str, torch.Tensor]:
-        """Return the tensors that the client has after the run: a new iteration would start from the main
-        model."""
+        """Return the tensors that the client has after the run.
+
+        A new iteration would start from the main model.
+        """
         blocks, book = state.tensors["main"], state.plain["book"].get(client, 0)
         return {"codebook": blocks[0] if book == 0 else torch.cat([blocks[0], blocks[book]])}

@@ -1,5 +1,6 @@
-"""VHL: all clients also train on the same noise images, and features of a class move towards the noise of
-that class.
+"""VHL: all clients also train on the same noise images.
+
+Features of a class move towards the noise of that class.
 
 Source: Tang et al., "Virtual Homogeneity Learning: Defending against Data Heterogeneity in Federated
 Learning" (ICML 2022), and the authors' code: one virtual class per real class. A virtual class has outputs
@@ -61,8 +62,10 @@ class VHL(Algorithm):
         super().check(federation, arm, net)
 
     def build_model(self, spec: ModelSpec) -> nn.Module:
-        """Build the usual network with a second last layer for the virtual classes. Only the first one
-        predicts."""
+        """Build the usual network with a second last layer for the virtual classes.
+
+        Only the first one predicts.
+        """
         net = super().build_model(spec)
         if isinstance(net, Net) and isinstance(net.head, Head):
             net.head.virtual = nn.Linear(net.head.fc2.in_features, spec.classes)
@@ -76,8 +79,10 @@ class VHL(Algorithm):
             work.memory["virtual"] = images.to(work.workspace.device)
 
     def loss(self, work: Work, batch: Batch) -> torch.Tensor:
-        """Return the cross-entropy of real and virtual images over all their classes, the pull of the real
-        ones, and the contrast of the virtual ones."""
+        """Return the cross-entropy of real and virtual images over all their classes, plus two terms.
+
+        The terms are the pull of the real images and the contrast of the virtual ones.
+        """
         p, real = self.parameters, len(batch.labels)
         if p.virtual_batch == 0:
             return super().loss(work, batch)
@@ -103,8 +108,9 @@ class VHL(Algorithm):
 
 @lru_cache(maxsize=4)
 def virtual_images(seed: int, shape: tuple[int, int, int], classes: int, count: int) -> Split:
-    """Generate ``count`` images of each class, uint8 ``[classes * count, C, H, W]``, class by class. Each
-    call with the same seed returns the same images.
+    """Generate ``count`` images of each class, uint8 ``[classes * count, C, H, W]``, class by class.
+
+    Each call with the same seed returns the same images.
 
     The mean of a class is drawn from N(0, 1) on a grid of 8 x 8, an image of it from N(mean, 0.5^2); it is
     enlarged (bilinear) and clamped to [0, 1], where 1 is white.

@@ -40,8 +40,10 @@ class Recorder(Protocol):
 
 
 class CudaRecorder:
-    """Record CUDA graphs. Each graph takes the memory pool of the one before; no graph needs its memory
-    between two replays."""
+    """Record CUDA graphs.
+
+    Each graph takes the memory pool of the one before; no graph needs its memory between two replays.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -126,8 +128,10 @@ class _Recording(NamedTuple):
 
 
 class _Replayed:
-    """Run the first steps of each frequent batch size, and steps of other sizes, as they are; replay the
-    others."""
+    """Run the first steps of each frequent batch size, and steps of other sizes, as they are.
+
+    Replay the others.
+    """
 
     def __init__(self, step: Step, work: Work, recorder: Recorder, sizes: set[int]) -> None:
         self._step, self._work, self._recorder = step, work, recorder

@@ -79,8 +79,10 @@ def recorded(values: Mapping[str, Any], place: str) -> dict[str, Any]:
 
 
 class Batch(NamedTuple):
-    """Training images, normalized ``[b, C, H, W]`` float32, and their positions ``[b]`` in the client's
-    data."""
+    """Training images, normalized ``[b, C, H, W]`` float32, and their positions.
+
+    Positions ``[b]`` count in the client's data.
+    """
 
     images: torch.Tensor
     positions: torch.Tensor
@@ -90,8 +92,10 @@ class Batch(NamedTuple):
 
 @dataclass
 class Work:
-    """One client's turn: its data, the network, the message, and places where methods of an algorithm keep
-    values for later ones."""
+    """One client's turn: its data, the network and the message.
+
+    Methods of an algorithm can keep values in it for later methods.
+    """
 
     client: str
     data: LabeledData | SetData
@@ -137,8 +141,10 @@ class Work:
 
     @classmethod
     def of_saved_model(cls, net: nn.Module, tensors: Mapping[str, torch.Tensor], passes: int) -> Work:
-        """Return a turn that only predicts, outside of a run, with a network, one client's tensors, and a
-        number of passes."""
+        """Return a turn that only predicts, outside of a run.
+
+        It has a network, one client's tensors, and a number of passes.
+        """
 
         def no_draws(*place: object) -> None:
             raise TypeError("a saved model cannot draw from a client's secret")
@@ -156,8 +162,10 @@ class Work:
 
     @property
     def values(self) -> torch.Tensor:
-        """Return all parameters of the network as one flat tensor ``[P]``; detached, and changed by every
-        step."""
+        """Return all parameters of the network as one flat tensor ``[P]``.
+
+        It is detached, and every step changes it.
+        """
         return self.workspace.flat.values.detach()
 
     @property
@@ -206,14 +214,18 @@ class Work:
         return logits.float()
 
     def cross_entropy(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return the batch mean in nats, a float32 scalar, for logits ``[b, classes]`` and labels ``[b]``;
-        also note ``train_accuracy``."""
+        """Return the batch mean in nats, a float32 scalar, for logits ``[b, classes]`` and labels ``[b]``.
+
+        Also note ``train_accuracy``.
+        """
         self.note("train_accuracy", (logits.argmax(1) == labels).float().mean(), len(labels))
         return nn.functional.cross_entropy(logits.float(), labels)
 
     def note(self, name: str, mean: torch.Tensor, images: int) -> None:
-        """Add the mean over a batch, a scalar, to a metric that is the mean over the images of the round;
-        nothing waits for the device."""
+        """Add the mean over a batch, a scalar, to a metric that is the mean over the images of the round.
+
+        Nothing waits for the device.
+        """
         if name not in self._noted:
             self._noted[name] = torch.zeros_like(mean)
         # in place: a step that is replayed adds to the same tensor
@@ -227,8 +239,10 @@ class Work:
         return dict(self._means)
 
     def read(self, *scalars: torch.Tensor) -> list[float]:
-        """Return scalars as numbers. The sums of :meth:`note` are read with them, so that the host waits for
-        the device once."""
+        """Return scalars as numbers.
+
+        The sums of :meth:`note` are read with them, so that the host waits for the device once.
+        """
         sums = [scalar.double() for scalar in (*scalars, *self._noted.values())]
         numbers = torch.stack(sums).tolist() if sums else []
         totals = zip(self._noted, numbers[len(scalars) :], strict=True)
@@ -241,8 +255,9 @@ class Work:
         return self.workspace.shared()
 
     def own_draws(self, count: int, *place: str | int, of: torch.Tensor | None = None) -> torch.Tensor:
-        """Draw uniform numbers that only the owner of the client's secret can make again: for draws that
-        protect its data.
+        """Draw uniform numbers that only the owner of the client's secret can make again.
+
+        They are for draws that protect its data.
 
         They do not depend on the round, and on nothing that the server chooses but the arguments: who asks
         again learns nothing new.

@@ -61,8 +61,10 @@ class Workspace:
         self._noise = _noise(self.context.shape, inputs, mean, std).to(device)
 
     def initial(self, seed: int) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """Create a network and return the shared ``values`` and ``buffers``, and the private parts that every
-        client starts with."""
+        """Create a network and return the shared ``values`` and ``buffers``, and the private parts.
+
+        Every client starts with these private parts.
+        """
         flat = self._built(seed)
         return self._cut(flat, self._shared), {
             _PRIVATE[name]: part for name, part in self._private(flat).items()
@@ -85,8 +87,10 @@ class Workspace:
                 flat[self._rest[i]] = message.private[_PRIVATE[name]]
 
     def shared(self) -> dict[str, torch.Tensor]:
-        """Return ``values`` and ``buffers`` without the private parts. Without private parts, the result
-        shares memory with the network."""
+        """Return ``values`` and ``buffers`` without the private parts.
+
+        Without private parts, the result shares memory with the network.
+        """
         return self._cut(self.flat, self._shared)
 
     def private(self) -> dict[str, torch.Tensor]:
@@ -113,8 +117,9 @@ class Workspace:
     def fault(
         self, tensors: Mapping[str, torch.Tensor], private: Mapping[str, torch.Tensor], predict: bool = True
     ) -> str | None:
-        """Return why shared ``values`` and ``buffers`` are not a valid model, or None. Reasons: a negative
-        running variance, or a prediction that is not finite.
+        """Return why shared ``values`` and ``buffers`` are not a valid model, or None.
+
+        Reasons: a negative running variance, or a prediction that is not finite.
 
         Args:
             tensors: ``values`` and ``buffers``.
@@ -139,8 +144,10 @@ class Workspace:
         return self.normalize(self._noise)
 
     def normalize(self, images: torch.Tensor) -> torch.Tensor:
-        """Normalize uint8 [B, C, H, W] to float32, channels-last; other inputs as in
-        :func:`uefl.models.normalization.normalized`."""
+        """Normalize uint8 [B, C, H, W] to float32, channels-last.
+
+        Other inputs are as in :func:`uefl.models.normalization.normalized`.
+        """
         return normalized(images, self._mean, self._std)
 
     def prepared(self, images: torch.Tensor) -> torch.Tensor:

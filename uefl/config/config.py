@@ -58,8 +58,10 @@ class Config:
         return find(next(iter(self.arms.values())).algorithm).kind
 
     def table(self) -> dict[str, Any]:
-        """Return plain values for TOML and JSON. All defaults are written out; keys without a value are left
-        out."""
+        """Return plain values for TOML and JSON.
+
+        All defaults are written out; keys without a value are left out.
+        """
         sections = {name: getattr(self, name).model_dump(mode="json", exclude_none=True) for name in SECTIONS}
         arms = {
             name: {"algorithm": arm.algorithm, **arm.parameters.model_dump(mode="json")}
@@ -76,8 +78,10 @@ class Config:
         return replace(self, run=self.run.model_copy(update=keys))
 
     def absolute(self) -> Config:
-        """Return the same configuration with absolute paths to the user's own data and weights, if there are
-        any."""
+        """Return the same configuration with absolute paths to the user's own data and weights.
+
+        A configuration without such paths stays as it is.
+        """
         data, weights, changed = self.data.path, self.model.pretrained, self
         if data is not None:
             check_name(data, "key 'source':")
@@ -188,8 +192,10 @@ def _misplaced(key: str) -> UserError:
 
 
 def _check(config: Config) -> None:
-    """Check the keys against each other. A key without effect must have its default, which run folders write
-    out."""
+    """Check the keys against each other.
+
+    A key without effect must have its default, which run folders write out.
+    """
     from ..algorithms.base import find
 
     run, model, training, kind = config.run, config.model, config.training, config.kind

@@ -94,8 +94,11 @@ def load(
 
 
 def _override(table: dict[str, Any], items: list[str]) -> None:
-    """Apply ``--set``. A bare key may belong to a partition or an arm that another item names. The order of
-    the items does not matter."""
+    """Apply ``--set``.
+
+    A bare key may belong to a partition or an arm that another item names. The order of the items does not
+    matter.
+    """
     pairs = []
     for item in items:
         key, sign, value = item.partition("=")
@@ -144,8 +147,10 @@ def load_whole(path: Path) -> Config:
 
 
 def _put(table: dict[str, Any], key: str, value: Any, places_of: dict[str, Any] | None = None) -> None:
-    """Set one key of a table by its full or bare name. The places of a bare key come from ``places_of`` if it
-    is given."""
+    """Set one key of a table by its full or bare name.
+
+    The places of a bare key come from ``places_of`` if it is given.
+    """
     section, dot, rest = key.partition(".")
     if section == "arms":
         _put_arm(table, rest, value)

@@ -1,5 +1,7 @@
-"""The sections ``[run]``, ``[model]`` and ``[training]`` of a configuration; ``[data]`` is
-``uefl.data.settings.Data``."""
+"""The sections ``[run]``, ``[model]`` and ``[training]`` of a configuration.
+
+The section ``[data]`` is ``uefl.data.settings.Data``.
+"""
 
 from __future__ import annotations
 
@@ -275,8 +277,10 @@ class Training(Section):
     )
 
     def lr_in(self, round: int) -> float:
-        """Return the learning rate of a round, counted from 0. Training after the last round uses the rate of
-        the last round."""
+        """Return the learning rate of a round, counted from 0.
+
+        Training after the last round uses the rate of the last round.
+        """
         if self.lr_schedule == "constant":
             return self.lr
         rounds = sum(self.iterations())

@@ -80,8 +80,9 @@ def build(data: Data, *, kind: Kind, seed: int, data_root: Path | None = None) -
 
 
 def read_source(data: Data, root: Path | None) -> DataSet:
-    """Return the data that ``source`` names, before they are dealt; with ``first_classes`` only a part of
-    them.
+    """Return the data that ``source`` names, before they are dealt.
+
+    With ``first_classes``, return only a part of them.
 
     Raises:
         UserError: no such data set or file, or its files are missing or damaged.

@@ -15,8 +15,9 @@ from .vectors import Vectors
 
 @dataclass(frozen=True)
 class DataSet:
-    """Images with labels, in one list; a source of several parts lists the training images first, then the
-    test images.
+    """Images with labels, in one list.
+
+    A source of several parts lists the training images first, then the test images.
 
     A data set to be dealt has no ``groups``. A source that brings its own clients or domains names them, and
     the group of every image.
@@ -45,8 +46,10 @@ class DataSet:
     """notes on the files for the user"""
 
     def of_group(self, group: str) -> tuple[Rows, Rows | None]:
-        """Return training and test images of a group, in order; no test images for a group without a test
-        part."""
+        """Return training and test images of a group, in order.
+
+        A group without a test part has no test images.
+        """
         assert self.group_of is not None
         member = self.group_of == self.groups.index(group)
         train = self.train[member[self.train]]
@@ -110,14 +113,18 @@ def numbers(count: int) -> tuple[str, ...]:
 
 
 def fixed_order(count: int) -> Rows:
-    """Return a random order of ``count`` images that is the same for every run, so that clients do not change
-    with the seed of the run."""
+    """Return a random order of ``count`` images that is the same for every run.
+
+    So clients do not change with the seed of the run.
+    """
     order: Rows = torch.randperm(count, generator=torch.Generator().manual_seed(0)).numpy()
     return order
 
 
 def two_parts(train: int, test: int, *, shuffle: bool) -> tuple[Rows, Rows]:
-    """Return the rows of a training part and of the test part that follows it, each in file order or in
-    :func:`fixed_order`."""
+    """Return the rows of a training part and of the test part that follows it.
+
+    Each part is in file order or in :func:`fixed_order`.
+    """
     first, second = (fixed_order(n) if shuffle else np.arange(n) for n in (train, test))
     return first, train + second

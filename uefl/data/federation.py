@@ -33,8 +33,9 @@ class Split:
 
 @dataclass(frozen=True)
 class LabeledData:
-    """The images of one client: ``train`` is trained on, ``holdout`` steers decisions, ``test`` is only
-    reported.
+    """The images of one client.
+
+    ``train`` is trained on, ``holdout`` steers decisions, ``test`` is only reported.
 
     A client of :attr:`Federation.unseen` is only measured; it has images in ``test`` only.
     """

@@ -83,8 +83,10 @@ def unused_paths(folders: Iterable[Path], used: Collection[Path] = ()) -> tuple[
 
 
 def case_conflicts(classes: Sequence[str]) -> tuple[str, ...]:
-    """Return a note on each pair of classes that differ in case, outer spaces, leading zeros or Unicode's
-    form only."""
+    """Return a note on each pair of classes that differ only in form.
+
+    The form is case, outer spaces, leading zeros or Unicode's form.
+    """
     first: dict[str, str] = {}
     pairs = [(first.setdefault(_folded(name), name), name) for name in classes]
     return tuple(

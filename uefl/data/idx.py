@@ -27,8 +27,9 @@ def read(
     first_label: int = 0,
     shuffle: bool = False,
 ) -> DataSet:
-    """Read a data set of two parts, ``STEM-images-idx3-ubyte`` and ``STEM-labels-idx1-ubyte``, with or
-    without ``.gz``.
+    """Read a data set of two parts.
+
+    They are ``STEM-images-idx3-ubyte`` and ``STEM-labels-idx1-ubyte``, with or without ``.gz``.
 
     The files are only read, never downloaded or unpacked.
 

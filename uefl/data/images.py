@@ -68,8 +68,10 @@ class ImageList:
     """images by the kind of change that reading makes in their values; see :mod:`uefl.data.pixels`"""
 
     def fitted(self, rows: Rows, shape: tuple[int, ...]) -> torch.Tensor:
-        """Return images fitted to the model's shape (C, H, W), ``[n, C, H, W]`` uint8: resized, gray as RGB,
-        color as its luma."""
+        """Return images ``[n, C, H, W]`` uint8, fitted to the model's shape (C, H, W).
+
+        They are resized, gray ones become RGB, and color ones become their luma.
+        """
         channels, *size = shape
         fitted, damaged = [torch.zeros(0, *shape, dtype=torch.uint8)], DamagedImages()
         for i in range(len(rows)):
@@ -146,8 +148,10 @@ def in_memory(
 
 
 def copied(values: Sequence[torch.Tensor], files: tuple[str, ...], kinds: Mapping[str, int]) -> ImageList:
-    """Copy images ``[C, H, W]`` uint8 that may differ in size and channels, so that later changes do not
-    reach them."""
+    """Copy images ``[C, H, W]`` uint8 that may differ in size and channels.
+
+    Later changes do not reach the copies.
+    """
     channels = max(len(image) for image in values)
     even = [image.expand(channels, -1, -1) for image in values]
     if len({image.shape for image in even}) == 1:
@@ -197,8 +201,9 @@ def on_files(paths: Sequence[Path]) -> ImageList:
 
 
 def from_files(place: str, files: Sequence[File]) -> ImageList:
-    """List image files; only their headers are read now. They are RGB if one of them is in color. See
-    :mod:`uefl.data.pixels`.
+    """List image files; only their headers are read now.
+
+    They are RGB if one of them is in color. See :mod:`uefl.data.pixels`.
 
     Raises:
         DamagedImages: files that are not images, or have values of no known range. A file with a good header

@@ -61,8 +61,7 @@ class ImageHashes:
         return found | {"sha256": total.hexdigest()}
 
     def twins(self) -> list[tuple[str, str]]:
-        """Return pairs of names: an image that is held out or tested on, and an earlier split that holds the
-        same bytes."""
+        """Return pairs of names: a held-out or test image, and an earlier split that holds the same bytes."""
         held_out = [
             (name, self._trained[digest])
             for digest, name in self._held_out.items()
@@ -84,8 +83,9 @@ def digest(manifest: Entry) -> str:
 
 
 def check_disjoint(manifest: Entry) -> None:
-    """Refuse an image in two places: in two clients, in two splits of one client, or in a client and the
-    server.
+    """Refuse an image in two places.
+
+    The places are two clients, two splits of one client, or a client and the server.
 
     Two settings allow it: ``legacy_holdout`` takes the test split as the holdout, and sets may ``overlap``.
 

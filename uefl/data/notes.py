@@ -21,8 +21,9 @@ _LONGEST_NAME = 64
 
 
 def check_names(what: str, names: Iterable[str]) -> None:
-    """Refuse names that are long, not printable or repeated. Names appear in messages, tables, plots and file
-    names.
+    """Refuse names that are long, not printable or repeated.
+
+    Names appear in messages, tables, plots and file names.
 
     Raises:
         UserError: the first name that is not.
@@ -68,8 +69,10 @@ def of_resizing(sources: Iterable[Source], image_size: int) -> list[str]:
 
 
 def of_kinds(sources: Iterable[Source]) -> list[str]:
-    """Return one note for each kind of change that reading makes in the values of images, with the number of
-    these images."""
+    """Return one note for each kind of change that reading makes in the values of images.
+
+    A note has the number of these images.
+    """
     kinds, total = Counter[str](), 0
     for images in sources:
         kinds.update(images.kinds)

@@ -47,8 +47,10 @@ def read(path: Path, names: tuple[str, ...]) -> Arrays:
 
 
 def _check_sizes(file: zipfile.ZipFile, names: tuple[str, ...]) -> None:
-    """Refuse a name that is there twice, and arrays that claim more than the stored bytes or the memory,
-    before any is made."""
+    """Refuse a name that is there twice, and arrays that claim more than the stored bytes or the memory.
+
+    The check comes before any array is made.
+    """
     total, seen = 0, set[str]()
     for info in file.infolist():
         name = info.filename.removesuffix(".npy")
@@ -104,8 +106,9 @@ def labels(
 
 
 def count_classes(path: Path, name: str, found: npt.NDArray[np.int64]) -> int:
-    """Return the number of classes. The labels must be 0, 1, 2, ...: this finds stray labels and labels that
-    start at 1.
+    """Return the number of classes.
+
+    The labels must be 0, 1, 2, ...: this finds stray labels and labels that start at 1.
 
     Raises:
         UserError: they are not.

@@ -77,8 +77,9 @@ def kinds_of(image: Image.Image) -> list[str]:
 
 
 def pixels_of(image: Image.Image) -> torch.Tensor:
-    """Return the pixels ``[C, H, W]`` uint8 of an opened image, C = 1 or 3, upright, and on white if it is
-    transparent.
+    """Return the pixels ``[C, H, W]`` uint8 of an opened image, C = 1 or 3.
+
+    The image is upright, and on white if it is transparent.
 
     Raises:
         ValueError: as of :func:`kinds_of`. OSError, SyntaxError: the file is damaged.
@@ -104,8 +105,10 @@ def pixels_of(image: Image.Image) -> torch.Tensor:
 
 
 def gray(images: torch.Tensor) -> torch.Tensor:
-    """Convert RGB images ``[N, 3, H, W]`` uint8 to gray ones ``[N, 1, H, W]`` by ITU-R 601 luma, bit for bit
-    as Pillow does."""
+    """Convert RGB images ``[N, 3, H, W]`` uint8 to gray ones ``[N, 1, H, W]``.
+
+    The values are ITU-R 601 luma, bit for bit as Pillow computes it.
+    """
     red, green, blue = images.to(torch.int64).unbind(1)
     return ((19595 * red + 38470 * green + 7471 * blue + 0x8000) >> 16).to(torch.uint8)[:, None]
 
@@ -188,8 +191,9 @@ def as_images(images: Any, where: str) -> tuple[torch.Tensor, str | None]:
 
 
 def as_labels(labels: Any, count: int, where: str) -> torch.Tensor:
-    """Return labels ``[count]`` int64 from a tensor, an array of any byte order and strides, a Series or a
-    sequence of integers.
+    """Return labels ``[count]`` int64 from a sequence of integers.
+
+    This is a tensor, an array of any byte order and strides, a Series or a list.
 
     Raises:
         UserError: a label that is not an integer (a float, a bool, a text), that is negative, or another

@@ -1,5 +1,7 @@
-"""Bring the inputs of a source to the form that all clients of a federation share, and measure their mean and
-deviation."""
+"""Bring the inputs of a source to the form that all clients of a federation share.
+
+Also measure their mean and deviation.
+"""
 
 from __future__ import annotations
 
@@ -91,8 +93,9 @@ class Preparation:
 
     @classmethod
     def of(cls, sources: Sequence[ImageList], image_size: int) -> Preparation:
-        """Return the preparation for images of several sources; they become color images if one of them is
-        in color.
+        """Return the preparation for images of several sources.
+
+        They become color images if one of them is in color.
 
         Raises:
             UserError: the images differ in size and are not resized.
@@ -211,8 +214,9 @@ class Moments:
             self.clients.append(report["columns"]["moments"])
 
     def mean_and_std(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Return the mean and the standard deviation of each column over all clients; a constant column has
-        the deviation 1.
+        """Return the mean and the standard deviation of each column over all clients.
+
+        A constant column has the deviation 1.
 
         Source: Chan, Golub and LeVeque 1983, "Algorithms for Computing the Sample Variance".
         """

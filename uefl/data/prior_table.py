@@ -25,8 +25,10 @@ class SetPriors(NamedTuple):
 
 
 class PriorTable(NamedTuple):
-    """Priors by client and set, and the classes in the order of their columns; all empty where no table is
-    given."""
+    """Priors by client and set, and the classes in the order of their columns.
+
+    All fields are empty where no table is given.
+    """
 
     file: str
     rows: dict[str, dict[str, SetPriors]]

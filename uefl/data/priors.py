@@ -27,8 +27,10 @@ _CONDITION = 1e3
 
 
 def draw_priors(rng: np.random.Generator, sets: int, classes: int) -> Matrix:
-    """Draw random priors with class m mod K dominant in set m: weights U(0.1, 1), the dominant one ten times
-    that; rows normalized."""
+    """Draw random priors with class m mod K dominant in set m.
+
+    Weights are U(0.1, 1), and the dominant one is ten times that. Rows are normalized.
+    """
     weights = rng.uniform(0.1, 1.0, (sets, classes))
     weights[np.arange(sets), np.arange(sets) % classes] *= 10
     return normalized(weights)
@@ -41,8 +43,9 @@ def normalized(weights: Matrix) -> Matrix:
 
 
 def shares(count: int, weights: Matrix) -> npt.NDArray[np.int64]:
-    """Split ``count`` into whole numbers proportional to ``weights [n]``: largest remainders, ties to the
-    first.
+    """Split ``count`` into whole numbers proportional to ``weights [n]``.
+
+    The largest remainders get the rest, and the first of equals.
 
     The sum is exactly ``count``, so nothing that is dealt this way is lost.
     """
@@ -55,8 +58,10 @@ def shares(count: int, weights: Matrix) -> npt.NDArray[np.int64]:
 
 
 def shares_of_all(count: int, weights: Matrix) -> npt.NDArray[np.int64]:
-    """Return :func:`shares` such that every client has one: the largest share gives one away, as long as
-    it keeps one."""
+    """Return :func:`shares` such that every client has at least one.
+
+    The largest share gives one away, as long as it keeps one.
+    """
     whole = shares(count, weights)
     for i in np.flatnonzero(whole == 0):
         if whole.max() > 1:
@@ -66,8 +71,10 @@ def shares_of_all(count: int, weights: Matrix) -> npt.NDArray[np.int64]:
 
 
 def realized(labels: npt.NDArray[np.int64], sets: npt.NDArray[np.int64], count: int, classes: int) -> Matrix:
-    """Return the class shares of ``count`` sets from each image's true label and set; an empty set gives a
-    row of zeros."""
+    """Return the class shares of ``count`` sets from each image's true label and set.
+
+    An empty set gives a row of zeros.
+    """
     table = np.zeros((count, classes))
     np.add.at(table, (sets, labels), 1)
     rows: Matrix = table / np.maximum(table.sum(1, keepdims=True), 1)
@@ -75,14 +82,18 @@ def realized(labels: npt.NDArray[np.int64], sets: npt.NDArray[np.int64], count: 
 
 
 def noisy(priors: Matrix, amount: float, rng: np.random.Generator) -> Matrix:
-    """Multiply every entry by a factor from U(1 - amount, 1 + amount) and normalize the rows: priors that are
-    known only roughly."""
+    """Multiply every entry by a factor from U(1 - amount, 1 + amount) and normalize the rows.
+
+    The result stands for priors that are known only roughly.
+    """
     return normalized(priors * rng.uniform(1 - amount, 1 + amount, priors.shape))
 
 
 def smoothed(priors: Matrix, amount: float) -> Matrix:
-    """Return (1 - amount) priors + amount / K: no class is impossible, which bounds the loss of wrong
-    priors."""
+    """Return (1 - amount) priors + amount / K.
+
+    No class is impossible then, which bounds the loss of wrong priors.
+    """
     mixed: Matrix = (1 - amount) * priors + amount / priors.shape[1]
     return mixed
 
@@ -223,8 +234,10 @@ def doubts(
     classes: Sequence[str],
     names: Sequence[str] = (),
 ) -> list[str]:
-    """Return reasons why a client's sets may not determine a classifier on their own; none of them is an
-    error."""
+    """Return reasons why a client's sets may not determine a classifier on their own.
+
+    None of the reasons is an error.
+    """
     count, found = len(priors), []
     if count < len(classes):
         found.append(

@@ -18,8 +18,10 @@ _OF_LABELED: dict[str, JsonValue] = {"kind": "labeled"}
 
 
 class Data(BaseModel):
-    """Data of a run. The description of a key names its kind of data; with other kinds, the key keeps its
-    default."""
+    """Data of a run.
+
+    The description of a key names its kind of data; with other kinds, the key keeps its default.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -142,8 +144,10 @@ class Data(BaseModel):
         return self
 
     def check_kind(self, kind: str, section: str = "") -> None:
-        """Refuse keys for the other kind of data than ``labeled`` or ``sets``; see
-        :func:`uefl.fields.check_unused`."""
+        """Refuse keys for the other kind of data than ``labeled`` or ``sets``.
+
+        See :func:`uefl.fields.check_unused`.
+        """
         for key, field in Data.model_fields.items():
             extra = field.json_schema_extra
             of = extra.get("kind") if isinstance(extra, dict) else None
@@ -152,8 +156,10 @@ class Data(BaseModel):
 
     @property
     def path(self) -> Path | None:
-        """Return the path of the user's own data, or None for a data set that has a name, even if the working
-        folder has a file of this name."""
+        """Return the path of the user's own data, or None for a data set that has a name.
+
+        The name wins if the working folder has a file of this name.
+        """
         return None if self.source in SOURCES else expanded(self.source)
 
     def table(self) -> dict[str, Any]:

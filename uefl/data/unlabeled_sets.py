@@ -1,5 +1,6 @@
-"""A federation of clients with unlabeled sets: their images, the set that each is in, and the class shares
-(priors) of the sets.
+"""A federation of clients with unlabeled sets.
+
+It has their images, the set of each image, and the class shares (priors) of the sets.
 
 One builder for everything that learns from sets, so that every arm sees the same images in the same sets.
 """
@@ -195,8 +196,10 @@ class _Priors:
         self.corrected: list[str] = []
 
     def __call__(self, client: ClientSets, images: torch.Tensor) -> tuple[Matrix, Matrix | None]:
-        """Return the priors ``[M, K]`` of a client and, if they are exact, the weights that its sets were
-        dealt with."""
+        """Return the priors ``[M, K]`` of a client, and the weights that its sets were dealt with.
+
+        Weights are given only if the priors are exact.
+        """
         data, names = self._data, client.set_names
         table = self._estimate(client, images) if data.priors == "estimated" else client.priors
         if table is None:

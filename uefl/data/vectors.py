@@ -28,8 +28,10 @@ MOST_TOKENS = 1_000_000
 
 @dataclass(frozen=True)
 class Vectors:
-    """Inputs of one length in memory, with the attributes of :class:`uefl.data.images.ImageList` that the
-    builders of federations use."""
+    """Inputs of one length in memory.
+
+    The attributes are the ones of :class:`uefl.data.images.ImageList` that the builders of federations use.
+    """
 
     values: torch.Tensor
     """``[N, F]`` float64 or ``[N, L]`` int64"""

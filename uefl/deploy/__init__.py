@@ -1,2 +1,4 @@
-"""Runs with clients in other processes: the program of a silo, and the server's side that starts or joins
-them."""
+"""Runs with clients in other processes.
+
+The package has the program of a silo, and the server's side that starts or joins silos.
+"""

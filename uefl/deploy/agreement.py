@@ -1,5 +1,7 @@
-"""Build a federation from the reports of silos. The server knows only counts and hashes of the silos'
-images."""
+"""Build a federation from the reports of silos.
+
+The server knows only counts and hashes of the silos' images.
+"""
 
 from __future__ import annotations
 
@@ -174,8 +176,10 @@ def agree(reports: Mapping[str, Report], cfg: Config, place: str) -> Federation:
 def _notes(
     headers: Mapping[str, Mapping[str, Any]], cfg: Config, classes: tuple[str, ...], server: Mapping[str, Any]
 ) -> tuple[str, ...]:
-    """Return notes on priors, the server's images, precisions and versions; with ``data.strict``, doubtful
-    priors are refused."""
+    """Return notes on priors, the server's images, precisions and versions.
+
+    With ``data.strict``, doubtful priors are refused.
+    """
     doubts = (
         check_doubts(
             doubts_of_all([PriorCoverage(**header["reach"]) for header in headers.values()], classes),

@@ -1,5 +1,7 @@
-"""The engines that ``--engine`` and ``uefl.train(engine=...)`` name, with their options and the checks before
-a run begins. An engine imports its packages when it is used."""
+"""The engines that ``--engine`` and ``uefl.train(engine=...)`` name.
+
+It has their options and the checks before a run begins. An engine imports its packages when it is used.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Distributed:
-    """A run with clients dealt over workers, processes of this machine: ``uefl.train(...,
-    engine=uefl.Distributed(workers=2))``.
+    """A run with clients dealt over workers, processes of this machine.
+
+    Usage: ``uefl.train(..., engine=uefl.Distributed(workers=2))``.
 
     Args:
         workers: how many; None: one for each GPU, or for each core where the work is done on the CPU.
@@ -50,8 +53,9 @@ class Distributed:
 
 @dataclass(frozen=True)
 class Flower:
-    """A run with each client in a process of its own, over Flower: ``uefl.train(...,
-    engine=uefl.Flower(...))``.
+    """A run with each client in a process of its own, over Flower.
+
+    Usage: ``uefl.train(..., engine=uefl.Flower(...))``.
 
     Without a ``superlink`` all are started on this machine and end with the run, as with ``engine="flower"``.
 
@@ -75,8 +79,10 @@ class Flower:
 
     @contextmanager
     def deployment(self, device: str, notice: Callable[[str], None], go_on: str) -> Iterator[Deployment]:
-        """Return the clients of a run; ``device`` is for clients that are started here, the other arguments
-        are as in :meth:`Distributed.deployment`.
+        """Return the clients of a run.
+
+        ``device`` is for clients that are started here, the other arguments are as in
+        :meth:`Distributed.deployment`.
 
         Raises:
             UserError: options that do not go together, or a missing one.

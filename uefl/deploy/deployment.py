@@ -1,5 +1,7 @@
-"""The server's side of a run with clients in other processes: processes that are started here, or silos at a
-running SuperLink."""
+"""The server's side of a run with clients in other processes.
+
+The processes are started here, or are silos at a running SuperLink.
+"""
 
 from __future__ import annotations
 

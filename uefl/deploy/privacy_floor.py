@@ -1,5 +1,7 @@
-"""The least privacy that a silo requires of any run: noise on each of its updates, and a count of the sent
-updates."""
+"""The least privacy that a silo requires of any run.
+
+It is noise on each of its updates, and a count of the sent updates.
+"""
 
 from __future__ import annotations
 
@@ -123,8 +125,9 @@ class PrivacyFloor:
             raise NoiseTooLow(f"the server asks for tensors without noise: {error}") from None
 
     def check_message(self, run: RunSection, message: Message) -> None:
-        """Refuse a message that asks for a reply without noise, for several replies at once, or for one too
-        many.
+        """Refuse a message that breaks the rules of the silo.
+
+        Such a message asks for a reply without noise, for several replies at once, or for one too many.
 
         Raises:
             NoiseTooLow, PrivacyBudgetSpent.

@@ -1,5 +1,7 @@
-"""Facts that every client of a run needs. Every message has them, so a silo that has just been started again
-needs nothing else."""
+"""Facts that every client of a run needs.
+
+Every message has them, so a silo that has just been started again needs nothing else.
+"""
 
 from __future__ import annotations
 
@@ -69,8 +71,10 @@ class Setting:
             raise Unreadable(str(error)) from None
 
     def run_identity(self) -> str:
-        """Return the identity of a run, so that a silo recognizes it after a resume. The number of threads is
-        left out, because a resumed run reads it from its checkpoint."""
+        """Return the identity of a run, so that a silo recognizes it after a resume.
+
+        The number of threads is left out, because a resumed run reads it from its checkpoint.
+        """
         return json.dumps(
             [
                 self.cfg().with_run(threads=0).to_toml(),
@@ -98,8 +102,10 @@ _SETTING = TypeAdapter(Setting)
 
 
 def without_files(cfg: Config) -> Config:
-    """Return the configuration without names of files, which are the server's: a silo has its own folder, and
-    gets weights with messages."""
+    """Return the configuration without names of files, which are the server's.
+
+    A silo has its own folder, and gets weights with messages.
+    """
     data = cfg.data if cfg.data.path is None else cfg.data.model_copy(update={"source": "silos"})
     return replace(
         cfg, data=data, model=cfg.model.model_copy(update={"pretrained": bool(cfg.model.pretrained)})

@@ -1,5 +1,7 @@
-"""The program of a process with its own clients: it reads only their data, keeps the data and a network in
-memory, and replies to the messages of a run."""
+"""The program of a process with its own clients.
+
+It reads only their data, keeps the data and a network in memory, and replies to the messages of a run.
+"""
 
 from __future__ import annotations
 
@@ -188,8 +190,10 @@ class SiloProgram:
         return reply
 
     def _with_own_state(self, header: Header, client: Callable[[Message], Reply], message: Message) -> Reply:
-        """Return the reply of a client that keeps its private states here; the server gets the names of the
-        new ones."""
+        """Return the reply of a client that keeps its private states here.
+
+        The server gets the names of the new ones.
+        """
         assert self._arm is not None
         setting, workspace, members = Setting.from_plain(header["setting"]), self._arm[2], split(message)
         if any(part.private or not isinstance(part.options.get("state"), str) for part in members):
@@ -289,8 +293,10 @@ def _fault(client: str, code: str) -> Packet:
 
 
 def _content(federation: Federation, name: str) -> dict[str, dict[str, Any]]:
-    """Return, for each split, the hash of its images and the number of images per class; for sets, a hash of
-    contents and priors."""
+    """Return, for each split, the hash of its images and the number of images per class.
+
+    For sets, return a hash of contents and priors.
+    """
     manifest = federation.manifest
     entry = manifest["silos"].get(name) or manifest["unseen"].get(name, {})
     kept = ("sha256", "images_of_class")

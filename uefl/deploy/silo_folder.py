@@ -49,8 +49,9 @@ class StateNotFound(UserError):
 
 
 class States:
-    """Store the states of one client in one arm: a file for each state, named after its content, and the
-    number of its round.
+    """Store the states of one client in one arm.
+
+    Each state has a file, named after its content, and the number of its round.
 
     Args:
         folder: of these files; created with the first file.

@@ -1,5 +1,7 @@
-"""The training data of a process with clients: its own folder, or shares of a data set if one machine
-simulates a federation."""
+"""The training data of a process with clients.
+
+This is its own folder, or shares of a data set if one machine simulates a federation.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +45,10 @@ class ClientSource(Protocol):
     def data(
         self, client: str, cfg: Config, classes: tuple[str, ...], channels: int
     ) -> LabeledData | SetData:
-        """Return the images of a client, with labels counted in ``classes``, in the given number of
-        channels."""
+        """Return the images of a client, in the given number of channels.
+
+        Labels count in ``classes``.
+        """
         ...
 
 
@@ -161,7 +165,9 @@ class OwnTable(OwnFolder):
 
 
 class OwnSets:
-    """``FOLDER/clients/NAME/SET/image.png`` or ``FOLDER/clients/NAME.npz``, one client, with
+    """The folder of one client with its own unlabeled sets.
+
+    Images are ``FOLDER/clients/NAME/SET/image.png`` or ``FOLDER/clients/NAME.npz``, with
     ``FOLDER/priors.csv`` and test images, if any.
 
     Args:
@@ -227,8 +233,10 @@ def _kept(build: Callable[[Config], T]) -> Callable[[Config], T]:
 
 
 def _in_color(images: torch.Tensor, channels: int) -> torch.Tensor:
-    """Return the images in the given number of channels; gray ones may become color images. Columns and
-    tokens stay as they are."""
+    """Return the images in the given number of channels; gray ones may become color images.
+
+    Columns and tokens stay as they are.
+    """
     if images.dim() != 4:
         return images
     return images.expand(-1, channels, -1, -1).contiguous()

@@ -1,5 +1,7 @@
-"""The interface of an engine: the names of its clients, and one round of messages and replies. An engine
-does not depend on algorithms."""
+"""The interface of an engine: the names of its clients, and one round of messages and replies.
+
+An engine does not depend on algorithms.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +45,10 @@ class Message:
 
     @property
     def bytes(self) -> int:
-        """Return the size of the tensors that the server sends: the broadcast and the reference, without the
-        client's own state."""
+        """Return the size of the tensors that the server sends.
+
+        These are the broadcast and the reference, without the client's own state.
+        """
         return bytes_of(self.tensors) + bytes_of(self.reference)
 
     def to(self, device: torch.device) -> Message:
@@ -93,8 +97,11 @@ class Reply:
 
 
 class Engine(Protocol):
-    """Carry messages to clients and replies back. Clients are known by their names. Replies come sorted by
-    name, so that sums have one order; their tensors may be on any device."""
+    """Carry messages to clients and replies back.
+
+    Clients are known by their names. Replies come sorted by name, so that sums have one order; their tensors
+    may be on any device.
+    """
 
     def clients(self) -> list[str]:
         """Return the names of the clients that can be asked, sorted."""
@@ -131,8 +138,10 @@ def expected_like(tensors: Mapping[str, torch.Tensor]) -> dict[str, Expected]:
 
 
 def join(messages: Sequence[Message]) -> Message:
-    """Join several messages to one client, without a copy: each name of message i gets the prefix ``i.``; a
-    single message stays as it is."""
+    """Join several messages to one client, without a copy: each name of message i gets the prefix ``i.``.
+
+    A single message stays as it is.
+    """
     if len(messages) == 1:
         return messages[0]
     return Message(

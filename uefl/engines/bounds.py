@@ -1,5 +1,7 @@
-"""Limits of messages: larger than any algorithm needs, and small enough for the memory of a machine. A larger
-message is rejected, with the reason."""
+"""Limits of messages: larger than any algorithm needs, and small enough for the memory of a machine.
+
+A larger message is rejected, with the reason.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """Convert messages and replies to packets: plain values as JSON, and named groups of tensors as raw bytes.
-There is no pickle."""
+
+There is no pickle.
+"""
 
 from __future__ import annotations
 
@@ -88,8 +90,10 @@ def reply_of(packet: Packet) -> Reply:
 
 
 def _is_metric(value: Any) -> bool:
-    """Return True for a value that a metric may have: a number, None if it was not measured, or a list of
-    numbers."""
+    """Return True for a value that a metric may have.
+
+    This is a number, None if it was not measured, or a list of numbers.
+    """
     numbers = value if isinstance(value, list) else [] if value is None else [value]
     return all(type(number) in (int, float) for number in numbers)
 

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 
 def factory(model: nn.Module | Callable[[], nn.Module]) -> Callable[[], nn.Module]:
-    """Return a function that makes a new network: a copy of the module with its weights, or the checked
-    result of the given function.
+    """Return a function that makes a new network.
+
+    It is a copy of the module with its weights, or the checked result of the given function.
 
     Raises:
         UserError: neither of the two.
@@ -137,8 +138,10 @@ def check(net: nn.Module, normalize: Callable[[torch.Tensor], torch.Tensor], fed
 
 
 def _check_parameters(net: nn.Module) -> None:
-    """Refuse a network unless all its parameters can be sent in one float32 tensor, and a file of tensors
-    holds its state."""
+    """Refuse a network unless it can be sent and stored.
+
+    All parameters must fit one float32 tensor, and a file of tensors must hold the state.
+    """
     if not any(True for _ in net.parameters()):
         raise UserError("model: it has no parameters to train")
     if not any(parameter.requires_grad for parameter in net.parameters()):

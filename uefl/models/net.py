@@ -94,8 +94,10 @@ class Net(TokenNet):
             with_group_norm(self)
 
     def tokens(self, images: torch.Tensor) -> torch.Tensor:
-        """Encode images [B, C, H, W], normalized -> tokens [B, H', W', D], or pooled [B, 1, 1, D]; without a
-        copy in channels-last memory."""
+        """Encode images [B, C, H, W], normalized -> tokens [B, H', W', D], or pooled [B, 1, 1, D].
+
+        In channels-last memory this makes no copy.
+        """
         return as_tokens(self.encoder(images), self.pooled)
 
     @torch.no_grad()
@@ -114,8 +116,9 @@ class Net(TokenNet):
 
 
 def usual(net: nn.Module, who: str) -> tuple[Net, Head]:
-    """Return a built-in network with the usual head, and that head: the base for algorithms with features of
-    their own.
+    """Return a built-in network with the usual head, and that head.
+
+    It is the base for algorithms with features of their own.
 
     Args:
         who: begins the message, e.g. "Gaussian features need".

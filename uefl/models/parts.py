@@ -17,8 +17,9 @@ def linear_layers(net: nn.Module) -> list[nn.Linear]:
 
 
 def layers(net: nn.Module, part: Part, key: str) -> list[nn.Module]:
-    """Return the modules of a part: the ``last`` linear layer, the ``head`` (a module of that name), or
-    ``all`` of the network.
+    """Return the modules of a part.
+
+    The part is the ``last`` linear layer, the ``head`` (a module of that name), or ``all`` of the network.
 
     Raises:
         UserError: the part has no parameters; the message names ``key``, the configuration key of the part.

@@ -1,5 +1,7 @@
-"""The final model of an arm, in a file with all that a prediction needs: weights, tensors of each client,
-algorithm and classes."""
+"""The final model of an arm, in a file with all that a prediction needs.
+
+The file has weights, tensors of each client, algorithm and classes.
+"""
 
 from __future__ import annotations
 
@@ -87,6 +89,7 @@ class SavedModel:
 
     def to(self, device: torch.device | str) -> SavedModel:
         """Return the model on another device, such as ``"cuda"``; images and predictions stay on the CPU.
+
         This model stays on its device.
 
         Raises:
@@ -179,8 +182,9 @@ class SavedModel:
             return Prediction(*(tensor.cpu() for tensor in whole[:4]))  # type: ignore[arg-type]
 
     def fitting(self, images: Samples) -> str | None:
-        """Return the client with the codebook that fits the images of a new client best, by their mean
-        quantization error.
+        """Return the client with the codebook that fits the images of a new client best.
+
+        The measure is the mean quantization error.
 
         Returns:
             The name of the client; None where the parts of clients have no such measure, or there are none.
@@ -189,14 +193,17 @@ class SavedModel:
         return min(errors, key=lambda name: errors[name]) if errors else None
 
     def misfits(self, images: Samples) -> dict[str, float]:
-        """Return by client how badly its codebook fits images, a sum over them; empty where :meth:`fitting`
-        is None."""
+        """Return by client how badly its codebook fits images, a sum over them.
+
+        The result is empty where :meth:`fitting` is None.
+        """
         with plain_torch(), torch.no_grad():
             return self._misfits(self._pixels(images))
 
     def read(self, paths: Sequence[str | Path]) -> torch.Tensor:
-        """Read image files as the model takes them: by the rules of :mod:`uefl.data.pixels`, in its channels,
-        resized to its size.
+        """Read image files as the model takes them.
+
+        They follow the rules of :mod:`uefl.data.pixels`, and get the channels and the size of the model.
 
         Returns:
             ``[B, C, H, W]`` uint8.
@@ -272,16 +279,20 @@ class SavedModel:
         return bool(self.clients) and type(self.algorithm).misfit is not Algorithm.misfit
 
     def _shared(self) -> bool:
-        """Return True if there is a model without the parts of any client: these are layers only, which have
-        a mean, and not all layers."""
+        """Return True if there is a model without the parts of any client.
+
+        The parts are then layers only, which have a mean, and not all layers.
+        """
         net = {
             name for name, weight in self.members[0].net.state_dict().items() if weight.is_floating_point()
         }
         return all(own.keys() < net for own in self.members[0].clients.values())
 
     def _misfits(self, pixels: torch.Tensor) -> dict[str, float]:
-        """Return the mean misfit over the images and the members by client; nothing for algorithms without a
-        misfit."""
+        """Return the mean misfit over the images and the members by client.
+
+        Return nothing for algorithms without a misfit.
+        """
         found: dict[str, float] = {}
         for client in self.clients if self._choices() else ():
             total = 0.0
@@ -299,8 +310,10 @@ class SavedModel:
         return f"one of {', '.join(self.clients)}" if self.clients else "None, its clients share all of it"
 
     def _pixels(self, images: Samples) -> torch.Tensor:
-        """Check images and return ``[B, C, H, W]``. Numbers on another scale would give a wrong result
-        without an error."""
+        """Check images and return ``[B, C, H, W]``.
+
+        Numbers on another scale would give a wrong result without an error.
+        """
         if (
             isinstance(images, (list, tuple))
             and images
@@ -342,8 +355,9 @@ class SavedModel:
         return self.table(inputs, "inputs").values
 
     def table(self, inputs: Any, where: str) -> Vectors:
-        """Return columns or tokens in the form that the model takes. A DataFrame must have the columns of the
-        training, and they are found by name.
+        """Return columns or tokens in the form that the model takes.
+
+        A DataFrame must have the columns of the training, and they are found by name.
 
         Raises:
             UserError: a column is missing, or inputs of another kind, length or vocabulary.
@@ -381,8 +395,10 @@ def _layers(member: Member, client: str | None) -> Iterator[Tensors]:
 
 
 class Exported(nn.Module):
-    """The networks of a saved model with the parts of one client, as a module that can be moved, exported and
-    saved."""
+    """The networks of a saved model with the parts of one client.
+
+    It is a module that can be moved, exported and saved.
+    """
 
     mean: torch.Tensor
     std: torch.Tensor

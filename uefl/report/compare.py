@@ -1,5 +1,7 @@
-"""Compare several runs: means over seeds, differences within a run, and differences of their
-configurations."""
+"""Compare several runs.
+
+The tables have means over seeds, differences within a run, and differences of configurations.
+"""
 
 from __future__ import annotations
 
@@ -50,8 +52,10 @@ class SameData:
         return any(run.measured(key) for run in self.runs)
 
     def series(self, arm: str, key: str) -> npt.NDArray[np.float64]:
-        """Return the mean of a metric over the clients, as ``[rounds, runs]`` with NaN for missing
-        numbers."""
+        """Return the mean of a metric over the clients, as ``[rounds, runs]``.
+
+        Missing numbers are NaN.
+        """
         having = [run for run in self.runs if arm in run.arms]
         values = np.full((self.arms[arm]["rounds"], len(having)), np.nan)
         for i, run in enumerate(having):

@@ -320,8 +320,10 @@ def _late(rounds: list[list[Record]], joins: Mapping[str, int]) -> Record:
 def _course(
     rounds: list[list[Record]], client: str, joins: Mapping[str, int]
 ) -> list[tuple[int, float, float]]:
-    """Return the rounds that a client has trained, its accuracy, and the mean accuracy of the clients that
-    took part from the start."""
+    """Return the rounds that a client has trained, its accuracy, and a mean accuracy to compare with.
+
+    The mean is over the clients that took part from the start.
+    """
     found = []
     for i, chunk in enumerate(rounds):
         own = mean([r for r in chunk if r["client"] == client], "accuracy")
@@ -418,8 +420,10 @@ def _is_measurement(value: Any) -> bool:
 
 
 def _agrees(found: Any, expected: Any) -> bool:
-    """Return whether a part of a summary is the one that is computed from the metrics; it may have further
-    numbers, such as seconds."""
+    """Return whether a part of a summary is the one that is computed from the metrics.
+
+    It may have further numbers, such as seconds.
+    """
     if isinstance(expected, dict):
         return (
             isinstance(found, dict)

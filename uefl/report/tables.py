@@ -104,8 +104,10 @@ def tables(run: RunFolder) -> list[Table]:
 
 
 def client_table(run: RunFolder) -> Table:
-    """Return accuracy, entropy and the columns that differ between clients, of each client at the last
-    round."""
+    """Return a table of each client at the last round.
+
+    It has accuracy, entropy and the columns that differ between clients.
+    """
 
     def values(key: str, arm: str) -> list[Any]:
         return [run.arms[arm]["clients"].get(client, {}).get(key) for client in run.measured_clients]

@@ -52,8 +52,9 @@ _OF_TRAINING = frozenset(("train_loss", "steps", "personalized_accuracy", "perso
 def metrics_rejection(
     reply: Reply, classes: int, columns: Collection[str] = (), of_server: Collection[str] = ()
 ) -> str | None:
-    """Return the reason to reject a reply as a whole; None: it has no error, and its metrics are possible
-    values.
+    """Return the reason to reject a reply as a whole.
+
+    Return None if it has no error, and its metrics are possible values.
 
     Args:
         columns: metrics of the algorithm that a report takes the mean of.
@@ -106,8 +107,10 @@ def not_finite(values: Mapping[str, Any]) -> str | None:
 
 
 def printable(reason: str, most: int = _LONGEST) -> str:
-    """Return a reason as one printable line of at most ``most`` characters. Clients choose some of the
-    names in it."""
+    """Return a reason as one printable line of at most ``most`` characters.
+
+    Clients choose some of the names in it.
+    """
     line = "".join(character if character.isprintable() else "?" for character in reason[: most + 1])
     return line if len(line) <= most else f"{line[:most]}..."
 
@@ -133,8 +136,9 @@ def check_quorum(
 
 
 def blame(magnitudes: Mapping[str, float]) -> str:
-    """Name the client with an update far larger than the others, in words. Without one, the model has
-    diverged.
+    """Name the client with an update far larger than the others, in words.
+
+    Without one, the model has diverged.
 
     Args:
         magnitudes: the largest element of each update, by client.

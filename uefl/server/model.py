@@ -131,8 +131,10 @@ class ServerModel:
         )
 
     def _fault(self, message: Message, reply: Reply) -> str | None:
-        """Return the reason to reject an updated model: its elements are so large that the other clients
-        would overflow in one round of training."""
+        """Return the reason to reject an updated model with very large elements.
+
+        The other clients would overflow in one round of training.
+        """
         if not {"values", "buffers"} <= message.tensors.keys() & reply.tensors.keys():
             return None
         sent, found = message.tensors["values"], reply.tensors["values"]

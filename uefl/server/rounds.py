@@ -343,8 +343,10 @@ class ServerLoop:
         return [each.network(workspace) for each in self.members]
 
     def state(self) -> tuple[Tensors, dict[str, Any]]:
-        """Return tensors and plain values. With the configuration and the private files they suffice to go
-        on."""
+        """Return tensors and plain values.
+
+        With the configuration and the private files they suffice to go on.
+        """
         tensors = {
             f"{i}.state.{name}": tensor
             for i, each in enumerate(self.members)

@@ -11,8 +11,10 @@ from ..errors import RunError
 
 @dataclass(frozen=True)
 class Turn:
-    """One exchange with the clients: they measure the model of the message, then the participants train
-    it."""
+    """One exchange with the clients.
+
+    They measure the model of the message, then the participants train it.
+    """
 
     iteration: int
     trained: int

@@ -1,2 +1,4 @@
-"""Suites: the tables of a paper as runs, each with a seed and a folder of its own, and one report over all of
-them."""
+"""Suites: the tables of a paper as runs, and one report over all of them.
+
+Each run has a seed and a folder of its own.
+"""

@@ -41,8 +41,10 @@ def measure(folder: Path, gpu: bool) -> None:
 
 
 def milliseconds(model: SavedModel, client: str | None) -> float:
-    """Return the median time of a prediction of one image, with the transfer of the image and of the
-    result."""
+    """Return the median time of a prediction of one image.
+
+    It includes the transfer of the image and of the result.
+    """
     image = blank(1, model.shape, model.inputs)
     times = []
     for i in range(_WARM + _REPEATS):

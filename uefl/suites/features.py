@@ -1,5 +1,7 @@
-"""A picture of the input of a quantizer: features of test images and the codewords of their client, on the
-two principal axes."""
+"""A picture of the input of a quantizer.
+
+It shows features of test images and the codewords of their client, on the two principal axes.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,9 @@ _COLUMNS = 3
 
 @torch.no_grad()
 def draw(folder: Path, data_root: Path | None) -> Figure | None:
-    """Draw a panel for each of the first clients of a finished run of one arm; return None if it has no model
-    with a codebook.
+    """Draw a panel for each of the first clients of a finished run of one arm.
+
+    Return None if it has no model with a codebook.
 
     The axes are the principal ones of the features of all these clients; a dot is a feature, a segment of a
     feature vector where the codebook has several.
@@ -53,8 +56,9 @@ def draw(folder: Path, data_root: Path | None) -> Figure | None:
 def panels(
     found: Mapping[str, Matrix], books: Mapping[str, Matrix], shared: int, *, residual: bool = False
 ) -> Figure:
-    """Draw tokens ``[..., D]`` and codewords ``[..., V, d]`` by client; all clients share the first
-    ``shared`` codewords.
+    """Draw tokens ``[..., D]`` and codewords ``[..., V, d]`` by client.
+
+    All clients share the first ``shared`` codewords.
 
     If each segment has its own codebook, one panel shows all of them. With ``residual``, new codewords
     quantize residuals. A residual is a difference of features, so these codewords are drawn from the mean.

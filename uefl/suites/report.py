@@ -1,5 +1,8 @@
-"""The report of a suite: mean and deviation over seeds, differences to one arm with a confidence interval,
-the paper's numbers, curves."""
+"""The report of a suite.
+
+It has mean and deviation over seeds, differences to one arm with a confidence interval, the paper's numbers,
+and curves.
+"""
 
 from __future__ import annotations
 
@@ -57,8 +60,10 @@ class Result:
     """by folder, why a run is not there"""
 
     def values(self, case: str, arm: str, measure: str) -> dict[int, float]:
-        """Return one measure by seed, as far as it is there; of an average, over the seeds that all its cases
-        have."""
+        """Return one measure by seed, as far as it is there.
+
+        For an average, return it for the seeds that all its cases have.
+        """
         if case in self.suite.averages:
             cases = [self.values(of, arm, measure) for of in self.suite.averages[case].cases]
             return {
@@ -70,8 +75,10 @@ class Result:
         return {seed: value for seed, value in found.items() if value is not None}
 
     def arms(self, case: str) -> list[str]:
-        """Return the arms of a case with a run, in the order of the case; for an average, the arms of all its
-        cases."""
+        """Return the arms of a case with a run, in the order of the case.
+
+        For an average, return the arms of all its cases.
+        """
         if case in self.suite.averages:
             first, *others = (self.arms(of) for of in self.suite.averages[case].cases)
             return [arm for arm in first if all(arm in arms for arms in others)]
@@ -103,8 +110,10 @@ def collect(suite: Suite, scale: Scale, jobs: Sequence[Job], errors: dict[Path, 
 
 
 def write(result: Result, out: Path, data_root: Path | None = None) -> None:
-    """Write ``report.md``, ``report.html``, ``plots`` and ``results.json`` of a suite; the pictures of
-    features need the images again."""
+    """Write ``report.md``, ``report.html``, ``plots`` and ``results.json`` of a suite.
+
+    The pictures of features need the images again.
+    """
     drawings = (*_draw(result), *_draw_clients(result), *_draw_features(result, data_root))
     write_pages(content(result, save(drawings, out)), out)
     (out / "results.json").write_text(json.dumps(plain(result), indent=1) + "\n", encoding="utf-8")
@@ -153,8 +162,10 @@ def table(result: Result) -> Table:
 
 
 def differences(result: Result) -> list[Block]:
-    """Return a sentence and a table: the difference of every measure of every arm to the reference arm;
-    nothing for a single measure."""
+    """Return a sentence and a table: the difference of every measure of every arm to the reference arm.
+
+    Return nothing for a single measure.
+    """
     suite = result.suite
     arms = [(case, arm) for case, arm in result.rows() if (case, arm) != suite.reference(case)]
     if not arms or len(suite.measures) == 1:
@@ -204,8 +215,10 @@ def content(result: Result, pictures: list[Picture]) -> Content:
 
 
 def reasons(missing: Mapping[str, str]) -> list[str]:
-    """Return why runs are missing: one line for the runs of a case with a common reason, or a run with its
-    place."""
+    """Return why runs are missing.
+
+    A line is for the runs of a case with a common reason, or for a run with its place.
+    """
     alike: dict[tuple[str, str], list[str]] = {}
     for place, why in missing.items():
         alike.setdefault((place.partition("/")[0], why), []).append(place)
@@ -235,8 +248,10 @@ def absent(result: Result) -> list[str]:
 
 
 def _measures(result: Result) -> list[str]:
-    """Return the names of measures of the first run of an arm, and of their means over the clients of each
-    angle."""
+    """Return the names of measures of the first run of an arm.
+
+    Include their means over the clients of each angle.
+    """
     names: dict[str, None] = {}
     for (_, arm), runs in result.runs.items():
         run = runs[min(runs)]
@@ -256,8 +271,10 @@ def _measures(result: Result) -> list[str]:
 
 
 def unequal(result: Result) -> list[str]:
-    """Return a sentence about arms with another number of rounds than their reference arm, for example after
-    an early stop."""
+    """Return a sentence about arms with another number of rounds than their reference arm.
+
+    An early stop can cause this.
+    """
     against, said = result.suite.against, []
     for case, arm in result.runs:
         ours, theirs = (
@@ -291,8 +308,10 @@ def elsewhere(result: Result) -> list[str]:
 
 
 def partial(result: Result) -> list[str]:
-    """Return a sentence about means of fewer seeds than their row has, for example of a phase that not every
-    run reaches."""
+    """Return a sentence about means of fewer seeds than their row has.
+
+    For example, not every run reaches a phase.
+    """
     said = []
     for (case, arm), runs in result.runs.items():
         for measure in result.suite.measures:
@@ -307,8 +326,9 @@ def partial(result: Result) -> list[str]:
 
 
 def _value(run: RunFolder, arm: str, measure: str) -> float | None:
-    """Return a value of the summary, or the mean of a column over the clients, at the last round or,
-    ``COLUMN_last4``, the last four.
+    """Return a value of the summary, or the mean of a column over the clients.
+
+    The mean is of the last round or, for ``COLUMN_last4``, of the last four.
 
     ``best_COLUMN`` is the value in the round with the highest accuracy. ``MEASURE@ANGLE`` covers the clients
     with images turned by this angle.
@@ -336,8 +356,10 @@ def _value(run: RunFolder, arm: str, measure: str) -> float | None:
 
 
 def _accuracy_at_angle(run: RunFolder, arm: str, measure: str, angle: str) -> float | None:
-    """Return the accuracy, or another column, of clients with images turned by an angle, over the rounds that
-    :func:`_value` takes."""
+    """Return the accuracy, or another column, of clients with images turned by an angle.
+
+    It is taken over the rounds that :func:`_value` takes.
+    """
     several = measure == "accuracy" or measure.endswith("_last4")
     series = run.series(arm, measure.removesuffix("_last4"))[-4 if several else -1 :]
     chosen = (
@@ -452,8 +474,10 @@ def _curve(run: RunFolder, arm: str, key: str) -> np.ndarray:
 
 
 def _draw_sweep(result: Result, measure: str) -> Figure:
-    """Draw a measure over the places of the cases, and below it the difference to the arm compared with; a
-    column for each panel."""
+    """Draw a measure over the places of the cases, and below it the difference to the arm compared with.
+
+    Each panel has a column.
+    """
     cases, arms = result.suite.cases, _all_arms(result)
     names = list(dict.fromkeys(case.panel for case in cases.values() if case.x is not None))
     figure = canvas(max(5.6, 4.4 * len(names)), 6.0)
@@ -522,8 +546,10 @@ def _draw_front(result: Result, measures: tuple[str, str]) -> Figure:
 
 
 def _draw_clients(result: Result) -> Iterator[Drawing]:
-    """Draw entropies and counts, such as codewords, for the first seed of every arm whose clients differ in
-    the count."""
+    """Draw entropies and counts, such as codewords, for the first seed of some arms.
+
+    These are the arms whose clients differ in the count.
+    """
     for (case, arm), runs in result.runs.items():
         run = runs[min(runs)]
         shares = run.findings[arm].shares if arm in run.findings else None

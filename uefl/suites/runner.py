@@ -1,5 +1,7 @@
-"""Train the runs of a suite in separate processes, several at a time. Finished runs stay, and interrupted
-runs resume."""
+"""Train the runs of a suite in separate processes, several at a time.
+
+Finished runs stay, and interrupted runs resume.
+"""
 
 from __future__ import annotations
 
@@ -47,8 +49,9 @@ def run(
     ended: Callable[[JobResult], None],
     report: Callable[[dict[Job, int]], None],
 ) -> None:
-    """Run all jobs that are not finished, in their order. Ctrl-C stops all of them; the next call continues
-    each job from its last round.
+    """Run all jobs that are not finished, in their order.
+
+    Ctrl-C stops all of them; the next call continues each job from its last round.
 
     Args:
         jobs: see :func:`uefl.suites.suite.jobs`; one for each folder, after :func:`check_configurations`.

@@ -27,8 +27,9 @@ with suppress(ImportError):
 
 
 def work(text: str, folder: Path, device: str, data_root: Path | None, log: Path) -> None:
-    """Start a run or continue it; its output goes into a log. The last line is the reason if it cannot
-    finish.
+    """Start a run or continue it; its output goes into a log.
+
+    The last line is the reason if it cannot finish.
 
     The run has no report of its own: pictures take longer than a small run, and the suite draws the pictures
         of all runs.
@@ -61,8 +62,10 @@ def work(text: str, folder: Path, device: str, data_root: Path | None, log: Path
 
 
 def _end_with_suite() -> None:
-    """End this process when the process of the suite is gone; a run that went on would hold the lock of its
-    folder."""
+    """End this process when the process of the suite is gone.
+
+    A run that went on would hold the lock of its folder.
+    """
     suite = parent_process()
     assert suite is not None
     connection.wait([suite.sentinel])

@@ -24,8 +24,10 @@ _COMPLEX = "Complex data not supported: {} needs real numbers."
 
 
 def rows_of(name: str, X: Any, *, none_is_legal: bool = False) -> tuple[torch.Tensor, Back]:
-    """Return rows [n, d] of one of the four dtypes, without a copy if possible, and a function that converts
-    results to the kind of X."""
+    """Return rows [n, d] of one of the four dtypes, and a function that converts results.
+
+    Rows are not copied if possible. The function converts results to the kind of X.
+    """
     x, back = (real(name, X.detach()), _keep) if isinstance(X, torch.Tensor) else (_tensor(name, X), to_numpy)
     if x.is_meta:
         raise ValueError(f"{name}: X is on the meta device and has no values; move it to another one")
@@ -96,8 +98,10 @@ def sparse_rows_of(name: str, X: Any) -> SparseRows:
 
 
 def blocks_of(name: str, blocks: Any) -> Blocks:
-    """Return blocks from an iterable that can be read many times, or from a function that returns an
-    iterator."""
+    """Return blocks from an iterable that can be read many times.
+
+    It may also be a function that returns an iterator.
+    """
     if not callable(blocks) and (not hasattr(blocks, "__iter__") or iter(blocks) is blocks):
         raise TypeError(
             f"{name}: blocks is {type(blocks).__name__}, which cannot be read more than once; a fit reads it"
@@ -147,8 +151,10 @@ def real(name: str, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def shared(array: Any) -> torch.Tensor:
-    """Return a tensor that shares the memory of an array. It is only read, so torch's warning about read-only
-    arrays is suppressed."""
+    """Return a tensor that shares the memory of an array.
+
+    It is only read, so torch's warning about read-only arrays is suppressed.
+    """
     if array.flags.writeable:
         return torch.from_numpy(array)
     with warnings.catch_warnings():
@@ -163,8 +169,10 @@ def without_na(array: Any) -> Any:
 
 
 def column_names(X: Any) -> Any:
-    """Return the column names of a data frame if all are strings, and None if none is. A mixture is an error,
-    as in scikit-learn."""
+    """Return the column names of a data frame if all are strings, and None if none is.
+
+    A mixture is an error, as in scikit-learn.
+    """
     columns = getattr(X, "column_names", getattr(X, "columns", None))  # PyArrow has column_names
     if columns is None or isinstance(X, torch.Tensor) or len(columns) == 0:
         return None
@@ -181,8 +189,10 @@ def column_names(X: Any) -> Any:
 
 
 def check_names(estimator: str, seen: Any, names: Any) -> None:
-    """Raise ValueError if the column names, or their order, differ from the fit. Warn if only one of the two
-    has names."""
+    """Raise ValueError if the column names, or their order, differ from the fit.
+
+    Warn if only one of the two has names.
+    """
     if seen is None and names is None:
         return
     if seen is None:

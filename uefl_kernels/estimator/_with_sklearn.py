@@ -1,5 +1,7 @@
-"""Bases made of scikit-learn's own classes: parameters, set_output, metadata routing, tags, representations
-in notebooks."""
+"""Bases made of scikit-learn's own classes.
+
+They give parameters, set_output, metadata routing, tags, and representations in notebooks.
+"""
 
 from __future__ import annotations
 

@@ -60,8 +60,10 @@ class PlainClusteringEstimator(PlainEstimator):
         raise NotImplementedError
 
     def get_feature_names_out(self, input_features: Any = None) -> Any:
-        """Return the names of the columns of ``transform``. If the fit had feature names, ``input_features``
-        must be equal to them."""
+        """Return the names of the columns of ``transform``.
+
+        If the fit had feature names, ``input_features`` must be equal to them.
+        """
         columns = getattr(self, "_n_features_out", None)
         if columns is None:
             raise NotFittedError(

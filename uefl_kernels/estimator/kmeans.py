@@ -43,8 +43,9 @@ from ._verbose import printing
 
 
 class KMeans(RowEstimator, ClusteringEstimator):
-    """k-means clustering with exact labels, with the conventions of scikit-learn, on
-    :func:`uefl_kernels.kmeans`.
+    """k-means clustering with exact labels, with the conventions of scikit-learn.
+
+    It is built on :func:`uefl_kernels.kmeans`.
 
     Takes NumPy arrays, lists, data frames, or torch tensors on any device, and returns the same kind. A
     ``numpy.memmap`` is read in blocks, and the work on a sparse matrix follows its non-zeros. scikit-learn is
@@ -171,8 +172,9 @@ class KMeans(RowEstimator, ClusteringEstimator):
         return self
 
     def fit_blocks(self, blocks: Any, *, sample_weight: Any = None, group: Any = None) -> KMeans:
-        """Cluster rows that are not in memory at once, or not in one process: the result of all of them
-        together, to the bit.
+        """Cluster rows that are not in memory at once, or not in one process.
+
+        The result is the one of all rows together, to the bit.
 
         Args:
             blocks: arrays or tensors ``[n_i, n_features]`` of one dtype, read again for every pass: a list,
@@ -205,8 +207,9 @@ class KMeans(RowEstimator, ClusteringEstimator):
         return self
 
     def partial_fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> KMeans:
-        """Move the centers by more rows, which are not kept. The first call is ``fit`` and needs at least
-        ``n_clusters`` rows.
+        """Move the centers by more rows, which are not kept.
+
+        The first call is ``fit`` and needs at least ``n_clusters`` rows.
 
         A center becomes the mean of all rows of its cluster so far, including the rows of this call
         (``metric="cosine"``: scaled to length 1). ``labels_`` and ``inertia_`` describe X with the new
@@ -289,8 +292,10 @@ class KMeans(RowEstimator, ClusteringEstimator):
             )
 
     def _requests(self, n: int, d: int, X: Any = None) -> list[FitOptions]:
-        """Return the requests for n rows of d elements: one, or one for each start if ``init`` is a function
-        of X."""
+        """Return the requests for n rows of d elements.
+
+        There is one, or one for each start if ``init`` is a function of X.
+        """
         k, seed = as_integer(self.n_clusters), seed_of(self.random_state)
         if k is not None and n < k:
             raise ValueError(f"n_samples={n} should be >= n_clusters={k}.")
@@ -421,8 +426,10 @@ class KMeans(RowEstimator, ClusteringEstimator):
             return back(_joined([kmeans_distances(block, centers) for block in blocks]))
 
     def _fitted(self, X: Any) -> tuple[Iterator[torch.Tensor], torch.Tensor, Back]:
-        """Return the rows in blocks as in the fit, the centers in their dtype, and a function that converts
-        results."""
+        """Return the rows in blocks as in the fit, the centers, and a function that converts results.
+
+        Centers are in the dtype of the rows.
+        """
         self._check_fitted()
         source = source_of("KMeans", X)
         if source is None:
@@ -463,8 +470,10 @@ class KMeans(RowEstimator, ClusteringEstimator):
 
 
 def _given(init: Any, k: int, d: int) -> torch.Tensor:
-    """Return the centers that a caller gives, [k, d] float64; ValueError, in scikit-learn's words, for
-    another shape."""
+    """Return the centers that a caller gives, [k, d] float64.
+
+    Raise ValueError, in scikit-learn's words, for another shape.
+    """
     given = numbers("KMeans", "init", init)
     shape = tuple(given.shape)
     if len(shape) != 2 or shape[0] != k:

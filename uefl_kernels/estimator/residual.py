@@ -1,5 +1,7 @@
-"""``ResidualKMeans``: each level clusters the residuals of the level before, so every row gets a code for
-each level."""
+"""``ResidualKMeans``: each level clusters the residuals of the level before.
+
+So every row gets a code for each level.
+"""
 
 from __future__ import annotations
 
@@ -62,8 +64,9 @@ def collision_report(codes: Any) -> CollisionReport:
 
 
 class ResidualKMeans(RowEstimator, Estimator):
-    """Compute codes of several levels for every row ("semantic IDs"): each level is a :class:`KMeans` of the
-    residuals of the levels before.
+    """Compute codes of several levels for every row ("semantic IDs").
+
+    Each level is a :class:`KMeans` of the residuals of the levels before.
 
     Takes NumPy arrays, objects that NumPy converts, or torch tensors, and returns the same kind. Sparse
     matrices are made dense, because residuals are dense. The same data and seed give the same bits.
@@ -133,7 +136,9 @@ class ResidualKMeans(RowEstimator, Estimator):
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> ResidualKMeans:
         """Compute the codebooks and the codes of the rows of X ``[n_samples, n_features]``; ``y`` is ignored.
-        Return self."""
+
+        Return self.
+        """
         self._validate_params()
         if not isinstance(self.init, str):
             raise TypeError(
@@ -174,8 +179,10 @@ class ResidualKMeans(RowEstimator, Estimator):
         return self.fit(X, sample_weight=sample_weight).codes_
 
     def predict(self, X: Any) -> Any:
-        """Return codes ``[n_samples, n_levels]`` int64: in each level the center nearest to the residual of
-        the levels before."""
+        """Return codes ``[n_samples, n_levels]`` int64.
+
+        In each level the code is the center nearest to the residual of the levels before.
+        """
         self._check_fitted()
         x, back = self._rows(X, fitting=False)
         rest, codes = _wide(x), []
@@ -187,8 +194,10 @@ class ResidualKMeans(RowEstimator, Estimator):
         return back(torch.stack(codes, 1))
 
     def decode(self, codes: Any) -> Any:
-        """Return the sums of the centers of codes ``[n_samples, n_levels]``: rows ``[n_samples,
-        n_features]``, of the type of ``codebooks_``."""
+        """Return the sums of the centers of codes ``[n_samples, n_levels]``.
+
+        The rows ``[n_samples, n_features]`` are of the type of ``codebooks_``.
+        """
         self._check_fitted()
         books = rows_like(self.codebooks_)
         index = codes_of("ResidualKMeans", codes).to(books.device)

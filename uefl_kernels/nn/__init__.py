@@ -1,5 +1,7 @@
-"""Layers on the ops: quantizers that replace vector-quantize-pytorch's, ``ExtensibleCodebook``,
-``MCDropout``."""
+"""Layers on the ops.
+
+They are quantizers that replace vector-quantize-pytorch's, ``ExtensibleCodebook`` and ``MCDropout``.
+"""
 
 from ._losses import LossBreakdown
 from .binary_mapper import BinaryMapper

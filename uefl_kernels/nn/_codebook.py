@@ -1,5 +1,6 @@
-"""The codewords of a VQ layer and their updates without a gradient: averages, revival, k-means, an affine
-map.
+"""The codewords of a VQ layer and their updates without a gradient.
+
+Updates are averages, revival, k-means, and an affine map.
 
 Nothing here waits for the device, except where ``kmeans_init`` reads the flag ``initted``: once after each
 change of it, and in the first batch where a mask or other processes take part.
@@ -44,8 +45,9 @@ class Affine(NamedTuple):
 
 
 class Codebook(ConstantBuffers, Float32Module):
-    """``[h, K, d]`` codewords, h = 1 where all heads share them, with the attributes and state of the peer's
-    class.
+    """The codewords ``[h, K, d]`` of a layer, h = 1 where all heads share them.
+
+    Attributes and state are the ones of the peer's class.
 
     The arguments mean the same as in :class:`VectorQuantize`. Plain attributes may be set
     later and then hold for the next call; setting a property that is fixed raises AttributeError.
@@ -136,8 +138,10 @@ class Codebook(ConstantBuffers, Float32Module):
         )
 
     def forward(self, x: torch.Tensor, step: Callable[..., Any], *args: Any) -> Any:
-        """Return ``step(x, *args)``, a step of the layer: hooks of this module run around all that uses its
-        tensors."""
+        """Return ``step(x, *args)``, a step of the layer.
+
+        Hooks of this module run around all that uses its tensors.
+        """
         if self.embed_avg.dtype in HALF:
             self._restore_float32()
         return step(x, *args)
@@ -215,16 +219,20 @@ class Codebook(ConstantBuffers, Float32Module):
 
     @torch.no_grad()
     def assign(self, codebook: torch.Tensor) -> None:
-        """Set the codewords ``[h, K, d]`` and their averages: the next step moves them from there, k-means
-        leaves them."""
+        """Set the codewords ``[h, K, d]`` and their averages.
+
+        The next step moves them from there, and k-means leaves them.
+        """
         self._require_whole()
         self.embed.copy_(codebook)
         self.embed_avg.copy_(codebook * self.cluster_size.unsqueeze(-1))
         self.initted.fill_(True)
 
     def _require_whole(self) -> None:
-        """Raise RuntimeError where the codewords are no tensor of this module: the values that a pass writes
-        into them would be lost."""
+        """Raise RuntimeError where the codewords are no tensor of this module.
+
+        The values that a pass writes into them would be lost.
+        """
         if ("embed" in self._parameters or "embed" in self._buffers) and not self._sharded:
             return
         lost = "what this layer writes into them (k-means, averages, revival, codebook = ...) would be lost"
@@ -242,15 +250,20 @@ class Codebook(ConstantBuffers, Float32Module):
         )
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute; remember that ``fully_shard`` shards the codewords, which are whole again in a
-        forward pass, but as a copy."""
+        """Set an attribute.
+
+        Remember that ``fully_shard`` shards the codewords. In a forward pass they are whole again, but as a
+        copy.
+        """
         super().__setattr__(name, value)
         if name == "embed" and hasattr(value, "full_tensor"):
             self._sharded = True
 
     def _restore_float32(self) -> None:
-        """Make float buffers float32 again that were cast behind the module: averages do not move in half
-        precision."""
+        """Make float buffers float32 again that were cast behind the module.
+
+        Averages do not move in half precision.
+        """
         cast = [(name, buffer) for name, buffer in self.named_buffers(recurse=False) if buffer.dtype in HALF]
         for _, buffer in cast:
             buffer.data = buffer.data.float()
@@ -283,8 +296,9 @@ class Codebook(ConstantBuffers, Float32Module):
         accumulate: bool = False,
         ema: bool | None = None,
     ) -> None:
-        """Move the averages towards this batch, the codewords with them, and put dead codewords onto rows of
-        x.
+        """Move the averages towards this batch, and the codewords with them.
+
+        Put dead codewords onto rows of x.
 
         Args:
             counts: ``[h, K]``, of the rows where the mask is True.
@@ -321,8 +335,10 @@ class Codebook(ConstantBuffers, Float32Module):
         self.steps.add_(1)
 
     def skip_update(self, x: torch.Tensor, mask: torch.Tensor | None, accumulate: bool) -> None:
-        """Draw the random numbers of ``update`` when a region runs again, so that later draws are the same as
-        the first time."""
+        """Draw the random numbers of ``update`` when a region runs again.
+
+        So later draws are the same as the first time.
+        """
         if self.threshold_ema_dead_code > 0 and not accumulate:
             self._offer(x, mask)
 
@@ -338,8 +354,10 @@ class Codebook(ConstantBuffers, Float32Module):
 
     @torch.no_grad()
     def update_ema(self) -> None:
-        """Set codewords to sums / sizes, with Laplace smoothing; ``manual_ema_update`` leaves the call to the
-        caller."""
+        """Set codewords to sums / sizes, with Laplace smoothing.
+
+        With ``manual_ema_update``, the caller calls it.
+        """
         self._require_whole()
         total = self.cluster_size.sum(-1, keepdim=True)
         size = (self.cluster_size + self.eps) / (total + self.cluster_size.shape[-1] * self.eps) * total
@@ -356,8 +374,10 @@ class Codebook(ConstantBuffers, Float32Module):
         accum_ema_update: bool = False,
         ema_update: bool | None = None,
     ) -> None:
-        """Update as if ``embed_ind`` ``[..., heads]`` had been chosen for x ``[..., heads * d]``; -1 counts
-        for codeword 0."""
+        """Update as if ``embed_ind`` ``[..., heads]`` had been chosen for x ``[..., heads * d]``.
+
+        An index of -1 counts for codeword 0.
+        """
         if not self.tracks(ema_update):
             return
         heads = x.shape[-1] // self.embed.shape[-1]
@@ -398,8 +418,9 @@ class Codebook(ConstantBuffers, Float32Module):
         return self.cluster_size < self.threshold_ema_dead_code
 
     def _offer(self, x: torch.Tensor, mask: torch.Tensor | None) -> list[torch.Tensor]:
-        """Make this process's share of K places: ``[h, K, 1]`` taken, ``[h, K, 1]`` priority, ``[h, K, d]``
-        rows of x.
+        """Make this process's share of K places.
+
+        Return taken ``[h, K, 1]``, priority ``[h, K, 1]``, and rows of x ``[h, K, d]``.
 
         The processes get the places in turn. A process fills each of its places with a row while its rows
         last. The sum over the processes has the rows of all of them. Rows are distinct and spread evenly over
@@ -437,8 +458,10 @@ class Codebook(ConstantBuffers, Float32Module):
     def _revive(
         self, dead: torch.Tensor, taken: torch.Tensor, priority: torch.Tensor, rows: torch.Tensor
     ) -> None:
-        """Replace the dead codewords ``[h, K]``, in random order, by the offered rows; with too few rows the
-        rest wait."""
+        """Replace the dead codewords ``[h, K]``, in random order, by the offered rows.
+
+        With too few rows, the rest wait.
+        """
         self._require_whole()
         size = self.reset_cluster_size or self.threshold_ema_dead_code
         held = taken.squeeze(-1) > 0
@@ -506,8 +529,9 @@ class Codebook(ConstantBuffers, Float32Module):
 
     @property
     def waiting(self) -> bool:
-        """Return True while the codebook waits for k-means of its first batch, as the buffer ``initted``
-        records.
+        """Return True while the codebook waits for k-means of its first batch.
+
+        The buffer ``initted`` records it.
 
         In a graph and on fake tensors the host cannot read the buffer. The property is then True unless the
         host has read True from this buffer before, and :meth:`initialize` skips a codebook that is
@@ -536,8 +560,9 @@ class Codebook(ConstantBuffers, Float32Module):
 
     @torch.no_grad()
     def initialize(self, x: torch.Tensor, mask: torch.Tensor | None) -> None:
-        """Run k-means on the rows ``[..., heads * d]`` of the first batch, for a codebook that is
-        ``waiting``.
+        """Run k-means on the rows ``[..., heads * d]`` of the first batch.
+
+        The codebook is ``waiting``.
 
         A batch without a single row, over all processes, leaves it to the next one.
         """
@@ -562,8 +587,9 @@ class Codebook(ConstantBuffers, Float32Module):
             self.initialize(self.scaled(_heads_last(data)), mask)
 
     def _kmeans(self, x: torch.Tensor, mask: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Return means ``[h, K, d]`` and sizes ``[h, K, 1]`` of the rows ``[..., heads * d]``; None without a
-        row.
+        """Return means ``[h, K, d]`` and sizes ``[h, K, 1]`` of the rows ``[..., heads * d]``.
+
+        Return None without a row.
 
         The rounds follow the peer and differ from ``kmeans``: an empty cluster keeps its codeword, cosine
         scales the means and not the rows, no round is skipped, and the processes add up their sums in every
@@ -628,8 +654,9 @@ class Coder(nn.Module):
     __prepare_scriptable__ = no_torchscript
 
     def encode(self, x: torch.Tensor, **options: Any) -> torch.Tensor:
-        """Return the indices of x as ``forward`` does in evaluation mode, and leave the layer as it is, in
-        training too.
+        """Return the indices of x as ``forward`` does in evaluation mode.
+
+        The layer stays as it is, in training too.
 
         Args:
             x: as for ``forward``.
@@ -672,8 +699,10 @@ def undisturbed(layer: nn.Module) -> Iterator[None]:
 
 
 def _version(tensor: torch.Tensor) -> int:
-    """Return how often the tensor was written; -1 where that is not known, of inference tensors and in a
-    compiled graph."""
+    """Return how often the tensor was written.
+
+    Return -1 where that is not known: for inference tensors and in a compiled graph.
+    """
     return -1 if torch.compiler.is_compiling() or tensor.is_inference() else tensor._version
 
 
@@ -702,8 +731,9 @@ def without_single_head(codebook: torch.Tensor) -> torch.Tensor:
 
 
 def _spread(rows: torch.Tensor, books: int, places: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw up to ``places`` distinct numbers below ``rows`` (a scalar tensor), ``[books, places]``, and flag
-    the valid ones.
+    """Draw up to ``places`` distinct numbers below ``rows``, and flag the valid ones.
+
+    ``rows`` is a scalar tensor. The numbers are ``[books, places]``.
 
     One is drawn in each of min(rows, places) equal parts: the work does not grow with the number of rows, as
     a permutation's would.

@@ -8,8 +8,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 
 def rank_and_size(shared: bool = True) -> tuple[int, int]:
-    """Return the rank of this process and the number of processes: (0, 1) without a process group, or if
-    ``shared`` is False."""
+    """Return the rank of this process and the number of processes.
+
+    They are (0, 1) without a process group, or if ``shared`` is False.
+    """
     if shared and dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return 0, 1
@@ -25,8 +27,9 @@ def all_reduce(parts: list[torch.Tensor], shared: bool = True) -> list[torch.Ten
 
 
 def sample_rows(rows: torch.Tensor, count: int, shared: bool = True) -> torch.Tensor | None:
-    """Draw ``[h, count, d]`` rows from the rows ``[h, n, d]`` of all processes, the same rows in each
-    process.
+    """Draw ``[h, count, d]`` rows from the rows ``[h, n, d]`` of all processes.
+
+    Each process gets the same rows.
 
     The rows are distinct if there are enough. The result is None if no process has a row. Each process
     contributes rows in proportion to its number of rows. With several processes, the host waits once for
@@ -57,8 +60,10 @@ def _draw(available: int, count: int, device: torch.device) -> torch.Tensor:
 
 
 def drawn_on_all(low: int, high: int, device: torch.device) -> int | None:
-    """Draw a number from ``low`` to ``high`` - 1, the same in all processes; None on tensors without values,
-    fake ones or on the meta device."""
+    """Draw a number from ``low`` to ``high`` - 1, the same in all processes.
+
+    Return None on tensors without values: fake ones, or on the meta device.
+    """
     value = torch.randint(low, high, (), device=device)
     if value.is_meta or isinstance(value, FakeTensor):
         return None

@@ -36,8 +36,9 @@ def cross_entropy(near: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
 
 
 def diversity(near: torch.Tensor, kept: torch.Tensor | None, length: int, temperature: float) -> torch.Tensor:
-    """Return the negative entropy of the assignment probabilities softmax(near * temperature), averaged over
-    the batch per position.
+    """Return the negative entropy of the assignment probabilities softmax(near * temperature).
+
+    The probabilities are averaged over the batch per position.
 
     As in the peer, the loss makes each of the ``length`` positions of a sequence use all codewords.
 

@@ -188,8 +188,10 @@ def no_dropout(model: nn.Module) -> str:
 
 @dataclass(frozen=True)
 class Chain:
-    """A head that mc_dropout_mlp can run: dropout, Linear, activation, dropout, ..., Linear, and perhaps a
-    dropout."""
+    """A head that mc_dropout_mlp can run.
+
+    It is dropout, Linear, activation, dropout, ..., Linear, and perhaps a dropout.
+    """
 
     linears: list[nn.Linear]
     # one before each Linear and one after the last; a functional dropout is given by its rate
@@ -213,8 +215,10 @@ class ModelParts:
 
 
 class _Tracer(fx.Tracer):
-    """Record reads of parameters and buffers in the graph, so that values computed from them are not
-    constants."""
+    """Record reads of parameters and buffers in the graph.
+
+    So values computed from them are not constants.
+    """
 
     proxy_buffer_attributes = True
 

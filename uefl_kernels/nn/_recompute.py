@@ -1,5 +1,7 @@
-"""Support checkpointed regions, which run a layer twice: the second run uses the codewords of the first run,
-and updates nothing."""
+"""Support checkpointed regions, which run a layer twice.
+
+The second run uses the codewords of the first run, and updates nothing.
+"""
 
 from __future__ import annotations
 

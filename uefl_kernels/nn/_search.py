@@ -22,8 +22,10 @@ _BLOCK = 1 << 23  # elements of a block of rows x codewords
 
 
 class Sampling(NamedTuple):
-    """Draw a codeword with probability softmax(-distance / temperature); the gradient may follow those
-    probabilities."""
+    """Draw a codeword with probability softmax(-distance / temperature).
+
+    The gradient may follow these probabilities.
+    """
 
     temperature: float
     drawn: bool
@@ -117,8 +119,10 @@ def count(codebook: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
 def count_and_sum(
     x: torch.Tensor, codebook: torch.Tensor, indices: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Count and sum the segments of x ``[..., D]`` for each codeword of ``[K, d]`` or ``[S, K, d]``, as
-    ``vq_with_sums`` does."""
+    """Count and sum the segments of x ``[..., D]`` for each codeword, as ``vq_with_sums`` does.
+
+    Codewords are ``[K, d]`` or ``[S, K, d]``.
+    """
     x, codebook = x.detach(), codebook.detach()
     flat, d = flat_indices(codebook, indices), codebook.shape[-1]
     size = codebook.shape[:-1].numel()

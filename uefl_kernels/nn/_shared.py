@@ -1,5 +1,7 @@
-"""Helpers of several layers: checks of arguments, where the channels are, float32 codewords, gradient
-estimators."""
+"""Helpers of several layers.
+
+They check arguments, move channels, keep codewords in float32, and estimate gradients.
+"""
 
 from __future__ import annotations
 
@@ -58,8 +60,10 @@ def as_indices(layer: str, indices: Any) -> torch.Tensor:
 
 
 def within(layer: str, indices: Any, size: int) -> torch.Tensor:
-    """Return indices as int64, from 0 to ``size`` - 1. On the CPU another index raises IndexError, because
-    these layers look up no codebook that would raise it."""
+    """Return indices as int64, from 0 to ``size`` - 1.
+
+    On the CPU another index raises IndexError, because these layers look up no codebook that would raise it.
+    """
     found = as_indices(layer, indices)
     plain = type(found) is torch.Tensor  # no fake tensor
     readable = plain and found.device.type == "cpu" and found.numel() > 0
@@ -72,8 +76,9 @@ def within(layer: str, indices: Any, size: int) -> torch.Tensor:
 
 
 def channels_last(layer: str, x: torch.Tensor, dim: int, second: bool, name: str = "x") -> torch.Tensor:
-    """Return vectors with their ``dim`` channels in the last dimension; they come second where ``second`` is
-    true.
+    """Return vectors with their ``dim`` channels in the last dimension.
+
+    Where ``second`` is true, the channels of the input are in its second dimension.
 
     Raises:
         TypeError: x is not a dense tensor of floats.
@@ -110,8 +115,10 @@ def refuse_together(layer: str, *found: tuple[bool, str]) -> None:
 
 
 def fixed(name: str, get: Callable[[Any], Any], doc: str) -> Any:
-    """Make a property that is decided when the layer is made: setting it raises AttributeError instead of
-    doing nothing."""
+    """Make a property that is decided when the layer is made.
+
+    Setting it raises AttributeError instead of doing nothing.
+    """
 
     def refuse(layer: Any, value: Any) -> None:
         raise AttributeError(
@@ -123,8 +130,10 @@ def fixed(name: str, get: Callable[[Any], Any], doc: str) -> Any:
 
 
 def absent(name: str) -> Any:
-    """Make a property for an attribute of the peer's that is not here: setting it raises AttributeError
-    instead of doing nothing."""
+    """Make a property for an attribute of the peer's that is not here.
+
+    Setting it raises AttributeError instead of doing nothing.
+    """
 
     def refuse(layer: Any, value: Any = None) -> Any:
         raise AttributeError(
@@ -205,20 +214,26 @@ class Layout(NamedTuple):
         return x.movedim(1, -1) if self.second and x.dim() > 2 else x
 
     def outward(self, x: torch.Tensor, given: int) -> torch.Tensor:
-        """Move the channels where an input of ``given`` dimensions has them; further dimensions of x stay
-        last."""
+        """Move the channels where an input of ``given`` dimensions has them.
+
+        Further dimensions of x stay last.
+        """
         return x.movedim(-1, 1) if self.second and given > 2 else x
 
 
 def without_padding(x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """Return vectors ``[..., D]`` with zeros where the mask ``[...]`` is False: what the padding holds, NaN
-    included, affects no gradient of a projection."""
+    """Return vectors ``[..., D]`` with zeros where the mask ``[...]`` is False.
+
+    What the padding holds, NaN included, affects no gradient of a projection.
+    """
     return x if mask is None else x.masked_fill(~mask.unsqueeze(-1), 0)
 
 
 def by_book(x: torch.Tensor, books: int, d: int) -> torch.Tensor:
-    """Reshape ``[..., heads * d]`` to ``[h, n, d]`` in the peer's order (batch, head, position): a seed draws
-    the same rows."""
+    """Reshape ``[..., heads * d]`` to ``[h, n, d]`` in the peer's order (batch, head, position).
+
+    So a seed draws the same rows.
+    """
     split: torch.Tensor = x.unflatten(-1, (x.shape[-1] // d, d))  # type: ignore[no-untyped-call]
     if books > 1:
         return split.movedim(-2, 0).reshape(books, -1, d)
@@ -326,7 +341,9 @@ def straight_through(x: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
 
 def rotate(x: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
     """Return the codeword; its gradient is rotated and scaled back to x (Fifty et al. 2024, section 4.2).
-    Last dimension."""
+
+    Last dimension.
+    """
     length, target = x.norm(dim=-1, keepdim=True), codes.norm(dim=-1, keepdim=True)
     u, q = (x / length.clamp(min=1e-6)).detach(), (codes / target.clamp(min=1e-6)).detach()
     w = F.normalize(u + q, dim=-1, eps=1e-6)
@@ -336,8 +353,10 @@ def rotate(x: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
 
 
 def directional(x: torch.Tensor, codes: torch.Tensor, variance: float) -> torch.Tensor:
-    """Move x by its distance to the codeword in nearly its direction: both get a gradient (DiVeQ, figure
-    1)."""
+    """Move x by its distance to the codeword in nearly its direction.
+
+    Both get a gradient (DiVeQ, figure 1).
+    """
     error = codes - x
     noised = error + variance**0.5 * torch.randn_like(error, memory_format=torch.contiguous_format)
     result: torch.Tensor = x + F.normalize(noised, dim=-1, eps=1e-6).detach() * error.norm(

@@ -1,5 +1,7 @@
-"""``ExtensibleCodebook``: a block of codewords that all clients see, and blocks that only some clients
-see."""
+"""``ExtensibleCodebook``: a block of codewords that all clients see, and further blocks.
+
+Only some clients see a further block.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,9 @@ from ._shared import Float32Module, no_torchscript
 
 
 class ExtensibleCodebook(Float32Module):
-    """Keep the codewords of each client: the blocks that the client sees, in their order of arrival, in one
-    buffer of fixed size.
+    """Keep the codewords of each client in one buffer of fixed size.
+
+    They are the blocks that the client sees, in their order of arrival.
 
     The ops take one codebook tensor. So each client has a parameter of ``capacity`` rows. Its first
     ``size(client)`` rows are visible. A search reads a view of them, and an extension writes behind them:
@@ -75,8 +78,10 @@ class ExtensibleCodebook(Float32Module):
         return self._sizes[self._known(client)]
 
     def codebook(self, client: str) -> torch.Tensor:
-        """Return ``[size, d]``, a view of the client's buffer: its blocks in the order in which they were
-        added."""
+        """Return ``[size, d]``, a view of the client's buffer.
+
+        Its blocks are in the order in which they were added.
+        """
         codes: torch.Tensor = self._weight(client)[: self._sizes[client]]
         return codes
 
@@ -87,8 +92,10 @@ class ExtensibleCodebook(Float32Module):
         return self._rows[block][client]
 
     def block(self, block: int, client: str | None = None) -> torch.Tensor:
-        """Return ``[v, d]``, a view of a client's copy of a block; by default of the copy of its first
-        member."""
+        """Return ``[v, d]``, a view of a client's copy of a block.
+
+        By default it is the copy of the first member of the block.
+        """
         client = next(iter(self._rows[block])) if client is None else client
         codes: torch.Tensor = self._weight(client)[self.rows(block, client)]
         return codes
@@ -207,8 +214,10 @@ class ExtensibleCodebook(Float32Module):
         return client
 
     def get_extra_state(self) -> torch.Tensor:
-        """Return the places of the blocks, for the state_dict: ``[blocks, clients, 2]`` rows from and
-        to, zeros for none."""
+        """Return the places of the blocks, for the state_dict.
+
+        They are ``[blocks, clients, 2]`` rows from and to, zeros for none.
+        """
         places = [
             [(rows[name].start, rows[name].stop) if name in rows else (0, 0) for name in self.clients]
             for rows in self._rows

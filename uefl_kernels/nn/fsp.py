@@ -228,14 +228,18 @@ class FSP(ConstantBuffers, Coder):
     # --- bins ----------------------------------------------------------------------------------------------
 
     def quantize_act_value(self, act_z: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the middles of the bins of ``[..., d]``, with the gradient of ``act_z``, and their
-        numbers."""
+        """Return the middles of the bins of ``[..., d]``, and the numbers of the bins.
+
+        The middles have the gradient of ``act_z``.
+        """
         places = (act_z.clamp(max=1 - eps) * self._levels).floor().detach()
         return straight_through(act_z, (places + 0.5) / self._levels), places
 
     def _perturbed(self, act_z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Move ``[..., d]`` by up to half a bin where the result is from 0 to 1; also return the share of
-        these."""
+        """Move ``[..., d]`` by up to half a bin where the result is from 0 to 1.
+
+        Also return the share of values that moved.
+        """
         moved = act_z + (torch.rand_like(act_z, memory_format=torch.contiguous_format) * 2 - 1) / (
             self._levels * 2
         )
@@ -251,8 +255,10 @@ class FSP(ConstantBuffers, Coder):
     # --- indices -------------------------------------------------------------------------------------------
 
     def level_indices_to_indices(self, level_indices: torch.Tensor) -> torch.Tensor:
-        """Return the index ``[...]``, int32 or int64 as ``forward``, of the numbers of bins ``[..., d]``; NaN
-        counts as the first bin."""
+        """Return the index ``[...]``, int32 or int64 as ``forward``, of the numbers of bins ``[..., d]``.
+
+        NaN counts as the first bin.
+        """
         return (level_indices.nan_to_num(nan=0).long() * self._basis).sum(-1).to(self._basis.dtype)
 
     def indices_to_level_indices(self, indices: torch.Tensor) -> torch.Tensor:

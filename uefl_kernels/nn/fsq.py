@@ -169,8 +169,10 @@ class FSQ(ConstantBuffers, Coder):
     # --- rounding ------------------------------------------------------------------------------------------
 
     def _levels_as(self, dtype: torch.dtype) -> torch.Tensor:
-        """Return the levels ``[d]`` in a dtype of at least 32 bits: quotients of integers would have the
-        default dtype."""
+        """Return the levels ``[d]`` in a dtype of at least 32 bits.
+
+        Quotients of integers would have the default dtype.
+        """
         return self._levels.to(torch.promote_types(dtype, torch.float32))
 
     def bound(self, z: torch.Tensor, eps: float = 1e-3, hard_clamp: bool = False) -> torch.Tensor:
@@ -221,8 +223,10 @@ class FSQ(ConstantBuffers, Coder):
         return indices.unsqueeze(-1) // self._counted() % self._levels
 
     def codes_to_indices(self, zhat: torch.Tensor) -> torch.Tensor:
-        """Return the index ``[...]``, int32 or int64 as ``forward``, of codewords ``[..., d]``; NaN counts as
-        the first level."""
+        """Return the index ``[...]``, int32 or int64 as ``forward``, of codewords ``[..., d]``.
+
+        NaN counts as the first level.
+        """
         if self.preserve_symmetry:
             levels = (zhat + 1.0) / (2.0 / (self._levels_as(zhat.dtype) - 1))
         else:
@@ -419,8 +423,9 @@ class ResidualFSQ(ConstantBuffers, ResidualScalarQuantizer):
         rand_quantize_dropout_fixed_seed: int | None = None,
         n_q: int | torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, ...]:
-        """Quantize x, ``[..., dim]`` or ``[B, dim, ...]`` for ``is_channel_first``; the other arguments as
-        :class:`ResidualVQ`.
+        """Quantize x, ``[..., dim]`` or ``[B, dim, ...]`` for ``is_channel_first``.
+
+        The other arguments are as in :class:`ResidualVQ`.
 
         Returns:
             ``(quantized, indices)``: indices ``[..., Q]``, -1 where left out, and the codes ``[Q, ..., d]``
@@ -550,8 +555,9 @@ class GroupedResidualFSQ(GroupedScalar):
     def forward(
         self, x: torch.Tensor, return_all_codes: bool = False, n_q: int | torch.Tensor | None = None
     ) -> tuple[torch.Tensor, ...]:
-        """Quantize x, arguments as :class:`ResidualFSQ`; return ``(quantized, indices)``, indices ``[groups,
-        ..., Q]``, and the codes if asked.
+        """Quantize x, with the arguments of :class:`ResidualFSQ`.
+
+        Return ``(quantized, indices)``, indices ``[groups, ..., Q]``, and the codes if asked.
 
         Raises:
             ValueError: a shape that does not fit.

@@ -299,8 +299,10 @@ class LFQ(ConstantBuffers, Coder):
 
     @staticmethod
     def _check_mask(mask: torch.Tensor | None, x: torch.Tensor) -> None:
-        """Raise TypeError or ValueError for a mask that does not fit vectors ``[B, ..., d]``: an int would
-        choose vectors by number."""
+        """Raise TypeError or ValueError for a mask that does not fit vectors ``[B, ..., d]``.
+
+        An int mask would choose vectors by number.
+        """
         if mask is None:
             return
         check_dense("LFQ", "mask", mask, (torch.bool,))
@@ -479,8 +481,10 @@ class GroupedResidualLFQ(GroupedScalar):
         return_all_codes: bool = False,
         n_q: int | torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, ...]:
-        """Quantize x, arguments as :class:`ResidualLFQ`; return ``(quantized, indices, losses)``, indices
-        ``[groups, ..., Q]``, losses ``[groups, Q]``, and the codes when asked.
+        """Quantize x, with the arguments of :class:`ResidualLFQ`.
+
+        Return ``(quantized, indices, losses)``, indices ``[groups, ..., Q]``, losses ``[groups, Q]``, and the
+        codes when asked.
 
         Raises:
             ValueError: a shape that does not fit.

@@ -1,5 +1,7 @@
-"""``MCDropout``: Monte-Carlo dropout around any classifier, with the part before the first dropout computed
-once."""
+"""``MCDropout``: Monte-Carlo dropout around any classifier.
+
+The part before the first dropout is computed once.
+"""
 
 from __future__ import annotations
 
@@ -172,8 +174,9 @@ class MCDropout(nn.Module):
         )
 
     def probs(self, *args: Any, seed: int | None = None, **kwargs: Any) -> torch.Tensor:
-        """Return the probabilities of every pass, ``[passes, B, ..., C]``, float32 (float64 if the logits
-        are).
+        """Return the probabilities of every pass, ``[passes, B, ..., C]``.
+
+        The dtype is float32, or float64 if the logits are.
 
         Those of the masks of a call with the same seed. With ``consistent=True``, ``probs[t]`` is one sampled
         network on all rows: the joint entropy of a batch needs it (BatchBALD, eq. 12). The errors are the
@@ -183,8 +186,10 @@ class MCDropout(nn.Module):
             return self._outward(passes.probs(_count("passes", self.passes), seed), 1)
 
     def _outward(self, values: torch.Tensor, passes: int) -> torch.Tensor:
-        """Move the classes from the last dimension to ``class_dim``, behind the given number of dimensions of
-        passes."""
+        """Move the classes from the last dimension to ``class_dim``.
+
+        It counts behind the given number of dimensions of passes.
+        """
         return values.movedim(-1, self.class_dim + passes if self.class_dim > 0 else self.class_dim)
 
     def _logits(self, output: Any) -> torch.Tensor:
@@ -276,8 +281,9 @@ class MCDropout(nn.Module):
     def _folds(
         self, suffix: fx.GraphModule, boundary: tuple[Any, ...], functional: FunctionalDropoutMode
     ) -> int:
-        """Return the logits of a pass if passes may be stacked along the first dimension, else 0: tried once
-        per shape, with the dropouts off.
+        """Return the logits of a pass if passes may be stacked along the first dimension, else 0.
+
+        This is tried once per shape, with the dropouts off.
 
         The second half of the trial holds other numbers, in another order: rows that see each other's mean
         would not notice a copy, and behind a normalization not a scaled one. Tensors without values allow no

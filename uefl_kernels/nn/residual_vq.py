@@ -1,5 +1,7 @@
-"""``ResidualVQ``: several quantizers in a row, each on the residual of the ones before; in groups,
-``GroupedResidualVQ``."""
+"""``ResidualVQ``: several quantizers in a row, each on the residual of the ones before.
+
+``GroupedResidualVQ`` has one for each group of channels.
+"""
 
 from __future__ import annotations
 
@@ -86,8 +88,10 @@ class ResidualQuantizer(Coder):
         return sum(map(math.log2, sizes))
 
     def _kept(self, device: torch.device, seed: int | None) -> int:
-        """Draw how many quantizers run, the same number in all processes; on tensors without values, all of
-        them."""
+        """Draw how many quantizers run, the same number in all processes.
+
+        On tensors without values, all of them run.
+        """
         if not (self.training and self.quantize_dropout):
             return self._num_quantizers
         if seed is not None:  # as the peer draws for this seed
@@ -121,8 +125,10 @@ class ResidualQuantizer(Coder):
         return self._kept(x.device, seed) if n_q is None else self._check_n_q(n_q, x.shape[0])
 
     def _agreed(self, kept: int, n_q: int | torch.Tensor, x: torch.Tensor) -> tuple[int, int | torch.Tensor]:
-        """Return how many quantizers run in any process, as each of them sends messages in training, and the
-        ``n_q`` of this process."""
+        """Return how many quantizers run in any process, and the ``n_q`` of this process.
+
+        Each quantizer that runs sends messages in training.
+        """
         most = _distributed.largest(kept, x.device) if self.training else kept
         if most > kept and not isinstance(n_q, torch.Tensor):
             n_q = torch.full((x.shape[0],), kept, device=x.device)
@@ -136,8 +142,10 @@ class ResidualQuantizer(Coder):
         n_q: int | torch.Tensor | None,
         mask: torch.Tensor | None = None,
     ) -> Any:
-        """Call a layer on the examples of x that use the quantizer at ``place``; the others get zeros and
-        index -1."""
+        """Call a layer on the examples of x that use the quantizer at ``place``.
+
+        The others get zeros and index -1.
+        """
         options = {} if mask is None else {"mask": mask}
         if not isinstance(n_q, torch.Tensor):
             return layer(x, **options)
@@ -378,8 +386,10 @@ class ResidualVQ(ResidualQuantizer):
         return self._quantizers[0]._codebook.as_model(torch.stack(codes))
 
     def get_output_from_indices(self, indices: torch.Tensor) -> torch.Tensor:
-        """Return what ``forward`` returns as quantized for these indices; a position with only indices -1 is
-        zero."""
+        """Return what ``forward`` returns as quantized for these indices.
+
+        A position with only indices -1 is zero.
+        """
         indices = as_indices("ResidualVQ", indices)
         output = project(self.project_out, self.get_codes_from_indices(indices).sum(0))
         output = output.masked_fill((indices < 0).all(-1, keepdim=True), 0)
@@ -461,8 +471,10 @@ class ResidualVQ(ResidualQuantizer):
         return (*result, self.get_codes_from_indices(all_indices)) if return_all_codes else result
 
     def _stages(self, start: torch.Tensor, kept: int, options: dict[str, Any]) -> Stages | None:
-        """Return the quantizers that are kept where one op runs them all; None where an option needs them one
-        by one."""
+        """Return the quantizers that are kept where one op runs them all.
+
+        Return None where an option needs them one by one.
+        """
         if (
             options["mask"] is not None
             or "n_q" in options
@@ -518,8 +530,7 @@ class ResidualVQ(ResidualQuantizer):
     def _cross_entropies(
         self, start: torch.Tensor, indices: torch.Tensor, options: dict[str, Any]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the sum of the codewords and the summed cross entropy of indices ``[..., Q]`` that are
-        given."""
+        """Return the sum of the codewords and the summed cross entropy of given indices ``[..., Q]``."""
         residual, total, losses = start, torch.zeros_like(start), []
         for place, (layer, chosen) in enumerate(zip(self._quantizers, indices.unbind(-1), strict=True)):
             transform = self._transform(place, total)
@@ -605,8 +616,10 @@ def _weights_of(weights: Sequence[float] | None, quantizers: int) -> list[float]
 def _used(
     x: torch.Tensor, mask: torch.Tensor | None, n_q: int | torch.Tensor | None, place: int
 ) -> torch.Tensor | None:
-    """Return the mask of the vectors ``[..., d]`` that the quantizer at a place is to quantize; None for
-    all."""
+    """Return the mask of the vectors ``[..., d]`` that the quantizer at a place is to quantize.
+
+    Return None for all.
+    """
     if not isinstance(n_q, torch.Tensor):
         return mask
     used = (n_q.to(x.device) > place).view(-1, *[1] * (x.dim() - 2)).expand(x.shape[:-1])
@@ -645,8 +658,9 @@ class Beams(NamedTuple):
         weight: float,
         keep: int,
     ) -> Beams:
-        """Extend every candidate by each of its k codewords ``[..., j, k, d]``, and keep the ``keep`` with
-        the least loss.
+        """Extend every candidate by each of its k codewords ``[..., j, k, d]``.
+
+        Keep the ``keep`` results with the least loss.
 
         ``passed`` has the codewords to subtract. ``weight`` is the weight of this layer's loss in the score.
         """
@@ -682,14 +696,17 @@ class Beams(NamedTuple):
 
 
 def _take(held: torch.Tensor, best: torch.Tensor, dims: int) -> torch.Tensor:
-    """Take the candidates ``best`` of ``held``; ``dims`` dimensions follow the dimension of the
-    candidates."""
+    """Take the candidates ``best`` of ``held``.
+
+    There are ``dims`` dimensions after the dimension of the candidates.
+    """
     return take_along(held, best.reshape(*best.shape, *(1,) * dims), held.dim() - 1 - dims)
 
 
 class ImplicitCodebook(Float32Module):
-    """Map a codeword and the sum of the codewords before it to the codeword of a position, by a residual MLP
-    (QINCo). It stays float32 as the codewords do.
+    """Map a codeword and the sum of the codewords before it to the codeword of a position.
+
+    The map is a residual MLP (QINCo). It stays float32 as the codewords do.
 
     The peer's ``MLP``. Source: Huijben et al. 2024, "Residual Quantization with Implicit Neural Codebooks".
     """
@@ -716,8 +733,10 @@ class ImplicitCodebook(Float32Module):
         return nn.functional.normalize(x, dim=-1) if self.l2norm_output else x
 
     def of_all(self, codes: torch.Tensor, *, condition: torch.Tensor) -> torch.Tensor:
-        """Return all codewords ``[h, ..., K, d]`` made of codes ``[h, K, d]`` for each condition ``[...,
-        d]``."""
+        """Return all codewords ``[h, ..., K, d]`` made of codes ``[h, K, d]``.
+
+        There is one set for each condition ``[..., d]``.
+        """
         books, k, d = codes.shape
         lead = condition.shape[:-1]
         codes = codes.reshape(books, *(1,) * len(lead), k, d).expand(books, *lead, k, d)
@@ -788,8 +807,10 @@ class GroupedResidualVQ(Coder):
 
     @property
     def codebooks(self) -> torch.Tensor | tuple[tuple[torch.Tensor, ...], ...]:
-        """Return the codewords, ``[groups, Q, K, d]``, or a tuple of ``[K, d]`` per group where the
-        quantizers' sizes differ."""
+        """Return the codewords, ``[groups, Q, K, d]``.
+
+        Where the quantizers' sizes differ, return a tuple of ``[K, d]`` per group.
+        """
         books = tuple(tuple(rvq.codebooks) for rvq in self._residuals)
         return (
             torch.stack([torch.stack(group) for group in books])
@@ -825,8 +846,9 @@ class GroupedResidualVQ(Coder):
         mask: torch.Tensor | None = None,
         n_q: int | torch.Tensor | None = None,
     ) -> Any:
-        """Quantize x; arguments as :class:`ResidualVQ`, all groups leave out the quantizers behind the same
-        random one.
+        """Quantize x, with the arguments of :class:`ResidualVQ`.
+
+        All groups leave out the quantizers behind the same random one.
 
         Returns:
             ``(quantized, indices, losses)``: indices int64 ``[groups, ..., Q]``, losses ``[groups, Q]``, and

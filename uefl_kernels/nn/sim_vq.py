@@ -17,8 +17,9 @@ from .residual_vq import ResidualQuantizer
 
 
 class SimVQ(Coder):
-    """Replace every vector by its nearest codeword, where a module makes the codewords from fixed random
-    vectors.
+    """Replace every vector by its nearest codeword, which a module makes.
+
+    It makes the codewords from fixed random vectors.
 
     All codewords move with every gradient step, so none is left behind.
 
@@ -198,8 +199,10 @@ class ResidualSimVQ(ResidualQuantizer):
         return torch.stack([layer.codebook for layer in self._quantizers])
 
     def get_codes_from_indices(self, indices: torch.Tensor) -> torch.Tensor:
-        """Return ``[Q, ..., dim]``, with the channels where ``forward`` has them; zeros for -1 and for
-        indices omitted at the end."""
+        """Return ``[Q, ..., dim]``, with the channels where ``forward`` has them.
+
+        Codewords are zero for -1 and for indices omitted at the end.
+        """
         indices = self._padded(indices)
         return torch.stack(
             [layer.indices_to_codes(i) for layer, i in zip(self._quantizers, indices.unbind(-1), strict=True)]

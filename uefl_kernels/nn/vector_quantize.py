@@ -1,5 +1,7 @@
-"""``VectorQuantize``: a VQ layer with moving-average or learned codewords, a drop-in for
-vector-quantize-pytorch's."""
+"""``VectorQuantize``: a VQ layer with moving-average or learned codewords.
+
+It is a drop-in for vector-quantize-pytorch's layer.
+"""
 
 from __future__ import annotations
 
@@ -79,8 +81,11 @@ class Assignment(NamedTuple):
 
 
 class Quantized(NamedTuple):
-    """Values ``[..., heads * d]`` or ``[..., k, d]``, indices, the weighted loss, its terms, the cross
-    entropy of targets."""
+    """The result of a quantization.
+
+    It has values ``[..., heads * d]`` or ``[..., k, d]``, indices, the weighted loss, its terms, and the
+    cross entropy of targets.
+    """
 
     values: torch.Tensor
     indices: torch.Tensor
@@ -352,8 +357,10 @@ class VectorQuantize(Coder):
 
     @property
     def orthogonal_reg_weight(self) -> float:
-        """Return the weight of the loss that keeps codewords apart; it needs codewords that are a
-        parameter."""
+        """Return the weight of the loss that keeps codewords apart.
+
+        The loss needs codewords that are a parameter.
+        """
         return self._orthogonal_reg_weight
 
     @orthogonal_reg_weight.setter
@@ -547,8 +554,10 @@ class VectorQuantize(Coder):
         return quantized, indices.masked_fill(masked, -1)
 
     def _quantize(self, given: torch.Tensor, call: Call) -> Quantized:
-        """Quantize ``[..., heads * d]``, the channels last, and update the codewords as the call and the
-        layer say."""
+        """Quantize ``[..., heads * d]``, the channels last, and update the codewords.
+
+        The call and the layer decide what is updated.
+        """
         book, mask = self._codebook, call.mask
 
         # 1. Mask: the padding is zero, but not behind a projection. It does not reach the steps below.
@@ -680,8 +689,10 @@ class VectorQuantize(Coder):
         return Assignment(op_codebook, found, counted, sums, None, merged.flatten(-3), near)
 
     def _searched(self, rows: torch.Tensor, codebook: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the rows ``[h, n, d]`` and the codewords as they are compared: of one dtype, and of length
-        1 for ``cosine_search``."""
+        """Return the rows ``[h, n, d]`` and the codewords as they are compared.
+
+        They have one dtype, and length 1 for ``cosine_search``.
+        """
         split = self._split(rows, codebook)
         dtype = torch.promote_types(split.dtype, codebook.dtype)
         split, codebook = split.to(dtype), codebook.to(dtype)
@@ -708,8 +719,10 @@ class VectorQuantize(Coder):
         return values.view(lead[0], self.heads, *lead[1:], *extra).movedim(1, len(lead))
 
     def _unit(self, x: torch.Tensor) -> torch.Tensor:
-        """Scale the vector of every head to length 1, in float32: half precision would leave it off by
-        2^-9."""
+        """Scale the vector of every head to length 1, in float32.
+
+        Half precision would leave it off by 2^-9.
+        """
         split = at_least_float32(x).unflatten(-1, (self.heads, self.codebook_dim))  # type: ignore[no-untyped-call]
         return F.normalize(split, dim=-1, eps=1e-6).flatten(-2)
 
@@ -746,8 +759,10 @@ class VectorQuantize(Coder):
             self._codebook.update(counted, chosen.sums, rows.detach(), call.mask, **options)
 
     def _optimize(self, rows: torch.Tensor, call: Call) -> torch.Tensor:
-        """Step the optimizer of the codewords towards the rows, and update the other state of the codebook;
-        return its loss."""
+        """Step the optimizer of the codewords towards the rows, and return its loss.
+
+        Also update the other state of the codebook.
+        """
         if torch.is_inference_mode_enabled():
             raise RuntimeError(
                 "VectorQuantize: in_place_codebook_optimizer steps by a gradient, which inference_mode has"
@@ -804,8 +819,9 @@ class VectorQuantize(Coder):
     def update_indices(
         self, x: torch.Tensor, indices: torch.Tensor, mask: torch.Tensor | None = None
     ) -> None:
-        """Update the codewords as if ``forward`` had chosen these indices for x, as after ``topk``, which
-        updates nothing.
+        """Update the codewords as if ``forward`` had chosen these indices for x.
+
+        It serves after ``topk``, which updates nothing.
 
         In a backward pass, where a checkpointed region runs again, it does nothing.
 
@@ -834,15 +850,19 @@ class VectorQuantize(Coder):
     update_ema_indices = update_indices
 
     def expire_codes_(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> None:
-        """Replace dead codewords by rows of x ``[..., heads * codebook_dim]``, channels last, where a mask
-        ``[...]`` is True, in training."""
+        """Replace dead codewords by rows of x ``[..., heads * codebook_dim]``, in training.
+
+        Channels are last. Only rows with True in a mask ``[...]`` are taken.
+        """
         self._codebook.expire(self._unit(x) if self.use_cosine_sim else x, mask)
 
     # --- gradients and losses ------------------------------------------------------------------------------
 
     def _route(self, rows: torch.Tensor, chosen: Assignment, call: Call) -> torch.Tensor:
-        """Choose where the gradient of quantized goes: in training to the input, else to codewords that are
-        learned."""
+        """Choose where the gradient of quantized goes.
+
+        In training it goes to the input, else to codewords that are learned.
+        """
         values = None
         if self.training and rows.requires_grad and self.route_gradients_to_input:
             x = rows if call.topk is None else rows.unsqueeze(-2)
@@ -906,8 +926,10 @@ class VectorQuantize(Coder):
     def _commitment(
         self, given: torch.Tensor, rows: torch.Tensor, chosen: Assignment, call: Call
     ) -> torch.Tensor:
-        """Return the mean squared distance to the codewords where the mask is True; if it is unused, zero, or
-        NaN for NaN."""
+        """Return the mean squared distance to the codewords where the mask is True.
+
+        If it is unused, return zero, or NaN for NaN.
+        """
         out, mask = chosen.output, call.mask
         learning = self._learning(call.frozen)
         dtype = torch.float64 if given.dtype == torch.float64 else torch.float32
@@ -960,14 +982,18 @@ class VectorQuantize(Coder):
 
     @property
     def counts(self) -> torch.Tensor:
-        """Return the number of times that the last forward pass of this process chose each codeword, ``[K]``
-        or ``[heads, K]``."""
+        """Return the number of times that the last forward pass of this process chose each codeword.
+
+        The shape is ``[K]`` or ``[heads, K]``.
+        """
         return self._codebook.counts if self.separate_codebook_per_head else self._codebook.counts[0]
 
     @property
     def perplexity(self) -> torch.Tensor:
-        """Return exp of the entropy of ``counts``: 1 when one codeword takes all or the batch is empty, K
-        when all are used alike."""
+        """Return exp of the entropy of ``counts``.
+
+        It is 1 when one codeword takes all or the batch is empty, and K when all are used alike.
+        """
         share = self.counts.float() / self.counts.sum(-1, keepdim=True).clamp(min=1)
         entropy: torch.Tensor = torch.special.entr(share).sum(-1)
         return entropy.exp()
@@ -978,8 +1004,9 @@ class VectorQuantize(Coder):
         return (self.counts > 0).float().mean(-1)
 
     def get_codes_from_indices(self, indices: torch.Tensor) -> torch.Tensor:
-        """Return the codewords of indices as ``forward`` returns them; zeros for the index -1 of a masked
-        position.
+        """Return the codewords of indices as ``forward`` returns them.
+
+        Return zeros for the index -1 of a masked position.
 
         Args:
             indices: integers of any width ``[...]``, or ``[..., heads]``.
@@ -997,8 +1024,10 @@ class VectorQuantize(Coder):
         return self.layout.outward(codewords, codewords.dim())
 
     def get_output_from_indices(self, indices: torch.Tensor) -> torch.Tensor:
-        """Return what ``forward`` returns as quantized for these indices, also behind projections and for
-        several heads."""
+        """Return what ``forward`` returns as quantized for these indices.
+
+        This includes projections and several heads.
+        """
         indices = as_indices("VectorQuantize", indices)
         output = project(self.project_out, self._codebook.as_model(self._codebook(indices, self._gather)))
         masked = (indices if self.heads == 1 else indices[..., 0]) < 0
@@ -1070,8 +1099,10 @@ _OF_CODEBOOK = (  # that the codebook keeps
 
 
 def _checked(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options that have defaults of their own or are counts; raise ValueError if they do not
-    fit."""
+    """Return the options that have defaults of their own or are counts.
+
+    Raise ValueError if they do not fit.
+    """
     sizes = {
         name: options[name] for name in ("dim", "codebook_size", "codebook_dim", "heads", "kmeans_iters")
     }

@@ -1,5 +1,7 @@
-"""DisTrans: the mixtures follow the formulas, and without the offset the twin network trains as the single
-one."""
+"""DisTrans follows the formulas of its mixtures.
+
+Without the offset, the twin network trains as the single one.
+"""
 
 import pytest
 import torch
@@ -22,8 +24,10 @@ def test_the_mixtures_mirror_each_other():
 
 
 class Halves(DisTrans):
-    """Its last layer is [A, A] / 2, of the network of FedAvg, and its gradient is halved: the sum of the
-    halves is trained as A is."""
+    """A network whose last layer is [A, A] / 2, where A is the layer of the network of FedAvg.
+
+    Its gradient is halved, so the sum of the halves is trained as A is.
+    """
 
     def build_model(self, spec):
         single, twin = Net(spec.settings, spec.shape, spec.classes), super().build_model(spec)
@@ -37,8 +41,10 @@ class Halves(DisTrans):
 
 
 def test_without_offset_it_trains_as_fedavg():
-    """Compare steps of gradient descent in several rounds. The sums have another order, so the bits
-    differ."""
+    """Compare steps of gradient descent in several rounds.
+
+    The sums have another order, so the bits differ.
+    """
     keys = {"optimizer": "sgd", "lr": 0.05, "dropout": 0.0, "rounds": [3], "local_epochs": 2}
     twin, single = (
         arm(settings("distrans", alpha=0.0, **keys), algorithm=Halves(alpha=0.0)),
@@ -118,8 +124,10 @@ def test_a_step_of_the_offset_goes_down_its_gradient():
 
 
 def test_an_offset_moves_by_its_own_learning_rate():
-    """The offset takes steps of gradient descent, whatever the optimizer of the model: twice the rate gives
-    twice the distance."""
+    """The offset takes steps of gradient descent, whatever the optimizer of the model.
+
+    So twice the rate gives twice the distance.
+    """
     moved = []
     start = arm(settings("distrans", offset_lr=0.0, local_steps=1))[0]
     start.turn()

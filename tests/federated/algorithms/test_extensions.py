@@ -1,5 +1,7 @@
-"""The report of a run with codebooks describes their extensions, the report of a run without codebooks does
-not."""
+"""The report of a run with codebooks describes their extensions.
+
+The report of a run without codebooks does not.
+"""
 
 from __future__ import annotations
 

@@ -94,8 +94,10 @@ def test_the_projection_step_ascends_and_keeps_the_network(monkeypatch):
 
 
 def test_the_network_does_not_move_the_projection_head():
-    """The projection head does not move between two of its own steps: with a learning rate of almost zero,
-    the client returns the head that it received."""
+    """The projection head does not move between two of its own steps.
+
+    With a learning rate of almost zero, the client returns the head that it received.
+    """
     one = arm(settings("fedbr", projection_lr=1e-30))[0]
     before = state(one).tensors["projection"].clone()
     one.turn()
@@ -121,8 +123,11 @@ def test_pseudo_images_do_not_change_running_statistics():
 
 
 def test_pseudo_features_do_not_depend_on_running_statistics():
-    """Otherwise the network could learn to be uncertain whenever running statistics are in use, that is,
-    whenever it is measured."""
+    """Pseudo-images have features that ignore the running statistics.
+
+    Otherwise the network could learn to be uncertain whenever running statistics are in use, which is
+    whenever it is measured.
+    """
     work = first_turn(settings("fedbr", pseudo=8), MANY)
     found = []
     for scale in (1.0, 50.0):
@@ -195,6 +200,8 @@ def test_a_network_without_such_a_head_is_refused():
 
 @pytest.mark.slow
 def test_a_killed_run_resumes_bit_for_bit(tmp_path):
-    """Kill the run while clients make pseudo-images, when there is no checkpoint yet, in the first round, and
-    in a later round."""
+    """Kill the run while clients make pseudo-images, in the first round, and in a later round.
+
+    While clients make pseudo-images, there is no checkpoint yet.
+    """
     killed_and_resumed(tmp_path, {"fedbr": {"pseudo": 8}}, (2, 4, 6))

@@ -1,5 +1,7 @@
-"""FedCR: its divergence and its product of experts have the values of their formulas; without them and
-without draws there is FedPer."""
+"""The divergence and the product of experts of FedCR have the values of their formulas.
+
+Without them and without draws, FedCR is FedPer.
+"""
 
 from contextlib import nullcontext
 from dataclasses import replace
@@ -44,8 +46,10 @@ def test_without_divergence_and_draws_it_is_fedper_bit_for_bit(keys):
 
 
 def test_the_divergence_begins_with_the_class():
-    """Check m = 0, s = 1, mu = 1 and sigma = 2. With the two Gaussians exchanged, the result would be
-    1.3068528."""
+    """Check m = 0, s = 1, mu = 1 and sigma = 2.
+
+    With the two Gaussians exchanged, the result would be 1.3068528.
+    """
     mean = torch.ones(1, 1, dtype=torch.float64, requires_grad=True)
     std = torch.full((1, 1), 2.0, dtype=torch.float64, requires_grad=True)
     of_class = Gaussian(torch.zeros(1, 1, dtype=torch.float64), torch.ones(1, 1, dtype=torch.float64))
@@ -98,8 +102,10 @@ def test_the_product_ignores_the_order_of_images_and_clients():
 
 
 def test_training_uses_only_the_last_pass():
-    """The client has no image of class 2, so the Gaussian of this class stays N(0, 1). The precisions of
-    other classes count the images."""
+    """The client has no image of class 2, so the Gaussian of this class stays N(0, 1).
+
+    The precisions of other classes count the images.
+    """
     images = split(48, 0, 0.1)
     train = Split(images.images[images.labels < 2], images.labels[images.labels < 2])
     fed = federation()
@@ -212,8 +218,10 @@ def test_negative_precisions_are_refused():
 
 
 def test_loss_equals_the_formula():
-    """The loss is the cross-entropy over the samples plus the divergence, which begins with the Gaussian of
-    each image's class."""
+    """The loss is the cross-entropy over the samples plus the divergence.
+
+    The divergence begins with the Gaussian of each image's class.
+    """
     work = first_turn(settings("fedcr", dim=8, beta=0.2, samples=2, precision="fp32"))
     classes = work.message.tensors["classes"] = (
         torch.rand(2, 3, 8, generator=torch.Generator().manual_seed(7)) + 0.5
@@ -249,8 +257,10 @@ def test_head_phase_trains_on_the_measured_encoder():
 
 
 def test_the_mean_of_the_logits_predicts():
-    """With a large spread of the samples, the mean of the logits is close to the logits of the mean; the mean
-    of the probabilities is not."""
+    """With a large spread of the samples, the mean of the logits is close to the logits of the mean.
+
+    The mean of the probabilities is not.
+    """
     _, room, _ = arm(settings("fedcr", dim=8, precision="fp32"))
     net = room.net.eval()
     net.gaussian.bias.data[8:], net.head.bias.data[0] = 10.0, 2.0

@@ -1,5 +1,7 @@
-"""FedIIR: its term and the gradients of it have the values of the closed form, and without it there is
-FedAvg."""
+"""FedIIR has the term and the gradients of the closed form.
+
+Without the term it is FedAvg.
+"""
 
 from types import SimpleNamespace
 

@@ -1,5 +1,7 @@
-"""FedPer: the head stays with the client; with nothing private it is FedAvg, with all of it local
-training."""
+"""FedPer keeps the head at the client.
+
+With nothing private it is FedAvg, with all of it local training.
+"""
 
 import copy
 from collections import OrderedDict

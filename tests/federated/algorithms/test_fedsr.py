@@ -1,5 +1,7 @@
-"""FedSR: its two terms have the values of their formulas, and without them and without draws there is
-FedAvg."""
+"""The two terms of FedSR have the values of their formulas.
+
+Without them and without draws, FedSR is FedAvg.
+"""
 
 import pytest
 import torch
@@ -98,8 +100,10 @@ def test_local_gaussians_differ_and_shared_ones_are_the_servers():
 
 
 def test_each_term_lowers_its_quantity():
-    """A large weight of the norm makes features short. A large weight of the divergence moves features to the
-    Gaussians of their classes."""
+    """A large weight of the norm makes features short.
+
+    A large weight of the divergence moves features to the Gaussians of their classes.
+    """
     plain, short = (
         arm(settings("fedsr", dim=8, local_epochs=10, norm_weight=weight, divergence_weight=0.0))[0]
         for weight in (0.0, 1.0)
@@ -117,8 +121,10 @@ def test_each_term_lowers_its_quantity():
 
 @pytest.mark.parametrize(("norm", "power"), [("l2", 1), ("l2sq", 2)])
 def test_loss_equals_the_formula(norm, power):
-    """The loss has the cross-entropy of one draw, its norm or squared norm, and the divergence of each image
-    from the Gaussian of its class."""
+    """The loss has the cross-entropy of one draw, its norm or squared norm, and the divergence.
+
+    The divergence is of each image from the Gaussian of its class.
+    """
     work = first_turn(
         settings("fedsr", dim=8, norm=norm, norm_weight=0.3, divergence_weight=0.2, precision="fp32")
     )

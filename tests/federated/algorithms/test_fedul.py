@@ -249,8 +249,11 @@ def test_h_rises_to_its_value_or_falls_from_it():
 
 
 def test_recalibrated_statistics_come_from_labeled_images():
-    """There are two batches of 15 images. Mean and variance of the first batch norm are the means over both
-    batches; the parameters are those of the blend."""
+    """There are two batches of 15 images.
+
+    Mean and variance of the first batch norm are the means over both batches; the parameters are those of the
+    blend.
+    """
     fed, keys = federation(), {"batch_size": 15, "rounds": [1]}
     algorithm, _, room = trained("fedul-m2", fed, recalibrate=True, **keys)
     plain = trained("fedul-m2", fed, **keys)[0]

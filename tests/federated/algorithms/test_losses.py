@@ -11,8 +11,10 @@ IMAGES = 12
 
 
 def turn(name, fed=None, **keys):
-    """Return a turn without dropout, with a model that has moved since it was sent; its loss of a batch; and
-    the generator before its draws."""
+    """Return a turn without dropout, its loss of a batch, and the generator before its draws.
+
+    The model has moved since it was sent.
+    """
     work = first_turn(settings(name, dropout=0.0, **keys), fed)
     torch.manual_seed(1)
     work.workspace.flat.values.data.add_(0.05 * torch.randn_like(work.values))

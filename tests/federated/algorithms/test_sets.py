@@ -210,8 +210,10 @@ def test_smoothness_keeps_running_statistics_and_has_a_gradient():
 
 
 def test_smoothness_is_the_divergence_after_one_power_step():
-    """r = epsilon g / |g|, where g is the gradient of KL(p(x) || p(x + xi d)) with respect to d, and d a
-    random unit vector."""
+    """The perturbation is r = epsilon g / |g|, after one power step.
+
+    Here g is the gradient of KL(p(x) || p(x + xi d)) with respect to d, and d is a random unit vector.
+    """
     work = turn("fedllp-vat", vat_epsilon=2.0, vat_xi=0.5)
     for m in work.net.modules():
         if isinstance(m, torch.nn.Dropout):

@@ -1,5 +1,7 @@
-"""An algorithm of a third party: a model, server state and client state of its own, in one class outside of
-the package."""
+"""A third party can write an algorithm in one class outside of the package.
+
+It has a model, server state and client state of its own.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,10 @@ from uefl.errors import UserError
 
 @uefl.register("toy")
 class Toy(Algorithm):
-    """Server momentum; every client adds an offset of its own to its images, which is trained with the
-    model."""
+    """Server momentum with an offset for every client.
+
+    A client adds its offset to its images, and trains the offset with the model.
+    """
 
     columns: ClassVar = {"speed": "length of the server's last step"}
     private_predicts = ("offset",)
@@ -253,8 +257,9 @@ def test_algorithms_are_named_only_in_their_files():
 
 
 def test_modules_of_the_core_do_not_mention_algorithms():
-    """Nor in a sentence, however it is written; names that are words of the language, and the name of the
-    package, cannot be told apart.
+    """Modules of the core mention no algorithm, not even in a comment, however it is written.
+
+    Names that are also words of English, and the name of the package, cannot be told apart.
 
     Data sets, partitions and networks name their papers, and the command line the purpose of the package.
     """

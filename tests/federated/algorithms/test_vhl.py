@@ -1,5 +1,7 @@
-"""VHL: its images are separable noise, its pull is the supervised contrastive loss, and without virtual
-images there is FedAvg."""
+"""VHL adds separable noise images, and pulls features by the supervised contrastive loss.
+
+Without virtual images it is FedAvg.
+"""
 
 import hashlib
 from types import SimpleNamespace
@@ -74,8 +76,10 @@ def work_of(net, epoch=0):
 
 @pytest.mark.parametrize("epoch", [0, 4, 5])
 def test_loss_equals_the_formula(epoch):
-    """Real and virtual classes have separate outputs, and the pull matches them. The terms of the features
-    are on in the first five epochs."""
+    """Real and virtual classes have separate outputs, and the pull matches them.
+
+    The terms of the features are on in the first five epochs.
+    """
     room = arm(settings("vhl"))[1]
     net, (work, batch) = room.net, work_of(room.net, epoch)
     found = VHL(virtual_weight=0.5, pull=0.25, virtual_contrast=0.125).bound(room.context).loss(work, batch)

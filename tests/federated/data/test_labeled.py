@@ -1,5 +1,7 @@
-"""Federations of labeled images: data sets dealt in order, the user's own clients, splits, and the mean and
-deviation."""
+"""Federations of labeled images have data dealt in order, splits, and a mean and deviation.
+
+They also take the user's own clients.
+"""
 
 import numpy as np
 import pytest

@@ -1,5 +1,7 @@
-"""Data sets by name: read from small files of the published formats, and from the real ones where they
-are."""
+"""Data sets are read by name.
+
+The tests write small files of the published formats, and read the real ones where they are present.
+"""
 
 import gzip
 from pathlib import Path

@@ -1,5 +1,7 @@
-"""Data sets of color images: CIFAR, GTSRB and PACS, read from small files of the published formats, or from
-one .npz."""
+"""Data sets of color images are read: CIFAR, GTSRB and PACS.
+
+The tests write small files of the published formats, or one .npz.
+"""
 
 import io
 import pickle
@@ -128,8 +130,10 @@ def test_an_npz_of_other_arrays_is_refused(tmp_path):
 
 
 def gtsrb_root(root):
-    """Return a folder like the published one: signs of different sizes, with 3 classes and 4 training and 2
-    test images of each."""
+    """Return a folder like the published one.
+
+    It has signs of different sizes, in 3 classes with 4 training and 2 test images each.
+    """
     rng = np.random.default_rng(0)
     base = root / "gtsrb" / "GTSRB"
     lines = ["Filename;Width;Height;Roi.X1;Roi.Y1;Roi.X2;Roi.Y2;ClassId"]

@@ -1,5 +1,7 @@
-"""Unlabeled sets: priors drawn, dealt, estimated and checked; every input that cannot be trained with is
-refused by name."""
+"""Unlabeled sets have priors that are drawn, dealt, estimated and checked.
+
+Every input that cannot be trained with is refused by name.
+"""
 
 from __future__ import annotations
 

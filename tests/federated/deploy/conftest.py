@@ -11,8 +11,10 @@ from tests.federated.deploy.runs import content
 
 @pytest.fixture(scope="module", autouse=True)
 def nothing_survives(request):
-    """Check that no process survives a test. Every process inherits a mark, and keeps it when its parent has
-    ended."""
+    """Check that no process survives a test.
+
+    Every process inherits a mark, and keeps it when its parent has ended.
+    """
     mark = f"{request.node.nodeid}-{os.getpid()}"
     os.environ["UEFL_TEST"] = mark
     yield

@@ -1,5 +1,7 @@
-"""Network namespaces that stand for machines, each with a folder and with commands of its own, and folders of
-images."""
+"""Network namespaces that stand for machines, and folders of images.
+
+Each machine has a folder and commands of its own.
+"""
 
 from __future__ import annotations
 
@@ -135,8 +137,10 @@ def may_make_namespaces() -> bool:
 def images(
     folder: Path, classes: dict[str, int], *, size: int = 8, color: bool = False, seed: int = 0
 ) -> None:
-    """Write ``folder/{train,test}/CLASS/*.png``: the position of a bright bar tells the class; 12 training
-    and 4 test images."""
+    """Write ``folder/{train,test}/CLASS/*.png``.
+
+    The position of a bright bar tells the class. There are 12 training and 4 test images.
+    """
     rng = np.random.default_rng(seed)
     for part, count in (("train", 12), ("test", 4)):
         for name, place in classes.items():

@@ -10,8 +10,10 @@ _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 class WalkThrough:
-    """A section of the page: a line that sets variables, commands on the server, at a hospital and on the
-    server again, and a file.
+    """A section of the page.
+
+    It has a line that sets variables, commands on the server, at a hospital and on the server again, and a
+    file.
 
     Args:
         title: of the section.

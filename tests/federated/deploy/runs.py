@@ -1,5 +1,7 @@
-"""Runs as a user starts them, in processes of their own: small enough for a test, on the digits that come
-with the package."""
+"""Run commands as a user does, in processes of their own.
+
+The runs are small enough for a test, and use the digits that come with the package.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""A run over silos of their own, from the greeting on: admission, messages, and the records of silos in the
-run folder."""
+"""A run over silos is tested from the greeting on.
+
+The tests cover admission, messages, and the records of silos in the run folder.
+"""
 
 import re
 from contextlib import contextmanager
@@ -54,8 +56,10 @@ def program(folder, name):
 
 @contextmanager
 def joined(monkeypatch, programs, *, silos=2, wait=5.0, keys=None):
-    """Start a run over these programs; return its output lines, and the messages that each program has
-    received."""
+    """Start a run over these programs.
+
+    Return its output lines, and the messages that each program has received.
+    """
     said, got = [], []
 
     def heard(one):
@@ -106,7 +110,9 @@ def test_a_refused_silo_and_the_user_get_the_reason(folder, monkeypatch, caplog)
 @pytest.mark.parametrize("order", ["abc", "cab"])
 def test_silo_with_other_images_does_not_block_the_run(folder, monkeypatch, order):
     """A silo with another image size is refused, whether it comes first or last, and the others train.
-    Otherwise it could block the start."""
+
+    Otherwise it could block the start.
+    """
     images(folder / "c", {"cat": 0, "dog": 1}, size=10)
     with joined(monkeypatch, [program(folder, name) for name in order]) as (run, _, got):
         federation = run.federation(settings(folder), None, {})
@@ -166,8 +172,10 @@ def test_unreadable_report_is_answered(folder, monkeypatch):
 
 
 def test_a_resumed_run_keeps_the_key_of_each_name(folder, monkeypatch):
-    """The run folder has the hash of the key. So a node with another number is the same silo, and a node with
-    another key is not."""
+    """The run folder has the hash of the key.
+
+    So a node with another number is the same silo, and a node with another key is not.
+    """
     programs = [program(folder, name) for name in "ab"]
     with joined(monkeypatch, programs, keys={10: b"key of a", 11: b"key of b"}) as (run, _, _):
         digest = run.federation(settings(folder), None, {}).digest
@@ -209,8 +217,10 @@ def test_the_run_folder_records_how_each_silo_computes(folder, monkeypatch):
 
 
 def test_returning_silo_that_computes_otherwise_is_noted(folder, monkeypatch):
-    """The server notes a change in the middle of a run, too: a new activation of the node is greeted
-    again."""
+    """The server notes a change in the middle of a run, too.
+
+    It greets a new activation of the node again.
+    """
     with joined(monkeypatch, [program(folder, name) for name in "ab"]) as (run, said, _):
         run.federation(settings(folder), None, {})
         before = run.silos["b"]["torch"]

@@ -1,5 +1,7 @@
-"""``uefl.train(engine=...)``: runs with clients elsewhere, from Python, with the refusals of the command
-line."""
+"""``uefl.train(engine=...)`` runs with clients elsewhere, from Python.
+
+It refuses what the command line refuses.
+"""
 
 from contextlib import contextmanager
 from importlib.util import find_spec

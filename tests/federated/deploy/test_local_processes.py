@@ -1,5 +1,7 @@
-"""Runs over Flower on this machine, with real processes: the numbers of the local engine, and nothing left
-behind."""
+"""Runs over Flower with real processes of this machine have the numbers of the local engine.
+
+They leave nothing behind.
+"""
 
 import os
 import signal

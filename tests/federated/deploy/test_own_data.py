@@ -1,5 +1,7 @@
-"""Silos with data of their own beyond labeled folders: unlabeled sets, the server's images, and a silo that
-is only measured."""
+"""Silos may have other data than labeled folders.
+
+They may have unlabeled sets, the server may have images, and a silo may only be measured.
+"""
 
 import re
 import shutil

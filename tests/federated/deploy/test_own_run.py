@@ -94,8 +94,10 @@ class OwnRun:
 
 @pytest.fixture
 def own(tmp_path, monkeypatch):
-    """Return a configuration of two clients and a round in each of two iterations. Each message starts a
-    process."""
+    """Return a configuration of two clients and a round in each of two iterations.
+
+    Each message starts a process.
+    """
     with open_sandbox(tmp_path) as sandbox:
         tiny = CONFIG.format(run="", clients=2, arms=UEFL).replace("[2, 1]", "[1, 1]")
         (tmp_path / "tiny.toml").write_text(tiny)

@@ -1,5 +1,4 @@
-"""The requirements of a silo: noise on its updates for every server, and a lasting count of the
-updates."""
+"""The requirements of a silo: noise on its updates for every server, and a lasting count of the updates."""
 
 import json
 import math
@@ -43,8 +42,10 @@ def program(path, **keys):
 
 
 def asked(cfg, **options):
-    """Return the first message of a run to silo-0. If the arm is refused before its message is read, return
-    the message of another arm."""
+    """Return the first message of a run to silo-0.
+
+    If the arm is refused before its message is read, return the message of another arm.
+    """
     message = messages(settings())["silo-0"]
     message.options |= options
     return packed_message(message, task(Setting.of(cfg, tiny.federation(), 1), "arm") | {"client": "silo-0"})
@@ -180,8 +181,10 @@ def test_updates_counted_since_are_kept(path):
 
 
 def test_runs_that_differ_in_noise_do_not_reveal_the_update(path):
-    """If both runs scaled the same draw, twice the first reply minus the second would be the update without
-    noise."""
+    """Two runs that differ in noise scale different draws.
+
+    With the same draw, twice the first reply minus the second would be the update without noise.
+    """
     one = program(path)
     packet = asked(settings(noise_multiplier=1.0))
     first, second = (

@@ -55,8 +55,10 @@ def test_logs_with_an_error_are_kept(line, stays, tmp_path):
 
 
 def test_a_run_that_fails_leaves_another_one_its_images(monkeypatch):
-    """Two runs share a silo. If the network of the second run fails, the first run keeps the split of its
-    seed."""
+    """Two runs share a silo.
+
+    If the network of the second run fails, the first run keeps the split of its seed.
+    """
     fed, read = tiny.federation(), []
 
     class RecordingSource(SourceInMemory):

@@ -1,5 +1,4 @@
-"""A report of a silo is valid, or it is refused: it goes into the manifest of a run and onto
-its screen."""
+"""A report of a silo is valid, or it is refused: it goes into the manifest of a run and onto its screen."""
 
 import shutil
 

@@ -1,5 +1,4 @@
-"""A silo in a process of its own: its bytes, and its private state after
-``kill -9``."""
+"""A silo in a process of its own: its bytes, and its private state after ``kill -9``."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""The commands of docs/deploy.md, read from that page: a server and two silos, each a machine of its own as
-far as network and files go."""
+"""The commands of docs/deploy.md work as the page has them.
+
+The server and two silos are machines of their own, as far as network and files go.
+"""
 
 import os
 import re
@@ -56,8 +58,10 @@ stop_when_certain = false
 
 @pytest.fixture(scope="module")
 def page():
-    """Return the commands of the page with an address instead of a name, as the page advises, a small
-    configuration, and a path."""
+    """Return the commands of the page with a small configuration and a path.
+
+    An address replaces a name, as the page advises.
+    """
     changes = {
         "DNS:server.example": f"IP:{HOST}",
         "server.example": HOST,
@@ -81,8 +85,10 @@ def machines(tmp_path_factory, page):
 
 
 def told(folder, secrets):
-    """Return the places of a secret outside of its own file: command lines of processes on this machine,
-    logs, and run folders."""
+    """Return the places of a secret outside of its own file.
+
+    The search covers command lines of processes on this machine, logs, and run folders.
+    """
     places = {path: content(path) for path in Path("/proc").glob("[0-9]*/cmdline")}
     places |= {
         path: path.read_bytes()

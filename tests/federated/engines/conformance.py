@@ -59,8 +59,10 @@ def check_same(cfg: Config, engine: object) -> None:
 
 
 def check_raises(make: Callable[[Config], object]) -> None:
-    """Check an engine with the clients of ``tiny_worker``: a client that raises is rejected, with a code and
-    without the text of its error."""
+    """Check that an engine rejects a client that raises, with a code and without the text of its error.
+
+    The engine has the clients of ``tiny_worker``.
+    """
     cfg = tiny.settings("fedavg", quorum=0.5, seed=RAISES)
     arm, _, notices = tiny.arm(cfg, federation(cfg), lambda local: make(cfg))
     arm.turn()

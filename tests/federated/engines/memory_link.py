@@ -10,8 +10,10 @@ from uefl.engines.flower.link import Node
 
 
 class MemoryLink:
-    """Nodes by number. A node without a key in ``keys`` has its own key. A node that returns None does not
-    answer. ``log`` has the node of each message.
+    """Nodes by number.
+
+    A node without a key in ``keys`` has its own key. A node that returns None does not answer. ``log`` has
+    the node of each message.
 
     A message to a node in ``unregistered`` gets no number. ``torn`` counts, by node, the answers that do not
     come whole.

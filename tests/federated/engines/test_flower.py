@@ -213,8 +213,10 @@ def test_a_node_that_ends_as_it_is_greeted_is_not_a_stranger(run):
 
 @pytest.mark.parametrize("bound", [True, False])
 def test_a_name_that_is_taken(run, bound):
-    """A node with a key is always the same node, so its name never moves. Without keys, the newest node with
-    a name is the client."""
+    """A node with a key is always the same node, so its name never moves.
+
+    Without keys, the newest node with a name is the client.
+    """
     cfg, federation = run
     there = MemoryLink(programs(federation))
     members = Members(there, greeting(cfg), lambda report: None, bound={} if bound else None)

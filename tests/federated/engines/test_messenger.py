@@ -38,8 +38,10 @@ def unpack(records):
 
 
 class OneNode(Grid):
-    """A Grid with node 7. ``answer`` returns the reply to a message: records, or the code of an error of
-    Flower's."""
+    """A Grid with node 7.
+
+    ``answer`` returns the reply to a message: records, or the code of an error of Flower's.
+    """
 
     def __init__(self, answer):
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1

@@ -22,8 +22,7 @@ LOADERS = {"import_module", "__import__", "run_module", "run_path", "exec", "eva
 
 
 def private_uses(source, computed=True):
-    """Return the private names of Flower that a module uses: imports, and strings that could import a
-    module.
+    """Return the private names of Flower that a module uses: imports, and strings that could import a module.
 
     ``computed``: return the calls that import a module by a computed name too.
     """

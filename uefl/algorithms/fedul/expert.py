@@ -1,5 +1,7 @@
-"""The model f' that the server trains on its labeled images only. It starts with the weights of the federated
-model."""
+"""The model f' that the server trains on its labeled images only.
+
+It starts with the weights of the federated model.
+"""
 
 from __future__ import annotations
 

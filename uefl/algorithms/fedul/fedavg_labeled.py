@@ -1,5 +1,7 @@
-"""FedAvg with the true labels of the clients' images, or of a share of them, to measure the cost of knowing
-only class shares."""
+"""FedAvg with the true labels of the clients' images, or of a share of them.
+
+It measures the cost of knowing only class shares.
+"""
 
 from __future__ import annotations
 

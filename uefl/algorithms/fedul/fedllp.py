@@ -19,8 +19,10 @@ _DROPOUT = 0.2
 
 @register("fedllp")
 class FedLLP(SetAlgorithm):
-    """Cross-entropy between a set's class shares and the mean of the predictions of its images; the rate of
-    every dropout except the one on the logits is 0.2."""
+    """Cross-entropy between a set's class shares and the mean of the predictions of its images.
+
+    The rate of every dropout except the one on the logits is 0.2.
+    """
 
     ops = ("set_proportion_loss",)
 
@@ -48,8 +50,10 @@ class FedLLP(SetAlgorithm):
             m.p = p
 
     def epoch(self, work: Work) -> Iterator[torch.Tensor]:
-        """Yield the sets in a random order, without sets of a single image, which batch norm cannot
-        process."""
+        """Yield the sets in a random order.
+
+        Leave out sets of a single image, which batch norm cannot process.
+        """
         data = work.sets
         members = [(data.sets == m).nonzero().flatten() for m in range(len(data.priors))]
         yield from (members[m] for m in torch.randperm(len(members)).tolist() if len(members[m]) > 1)

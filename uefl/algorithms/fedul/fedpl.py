@@ -18,8 +18,9 @@ _BETA = 0.75
 
 @register("fedpl")
 class FedPL(SetAlgorithm):
-    """Train with the likeliest class of each set as the label of its images, then with the network's own
-    predictions.
+    """Train with the likeliest class of each set as the label of its images.
+
+    Later train with the network's own predictions.
 
     The likeliest class is taken from the priors drawn for the set, as published, or from the priors in use if
     ``data.drawn`` is None. Predictions with probability 0.4 or more are labels; each is also mixed with an
@@ -51,8 +52,10 @@ class FedPL(SetAlgorithm):
 
 
 def self_labeled(logits: torch.Tensor, draws: np.random.Generator) -> torch.Tensor:
-    """Return the cross-entropy of logits ``[b, K]`` with their confident predictions, and with mixtures of
-    these and the other predictions. Mixing shares come from a Beta distribution."""
+    """Return the cross-entropy of logits ``[b, K]`` with their confident predictions and with mixtures.
+
+    A mixture joins a confident prediction and another one. Mixing shares come from a Beta distribution.
+    """
     confidence, label = logits.detach().softmax(1).max(1)
     sure, unsure = (logits[mask] for mask in (confidence >= _SURE, confidence < _SURE))
     sure_label, unsure_label = label[confidence >= _SURE], label[confidence < _SURE]

@@ -76,8 +76,10 @@ class SetAlgorithm(Algorithm):
 
     @property
     def only_the_model(self) -> bool:
-        """Return True, as in the base class: ``end_iteration`` is overridden, but uses the server's images
-        only."""
+        """Return True, as in the base class.
+
+        :meth:`end_iteration` is overridden, but uses the server's images only.
+        """
         return self.plain_means
 
     def weight(self, update: Reply) -> float:
@@ -141,8 +143,9 @@ class SetAlgorithm(Algorithm):
 
 
 def labels_loss(work: Work, images: torch.Tensor, labels: torch.Tensor, kind: str) -> torch.Tensor:
-    """Return a scalar: the cross-entropy of images ``[b, C, H, W]`` with their true labels ``[b]``, for
-    labeled clients and the server.
+    """Return the cross-entropy of images with their true labels, for labeled clients and the server.
+
+    Images are ``[b, C, H, W]``, labels ``[b]``, and the result is a scalar.
 
     With ``kind = "legacy_double_softmax"`` the softmax is taken twice, as in the published code.
     """

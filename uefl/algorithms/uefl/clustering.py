@@ -12,8 +12,9 @@ from ...errors import RunError
 def kmeans(
     features: torch.Tensor, k: int, seed: int, weights: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cluster ``features`` [N, d] by :func:`uefl_kernels.kmeans`, as float32; the same bits for any number of
-    threads.
+    """Cluster ``features`` [N, d] by :func:`uefl_kernels.kmeans`, as float32.
+
+    The result has the same bits for any number of threads.
 
     Several problems [S, N, d], with weights [S, N], are clustered one by one.
 

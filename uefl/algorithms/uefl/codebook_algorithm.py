@@ -161,8 +161,10 @@ class CodebookAlgorithm(Algorithm):
         return known
 
     def received(self, work: Work) -> torch.Tensor | None:
-        """Return the codebook ``[..., V, d]`` of the message, with the codewords that the silo keeps in their
-        place; None without a quantizer."""
+        """Return the codebook ``[..., V, d]`` of the message; None without a quantizer.
+
+        The codewords that the silo keeps are in their places.
+        """
         codebook, own = work.message.tensors.get("codebook"), work.private.get("codewords")
         if codebook is None or own is None:
             return codebook
@@ -260,8 +262,10 @@ class CodebookAlgorithm(Algorithm):
         return prediction._replace(extra={"codes": out.codes, **choices})
 
     def measure(self, work: Work, extras: list[dict[str, torch.Tensor]], last: bool) -> Record:
-        """Return the perplexity of the codewords in batches of 100 images and over all; at the end of an
-        iteration also their counts."""
+        """Return the perplexity of the codewords in batches of 100 images and over all.
+
+        At the end of an iteration, also return their counts.
+        """
         codebook = self.received(work)
         if codebook is None:
             return {}

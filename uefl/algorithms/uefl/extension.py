@@ -47,8 +47,10 @@ def drawn(clients: Sequence[str], count: int, seed: int, iteration: int) -> list
 
 
 def above(threshold: float, entropy: Mapping[str, float], names: list[str]) -> str:
-    """Return these clients' entropies relative to the least one, with enough digits to differ from the
-    threshold."""
+    """Return these clients' entropies relative to the least one.
+
+    They have enough digits to differ from the threshold.
+    """
     least = min(entropy.values())
     if least == 0:
         return ", ".join(names)

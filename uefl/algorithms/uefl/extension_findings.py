@@ -104,8 +104,10 @@ def unreachable_threshold(threshold: float, classes: int) -> str:
 
 
 def nats(threshold: float, classes: int) -> str:
-    """Return a threshold with its unit, and a remark if no entropy over this many classes exceeds it; 0
-    classes: not an entropy."""
+    """Return a threshold with its unit, and a remark if no entropy can exceed it.
+
+    An entropy over this many classes has a maximum. 0 classes: the threshold is not an entropy.
+    """
     reason = unreachable_threshold(threshold, classes) if classes else ""
     return f"{_number(threshold)} nats{f' ({reason})' if reason else ''}"
 
@@ -164,8 +166,10 @@ def _usage(history: History, shared: int) -> Shares | None:
 
 
 def _is_usage(found: Any, codewords: Any) -> bool:
-    """Return whether a metric of a client has a count for each of its codewords; the metric may be any
-    value."""
+    """Return whether a metric of a client has a count for each of its codewords.
+
+    The metric may be any value.
+    """
     return isinstance(found, list) and 0 < len(found) == codewords and min(found) >= 0
 
 

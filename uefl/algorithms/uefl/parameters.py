@@ -41,8 +41,10 @@ class CodebookParameters(base.Parameters):
 
 
 class Parameters(CodebookParameters):
-    """Parameters of UEFL. By default they have the values of the published method, and other
-    options are off."""
+    """Parameters of UEFL.
+
+    By default they have the values of the published method, and other options are off.
+    """
 
     # who is extended, and with what
     extend: Literal["uncertain", "random", "all", "none"] = Field(

@@ -116,15 +116,18 @@ def moved(moving: torch.Tensor, batch: QuantizedMap, decay: float) -> torch.Tens
 
 
 def codewords(moving: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
-    """Return the codewords ``[..., V, d]`` of moving averages ``[..., V, d + 1]``. A codeword without counts
-    keeps its value ``before``."""
+    """Return the codewords ``[..., V, d]`` of moving averages ``[..., V, d + 1]``.
+
+    A codeword without counts keeps its value ``before``.
+    """
     counts = moving[..., -1:]
     return torch.where(counts > _FEW, moving[..., :-1] / counts.clamp_min(_FEW), before)
 
 
 def revived(codebook: torch.Tensor, usage: torch.Tensor, below: float) -> torch.Tensor:
-    """Move rarely used codewords ``[..., V, d]`` next to often used ones, 1 % of their length away, to share
-    their segments.
+    """Move rarely used codewords ``[..., V, d]`` next to often used ones, to share their segments.
+
+    The distance is 1 % of the length of the often used codeword.
 
     Args:
         usage: ``[..., V]``, number of assignments of each codeword.

@@ -109,8 +109,10 @@ class UEFL(CodebookAlgorithm):
             state.tensors[f"moving.{i}"] = moving_start(block)
 
     def seen(self, state: State, client: str) -> list[int]:
-        """Return the blocks of a client, in order of creation. An unseen client has the blocks shared by all,
-        or every block if there are none."""
+        """Return the blocks of a client, in order of creation.
+
+        An unseen client has the blocks shared by all, or every block if there are none.
+        """
         members = state.plain["members"]
         own = [
             i for i, names in enumerate(members) if client in names or len(names) == len(self.context.clients)
@@ -118,14 +120,19 @@ class UEFL(CodebookAlgorithm):
         return own or list(range(len(members)))
 
     def visible(self, state: State, client: str, what: str = "block") -> torch.Tensor:
-        """Return the codebook of a client, ``[..., V, d]``, or its ``moving`` averages: shared codewords
-        first, then extensions."""
+        """Return the codebook of a client, ``[..., V, d]``, or its ``moving`` averages.
+
+        Shared codewords come first, then extensions.
+        """
         return joined([state.tensors[f"{what}.{i}"] for i in self.seen(state, client)])
 
     @property
     def kept_at_silos(self) -> bool:
-        """Return True if a client's own codewords stay at its silo. They travel if the server computes with
-        them: moving averages, revival, and k-means over several clients."""
+        """Return True if a client's own codewords stay at its silo.
+
+        They travel if the server computes with them: moving averages, revival, and k-means over several
+        clients.
+        """
         p = self.parameters
         return self.context.clients_keep_states and not (p.ema_decay or p.revive_below or self.asks_all)
 
@@ -140,8 +147,10 @@ class UEFL(CodebookAlgorithm):
         return bool(round >= self.parameters.codebook_after)
 
     def pooled_kmeans(self, state: State, clients: Iterable[str], purpose: str, turn: Turn) -> torch.Tensor:
-        """Return a block ``[..., v, d]`` for several clients: k-means on each client's features, then on all
-        weighted centers."""
+        """Return a block ``[..., v, d]`` for several clients.
+
+        k-means runs on each client's features, then on all weighted centers.
+        """
         count, shape = self.parameters.codewords, tuple(state.tensors["block.0"].shape)
         centers, masses, messages = [], [], {}
         for name in clients:
@@ -210,8 +219,10 @@ class UEFL(CodebookAlgorithm):
         return block.to(shared.device)
 
     def broadcast(self, state: State, client: str, turn: Turn) -> Message:
-        """Return the message of FedAvg with the client's codebook, and the request for a private
-        extension."""
+        """Return the message of FedAvg with the client's codebook.
+
+        It has the request for a private extension, too.
+        """
         message = super().broadcast(state, client, turn)
         if not self.quantized(turn.round):
             return message
@@ -240,8 +251,10 @@ class UEFL(CodebookAlgorithm):
         return message
 
     def all_blocks(self, state: State, device: torch.device) -> dict[str, torch.Tensor]:
-        """Return the choices of an unseen client: all codewords, and a mask of rows for each trained client's
-        codebook."""
+        """Return the choices of an unseen client.
+
+        These are all codewords, and a mask of rows for each trained client's codebook.
+        """
         blocks = [state.tensors[f"block.{i}"] for i in range(len(state.plain["members"]))]
         books = sorted({tuple(self.seen(state, name)) for name in self.context.clients})
         block_of = [i for i, block in enumerate(blocks) for _ in range(block.shape[-2])]
@@ -249,8 +262,10 @@ class UEFL(CodebookAlgorithm):
         return {"blocks": joined(blocks), "books": mask}
 
     def update(self, work: Work) -> dict[str, torch.Tensor]:
-        """Return the update without the codewords that the silo keeps. A codeword of its own that the client
-        did not use stays as it was, as in an average over one client."""
+        """Return the update without the codewords that the silo keeps.
+
+        A codeword of its own that the client did not use stays as it was, as in an average over one client.
+        """
         sent = super().update(work)
         if "own_at" not in work.message.options or "codebook" not in sent:
             return sent
@@ -338,8 +353,11 @@ class UEFL(CodebookAlgorithm):
 
     @property
     def plain_means(self) -> bool:
-        """Return True if each block belongs to all clients or to one, codewords are not weighted by usage,
-        and no k-means pools centers."""
+        """Return True if plain means update every block.
+
+        Each block belongs to all clients or to one, codewords are not weighted by usage, and no k-means pools
+        centers.
+        """
         p = self.parameters
         return not (p.usage_aware or p.ema_decay or p.revive_below or self.asks_all)
 
@@ -378,8 +396,9 @@ class UEFL(CodebookAlgorithm):
         return {"codewords": size, "extended": client in state.plain["extended"]}
 
     def end_iteration(self, state: State, records: list[Record], turn: Turn) -> bool:
-        """Extend client k next iff e_k > (1 + gamma) * reference, e the entropies on the clients' held-out
-        data (eq. 7).
+        """Extend client k next if and only if e_k > (1 + gamma) * reference.
+
+        The entropies e are on the clients' held-out data (eq. 7).
 
         Raises:
             RunError: no client sent the value that decides.

@@ -34,8 +34,10 @@ COLUMNS = {
 def choices(
     quantizer: Quantizer, net: TokenNet, tokens: torch.Tensor, message: Message
 ) -> dict[str, torch.Tensor]:
-    """Return, for B images and K books, ``error [B, K]``, ``probs.books [B, K, C]`` and ``probs.union [B,
-    C]``; nothing for a trained client."""
+    """Return what an unseen client chooses from; nothing for a trained client.
+
+    For B images and K books these are ``error [B, K]``, ``probs.books [B, K, C]`` and ``probs.union [B, C]``.
+    """
     if "books" not in message.tensors:
         return {}
     errors, probs = [], []
@@ -51,8 +53,10 @@ def choices(
 
 
 def measured(work: Work, extras: list[dict[str, torch.Tensor]]) -> dict[str, Any]:
-    """Return the accuracies of the mean over the members of an ensemble; nothing for a trained client, or for
-    one without labels."""
+    """Return the accuracies of the mean over the members of an ensemble.
+
+    Return nothing for a trained client, or for one without labels.
+    """
     if "error" not in extras[0] or work.test is None:
         return {}
     best = [extra["probs.books"][:, int(extra["error"].double().mean(0).argmin())] for extra in extras]

@@ -34,7 +34,9 @@ class CodewordMean:
 
 
 def perplexity(counts: torch.Tensor) -> torch.Tensor:
-    """Return the number of codewords in effective use, exp of the entropy of their usage: counts ``[..., V]``
-    -> ``[...]``."""
+    """Return the number of codewords in effective use, exp of the entropy of their usage.
+
+    Counts ``[..., V]`` -> ``[...]``.
+    """
     usage = counts.double() / counts.sum(-1, keepdim=True).clamp_min(1)
     return entropy(usage).exp()

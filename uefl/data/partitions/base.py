@@ -59,8 +59,10 @@ class SetShare:
 
 @dataclass(frozen=True)
 class SetDeal:
-    """The clients of a federation with unlabeled sets, the images of the server, and the test images of
-    all."""
+    """The clients of a federation with unlabeled sets.
+
+    It also has the images of the server, and the test images of all.
+    """
 
     clients: tuple[SetShare, ...]
     labeled: Rows
@@ -69,8 +71,10 @@ class SetDeal:
 
 
 class Scheme(BaseModel):
-    """A way to deal the images of a source to clients; its fields are the other keys of ``[data.partition]``
-    after ``scheme``."""
+    """A way to deal the images of a source to clients.
+
+    Its fields are the other keys of ``[data.partition]`` after ``scheme``.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -188,8 +192,9 @@ def wanted_clients(data: Data, implied: int | None = None) -> int:
 
 
 def slices(table: DataSet, data: Data, clients: int) -> list[tuple[Rows, Rows]]:
-    """Return disjoint slices in order, client by client; without a test part each slice is cut into train and
-    test.
+    """Return disjoint slices in order, client by client.
+
+    Without a test part, each slice is cut into train and test.
 
     Raises:
         UserError: there are too few images.

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
 @partition("classes")
 class ClassesPerClient(Scheme):
-    """Client c of n has ``per_client`` consecutive classes in equal numbers. They begin at class
-    floor(c K / n); class 0 follows the last class.
+    """Client c of n has ``per_client`` consecutive classes in equal numbers.
+
+    They begin at class floor(c K / n); class 0 follows the last class.
 
     Training and test images are dealt together at random, and cut inside the client, from each class its
     share. Source of five consecutive classes per client: FedCR (Zhang et al., ICML 2023).

@@ -34,8 +34,9 @@ _FIRST_DRAWS, _TOO_MANY = 100, 20
 
 @partition("dirichlet")
 class Dirichlet(Scheme):
-    """Draw the classes of clients from Dir(alpha), in one of three conventions that give very different skew
-    for one alpha.
+    """Draw the classes of clients from Dir(alpha), in one of three conventions.
+
+    The conventions give very different skew for one alpha.
 
     ``over_clients``: the images of each class are divided among the clients by a draw over the clients; a
         client that already has its share of all images gets no more, and the draw is repeated until every
@@ -93,8 +94,10 @@ class Dirichlet(Scheme):
 def _supply(
     table: DataSet, data: Data, clients: int, *, own: bool, rng: np.random.Generator
 ) -> tuple[Rows, int, list[Rows | None]]:
-    """Return the images that may be dealt by label, the number to deal, and each client's evenly dealt test
-    images."""
+    """Return what may be dealt: images by label, their number, and each client's test images.
+
+    Test images are dealt evenly.
+    """
     s, t = clients * data.train_per_client, clients * data.test_per_client
     if own:
         everything = table.train if table.test is None else np.concatenate([table.train, table.test])
@@ -146,8 +149,10 @@ def _over_clients(
 def _over_classes(
     labels: Rows, clients: int, wanted: int, concentration: Matrix, rng: np.random.Generator
 ) -> list[Rows]:
-    """Return the positions of each client's images. All clients get equally many, ``wanted`` in total, dealt
-    one at a time to a random client."""
+    """Return the positions of each client's images.
+
+    All clients get equally many, ``wanted`` in total, dealt one at a time to a random client.
+    """
     classes = len(concentration)
     shares = rng.dirichlet(np.maximum(concentration, 1e-12), clients)
     supply = [list(rng.permutation(np.flatnonzero(labels == k))) for k in range(classes)]

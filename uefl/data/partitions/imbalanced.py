@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 
 @partition("imbalanced")
 class Imbalanced(Scheme):
-    """As ``rotations``, with a number of clients for each angle: with 3, 1, 1, three clients have the first
-    angle, and one client has each other angle."""
+    """As ``rotations``, with a number of clients for each angle.
+
+    With 3, 1, 1, three clients have the first angle, and one client has each other angle.
+    """
 
     angles: tuple[float, ...] = Field(
         default=(0.0, -50.0, 120.0), min_length=1, description="degrees, counter-clockwise, one per domain"

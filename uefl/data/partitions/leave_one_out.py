@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
 @partition("leave_one_out")
 class LeaveOneOut(Scheme):
-    """All domains of a source except one are clients. The images of the other domain are the test images of a
-    client that never trains.
+    """All domains of a source except one are clients.
+
+    The images of the other domain are the test images of a client that never trains.
 
     With ``clients`` a multiple of the domains that are trained on, each of these is dealt at random, in equal
     parts, to the same number of clients.
@@ -68,8 +69,10 @@ class LeaveOneOut(Scheme):
         return Deal(tuple(shares), (measured_only(table, self.domain, *rows[self.domain]),))
 
     def _drawn(self, rng: np.random.Generator, train: Rows, test: Rows | None) -> tuple[Rows, Rows | None]:
-        """Draw the wanted number of images of a domain, in the order of the splits. Each split keeps its
-        share on average."""
+        """Draw the wanted number of images of a domain, in the order of the splits.
+
+        Each split keeps its share on average.
+        """
         images = len(train) + (0 if test is None else len(test))
         if not self.per_domain or self.per_domain >= images:
             return train, test

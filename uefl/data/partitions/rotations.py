@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 @partition("rotations")
 class Rotations(Scheme):
-    """Clients get disjoint slices of the data set in its order, the same for every seed; the images of each
-    are turned by an angle.
+    """Clients get disjoint slices of the data set in its order, the same for every seed.
+
+    The images of each are turned by an angle.
 
     With fewer angles than clients each angle belongs to an equal number of consecutive clients: two angles
     and four clients are a, a, b, b.

@@ -134,8 +134,9 @@ def client_parts(
 
 
 def client_sets(labels: Rows, theta: Matrix, rng: np.random.Generator) -> tuple[Rows, Rows]:
-    """Return positions of images and the sets that they belong to, ``[n]`` each: every image of the client is
-    in exactly one set.
+    """Return positions of images and the sets that they belong to, ``[n]`` each.
+
+    Every image of the client is in exactly one set.
 
     The images of a class are dealt to the sets in proportion to the drawn priors ``theta [M, K]``. With equal
     numbers of images in all classes these are the priors of the sets, up to the sums of their columns; a rare
@@ -146,8 +147,9 @@ def client_sets(labels: Rows, theta: Matrix, rng: np.random.Generator) -> tuple[
 
 
 def overlapping_sets(labels: Rows, theta: Matrix, rng: np.random.Generator) -> tuple[Rows, Rows]:
-    """Draw the sets as the published code does: set m takes the first int(floor(n / M) theta[m, k]) images of
-    class k, shuffled again.
+    """Draw the sets as the published code does.
+
+    Set m takes the first int(floor(n / M) theta[m, k]) images of class k, shuffled again.
 
     An image can be in several sets, and a class that runs short is cut silently; the realized priors are
     exact all the same.
@@ -164,8 +166,10 @@ def overlapping_sets(labels: Rows, theta: Matrix, rng: np.random.Generator) -> t
 def _deal_by_class(
     labels: Rows, weights: Matrix, rng: np.random.Generator, counts: Callable[[int, Matrix], Rows]
 ) -> list[Rows]:
-    """Deal the positions of the images of each class k to len(weights) parts in the shares of ``weights[:,
-    k]``."""
+    """Deal the positions of the images of each class k to len(weights) parts.
+
+    The shares of class k are ``weights[:, k]``.
+    """
     parts: list[list[Rows]] = [[] for _ in weights]
     for k in range(weights.shape[1]):
         of_class = rng.permutation(np.flatnonzero(labels == k))

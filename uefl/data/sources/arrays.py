@@ -1,5 +1,7 @@
-"""The source ``arrays``: the clients were given in Python. A run folder records this name, and does not hold
-their images."""
+"""The source ``arrays``: the clients were given in Python.
+
+A run folder records this name, and does not hold their images.
+"""
 
 from __future__ import annotations
 

@@ -36,8 +36,10 @@ def need_root(root: Path | None, what: str, advice: str) -> Path:
 
 
 def torchvision_advice(name: str, files: str, arguments: str = "ROOT, download=True") -> str:
-    """Return the advice on how to get the files that torchvision stores, and where below the root they are
-    expected."""
+    """Return the advice on how to get the files that torchvision stores.
+
+    It names the place below the root where they are expected.
+    """
     return (
         f"run torchvision.datasets.{name}({arguments}) and give that ROOT as --data-root or in UEFL_DATA;"
         f" expected ROOT/{files}"

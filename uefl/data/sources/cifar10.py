@@ -18,14 +18,17 @@ CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "hors
 
 @source("cifar10")
 def cifar10(root: Path | None) -> DataSet:
-    """Read CIFAR-10 from ``ROOT/cifar-10-batches-py`` as torchvision stores it, in file order, or
-    ``ROOT/cifar10*.npz``, shuffled."""
+    """Read CIFAR-10 from ``ROOT/cifar-10-batches-py`` or ``ROOT/cifar10*.npz``.
+
+    The folder is as torchvision stores it, and is read in file order. The .npz is shuffled.
+    """
     return read("cifar10", root, CLASSES)
 
 
 def read(name: str, root: Path | None, classes: tuple[str, ...] = ()) -> DataSet:
-    """Read a data set 3x32x32 in file order through torchvision, which checks the published hashes before it
-    unpickles the files.
+    """Read a data set 3x32x32 in file order through torchvision.
+
+    It checks the published hashes before it unpickles the files.
 
     If the root has no such files, an .npz with the name of the data set is read and shuffled.
 

@@ -11,6 +11,8 @@ from .cifar10 import read
 
 @source("cifar100")
 def cifar100(root: Path | None) -> DataSet:
-    """Read CIFAR-100 from ``ROOT/cifar-100-python`` as torchvision stores it, in file order, or
-    ``ROOT/cifar100*.npz``, shuffled."""
+    """Read CIFAR-100 from ``ROOT/cifar-100-python`` or ``ROOT/cifar100*.npz``.
+
+    The folder is as torchvision stores it, and is read in file order. The .npz is shuffled.
+    """
     return read("cifar100", root)

@@ -15,8 +15,10 @@ from .base import source
 
 @source("digits")
 def digits(root: Path | None = None) -> DataSet:
-    """Read the 5,000 digits, 1x28x28, in one list, dealt in an order that is the same for every run; needs no
-    data root."""
+    """Read the 5,000 digits, 1x28x28, in one list, dealt in an order that is the same for every run.
+
+    They need no data root.
+    """
     table = _file()
     pixels = torch.from_numpy(table[:, :-1]).reshape(-1, 1, 28, 28)
     count = len(pixels)

@@ -22,8 +22,9 @@ _ADVICE = torchvision_advice(
 
 @source("emnist_letters")
 def emnist_letters(root: Path | None) -> DataSet:
-    """Read EMNIST letters from ``ROOT/EMNIST/raw`` as torchvision stores it, or from
-    ``ROOT/emnist_letters*.npz``; images are upright and labels start at 0.
+    """Read EMNIST letters from ``ROOT/EMNIST/raw`` or ``ROOT/emnist_letters*.npz``.
+
+    The folder is as torchvision stores it. Images are upright and labels start at 0.
 
     The published files hold the letters transposed and the test letters sorted; here they are upright,
     dealt in a fixed random order.

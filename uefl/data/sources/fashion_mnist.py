@@ -24,8 +24,10 @@ CLASSES = (
 
 @source("fashion_mnist")
 def fashion_mnist(root: Path | None) -> DataSet:
-    """Read FashionMNIST from ``ROOT/FashionMNIST/raw`` as torchvision stores it, in file order, or
-    ``ROOT/fashion_mnist*.npz``, shuffled."""
+    """Read FashionMNIST from ``ROOT/FashionMNIST/raw`` or ``ROOT/fashion_mnist*.npz``.
+
+    The folder is as torchvision stores it, and is read in file order. The .npz is shuffled.
+    """
     advice = torchvision_advice(
         "FashionMNIST", "FashionMNIST/raw/{train,t10k}-{images-idx3,labels-idx1}-ubyte.gz"
     )

@@ -1,5 +1,6 @@
-"""A federation of any number of clients with images that are generated when they are read, so that they need
-no memory and no disk.
+"""A federation of any number of clients with generated images.
+
+Images are generated when they are read, so they need no memory and no disk.
 
 An image is the pattern of its class, plus half a pattern of its client, plus noise. The patterns of the
 classes are the same in every run; all else follows from the seed of the run and the name of the client. Use
@@ -35,8 +36,10 @@ _COUNTED = 32  # number of clients whose pixels give the mean and the deviation 
 
 @source(NAME)
 def generated(root: Path | None) -> DataSet:
-    """Generate 1x8x8 images of ten classes when a client is read: for runs with thousands of clients; no data
-    root, no partition."""
+    """Generate 1x8x8 images of ten classes when a client is read: for runs with thousands of clients.
+
+    They need no data root and no partition.
+    """
     raise UserError(
         f"key 'source': {NAME!r} makes the images of each client and has no list of images to be dealt; leave"
         " out the partition"

@@ -23,8 +23,9 @@ _ADVICE = (
 
 @source("gtsrb")
 def gtsrb(root: Path | None) -> DataSet:
-    """Read GTSRB from ``ROOT/gtsrb/GTSRB`` as torchvision stores it, or from ``ROOT/gtsrb*.npz``, dealt in a
-    fixed random order.
+    """Read GTSRB from ``ROOT/gtsrb/GTSRB`` or ``ROOT/gtsrb*.npz``, dealt in a fixed random order.
+
+    The folder is as torchvision stores it.
 
     The published images differ in size, so they need ``image_size``; whole images are resized, without a
     cut to the sign.

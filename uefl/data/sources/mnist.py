@@ -11,8 +11,10 @@ from .base import need_root, source, torchvision_advice
 
 @source("mnist")
 def mnist(root: Path | None) -> DataSet:
-    """Read MNIST from ``ROOT/MNIST/raw`` as torchvision stores it, in file order, or ``ROOT/mnist*.npz``,
-    shuffled."""
+    """Read MNIST from ``ROOT/MNIST/raw`` or ``ROOT/mnist*.npz``.
+
+    The folder is as torchvision stores it, and is read in file order. The .npz is shuffled.
+    """
     advice = torchvision_advice("MNIST", "MNIST/raw/{train,t10k}-{images-idx3,labels-idx1}-ubyte.gz")
     root = need_root(root, "MNIST", advice)
     raw = root / "MNIST" / "raw"

@@ -16,8 +16,9 @@ _OF_ONE = "expected FOLDER/CLASS/image.png or FOLDER/train|test/CLASS/image.png 
 
 
 def read(root: Path) -> DataSet:
-    """Look through ``root/CLIENT/CLASS/*`` or ``root/CLIENT/{train,test}/CLASS/*``; classes are the union
-    over all clients, sorted by name.
+    """Look through ``root/CLIENT/CLASS/*`` or ``root/CLIENT/{train,test}/CLASS/*``.
+
+    Classes are the union over all clients, sorted by name.
 
     Every file in a class folder must be an image that Pillow reads. Files next to folders that are not
     images, and class folders without images, are skipped with a note. Hidden files are skipped without a

@@ -14,8 +14,9 @@ _OWN = ("images", "labels", "silo")
 
 
 def read(path: Path) -> DataSet:
-    """Read images from an .npz, by the rules of :func:`uefl.data.pixels.as_images`, and integer labels
-    ``[N]`` counting from 0.
+    """Read images and integer labels ``[N]`` from an .npz.
+
+    Images follow the rules of :func:`uefl.data.pixels.as_images`. Labels count from 0.
 
     Either the user's own clients, as arrays ``images``, ``labels``, ``silo`` (``[N]``, names or integers) and
     optionally ``test`` (``[N]`` bool); or a data set to be dealt, as ``x_train``, ``y_train``, ``x_test``,

@@ -1,5 +1,6 @@
-"""The user's own unlabeled sets: a folder with the images of every client by set, a table of priors, and
-labeled images, if any.
+"""The user's own unlabeled sets.
+
+A folder has the images of every client by set, a table of priors, and labeled images, if any.
 
 ::
 
@@ -37,8 +38,9 @@ _PARTS = ("labeled", "validation", "test")
 
 
 def read(root: Path) -> UnlabeledData:
-    """Read a folder with the layout in the docstring of the module. A note names files in it that are not
-    read.
+    """Read a folder with the layout in the docstring of the module.
+
+    A note names files in it that are not read.
 
     Raises:
         UserError: files missing, misplaced or unreadable. InvalidPriors: a set without a row of priors, or a
@@ -164,8 +166,10 @@ def _rows(
 def _labeled(
     root: Path, part: str, classes: tuple[str, ...], named_by: str
 ) -> tuple[LabeledRows, tuple[str, ...]] | None:
-    """Return images and labels of test, labeled or validation, and the classes of the labels; None where
-    there are none."""
+    """Return images and labels of test, labeled or validation, and the classes of the labels.
+
+    A missing part is None.
+    """
     if (root / part).is_dir():
         files = labeled(root / part, LAYOUT)
         if not files:

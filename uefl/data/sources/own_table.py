@@ -180,8 +180,9 @@ def data_set(path: Path, frame: pandas.DataFrame, data: Data, silo: str | None) 
 
 
 def _texts(frame: pandas.DataFrame, column: str, path: Path) -> list[str]:
-    """Return a column as texts, and whole numbers as integers: one empty cell, since filled, makes floats of
-    a column.
+    """Return a column as texts, and whole numbers as integers.
+
+    One empty cell, since filled, makes floats of a column.
 
     Raises:
         UserError: a cell is empty, or holds a list or a dict.

@@ -26,8 +26,9 @@ _ADVICE = (
 
 @source("pacs")
 def pacs(root: Path | None) -> DataSet:
-    """Read PACS from a folder or an uncompressed tar archive whose name begins with ``pacs`` in any case;
-    each domain is a client.
+    """Read PACS from a folder or an uncompressed tar archive whose name begins with ``pacs`` in any case.
+
+    Each domain is a client.
 
     An archive is read in place: its index now, an image when it is asked for.
     """

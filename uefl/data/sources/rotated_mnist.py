@@ -16,8 +16,9 @@ ANGLES = (0, 15, 30, 45, 60, 75)
 
 @source("rotated_mnist")
 def rotated_mnist(root: Path | None) -> DataSet:
-    """Read all images of MNIST, training and test, shuffled once in a fixed order and dealt in turn to six
-    domains; files as for ``mnist``.
+    """Read all images of MNIST, training and test, dealt in turn to six domains.
+
+    They are shuffled once in a fixed order. The files are the ones of ``mnist``.
 
     Source: the protocol of FedIIR (Guo et al., ICML 2023). Its domains share no image.
     """

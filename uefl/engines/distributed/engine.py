@@ -1,5 +1,7 @@
-"""Send one message per client and round to workers on this machine. Each worker has a share of the clients
-and one network."""
+"""Send one message per client and round to workers on this machine.
+
+Each worker has a share of the clients and one network.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,9 @@ _PAUSE = 0.5  # seconds
 
 
 class DistributedEngine:
-    """Carry messages to clients on the workers of a pool. Each client belongs to one worker, so a worker
-    reads only the images of its own clients.
+    """Carry messages to clients on the workers of a pool.
+
+    Each client belongs to one worker, so a worker reads only the images of its own clients.
 
     If the last message to a worker had a tensor under the same name, such as the model, the tensor is not
     sent to this worker again.

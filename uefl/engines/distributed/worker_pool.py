@@ -1,5 +1,7 @@
-"""Exchange packets between the server and its workers, over a pair of sockets for each worker. No process
-listens on an address, so no other process can connect."""
+"""Exchange packets between the server and its workers, over a pair of sockets for each worker.
+
+No process listens on an address, so no other process can connect.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Flower as the transport: messages over its Grid to clients in other processes, on this machine or on
-others.
+"""Flower as the transport of messages.
+
+They go over its Grid to clients in other processes, on this machine or on others.
 
 Needs the extra ``flower``. Only documented commands and modules of Flower are used. The commands run as
 processes. Their app (:mod:`uefl.deploy.app`) passes messages to the processes of ``uefl train`` and ``uefl

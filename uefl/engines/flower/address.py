@@ -54,8 +54,10 @@ class Address:
             os.environ["no_proxy"] = f"{hosts},{self.host}".strip(",")
 
     def options(self, folder: Path) -> list[str]:
-        """Return the options of Flower's commands that tell whom to trust; write the certificates to the
-        folder."""
+        """Return the options of Flower's commands that tell whom to trust.
+
+        Write the certificates to the folder.
+        """
         if self.insecure:
             return ["--insecure"]
         if self.root_certificates is None:

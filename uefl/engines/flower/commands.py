@@ -1,5 +1,7 @@
-"""Flower's documented commands, as processes that end with this one: ``python -m uefl.engines.flower.commands
-NAME ARGUMENTS...``."""
+"""Flower's documented commands, as processes that end with this one.
+
+Usage: ``python -m uefl.engines.flower.commands NAME ARGUMENTS...``.
+"""
 
 from __future__ import annotations
 

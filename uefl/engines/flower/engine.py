@@ -1,5 +1,7 @@
-"""One message per client and round over Flower, with our own deadline: the engine of a run with clients in
-other processes."""
+"""The engine of a run with clients in other processes, over Flower.
+
+It sends one message per client and round, with our own deadline.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +45,10 @@ class FlowerEngine:
         return sorted(self._members.nodes)
 
     def round(self, messages: Mapping[str, Message], deadline: float | None = None) -> Iterator[Reply]:
-        """Send all messages, then yield the replies by name; past the deadline, an error for each that is
-        missing."""
+        """Send all messages, then yield the replies by name.
+
+        After the deadline, yield an error for each missing reply.
+        """
         end = None if deadline is None else time.monotonic() + deadline
         awaited: dict[str, str] = {}
         missed: dict[str, float] = {}

@@ -1,5 +1,7 @@
-"""The connected clients: which node stands for which client. A node is transport; it says its client's name
-when it is greeted."""
+"""The connected clients: which node stands for which client.
+
+A node is transport; it says its client's name when it is greeted.
+"""
 
 from __future__ import annotations
 
@@ -70,8 +72,10 @@ class Members:
         """by node, why it was refused"""
 
     def refresh(self) -> list[str]:
-        """Greet new nodes and read their replies; return the names that have moved to another node or
-        activation."""
+        """Greet new nodes and read their replies.
+
+        Return the names that have moved to another node or activation.
+        """
         if time.monotonic() - self._looked < _EVERY:
             return []
         self._looked = time.monotonic()
@@ -116,8 +120,10 @@ class Members:
         return name if moved else None
 
     def _key_conflict(self, name: str, key: str) -> str | None:
-        """Return why a key may not belong to a name, or None: each name has one key, and each key one
-        name."""
+        """Return why a key may not belong to a name, or None.
+
+        Each name has one key, and each key one name.
+        """
         if self.keys is None:
             return None
         if self.keys.get(name, key) != key:

@@ -1,5 +1,7 @@
-"""Packets as Flower's records: tensors as raw bytes with dtype and shape, everything else as JSON. Nothing is
-pickled. This module does not import torch, so the processes that only pass messages on stay small."""
+"""Packets as Flower's records: tensors as raw bytes with dtype and shape, everything else as JSON.
+
+Nothing is pickled. This module does not import torch, so the processes that only pass messages on stay small.
+"""
 
 from __future__ import annotations
 

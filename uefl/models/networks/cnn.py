@@ -18,8 +18,10 @@ class CNN(Network):
 
 
 class BasicBlock(nn.Module):
-    """The residual block of ResNet-18 at constant width (He et al. 2016, fig. 5 left), without its last
-    ReLU."""
+    """The residual block of ResNet-18 at constant width, without its last ReLU.
+
+    See He et al. 2016, figure 5, left.
+    """
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -37,8 +39,10 @@ class BasicBlock(nn.Module):
 
 
 def small_cnn(in_channels: int, width: int) -> nn.Sequential:
-    """Build three stages of convolution, residual block and 2x2 max-pool; widths w, 2w, 4w. 28x28 becomes
-    3x3."""
+    """Build three stages of convolution, residual block and 2x2 max-pool; widths w, 2w, 4w.
+
+    28x28 becomes 3x3.
+    """
     stages: list[nn.Module] = []
     for channels in (width, 2 * width, 4 * width):
         # pooled before the block's last ReLU, which is the same function with the same gradient, on a quarter

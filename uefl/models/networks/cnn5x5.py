@@ -24,8 +24,10 @@ class CNN5x5(Network):
 
 
 class DeepHead(nn.Module):
-    """FedUL's head: linear, batch norm, ReLU and dropout to 32w, the same to 8w, then linear; the dropouts
-    are off unless turned on."""
+    """FedUL's head: linear, batch norm, ReLU and dropout to 32w, the same to 8w, then linear.
+
+    The dropouts are off unless turned on.
+    """
 
     def __init__(self, inputs: int, width: int, classes: int) -> None:
         super().__init__()
@@ -42,8 +44,9 @@ class DeepHead(nn.Module):
 
 
 class GreyOrRGBConv2d(nn.Conv2d):
-    """A convolution of three input channels that also takes one: the same function and gradients as on the
-    gray image replicated.
+    """A convolution of three input channels that also takes one.
+
+    Function and gradients are the same as on the gray image replicated.
 
     Three equal channels are convolved with the sum of their weights, so a gray image needs one channel and a
     third of the cost.
@@ -59,8 +62,9 @@ class GreyOrRGBConv2d(nn.Conv2d):
 
 
 def cnn5x5(width: int) -> nn.Sequential:
-    """Build FedUL's three 5x5 convolutions of w, w and 2w channels, two of them pooled; 28x28 becomes 7x7, D
-    = 2w.
+    """Build FedUL's three 5x5 convolutions of w, w and 2w channels, two of them pooled.
+
+    28x28 becomes 7x7, D = 2w.
 
     The dropouts are off unless an arm turns them on (those by label proportions have 0.2).
     """

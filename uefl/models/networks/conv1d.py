@@ -22,8 +22,10 @@ class Conv1d(Network):
 
 
 def conv1d(vocabulary: int, width: int) -> nn.Sequential:
-    """Build an embedding, then twice convolution, batch norm, ReLU and max-pool of two positions: tokens [B,
-    L] -> features [B, width, L / 4, 1], rounded up."""
+    """Build an encoder of tokens [B, L] to features [B, width, L / 4, 1], rounded up.
+
+    It has an embedding, then twice convolution, batch norm, ReLU and max-pool of two positions.
+    """
     layers: list[nn.Module] = [Embedding(vocabulary, width)]
     for _ in range(2):
         layers += [

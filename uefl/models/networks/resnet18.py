@@ -51,8 +51,10 @@ class PooledHead(nn.Module):
 
 
 def resnet18_nopool(in_channels: int, pretrained: bool | str) -> nn.Module:
-    """Build FedUL's ResNet-18 for small images: without the max-pool after the stem, D = 512; 32x32 becomes
-    2x2."""
+    """Build FedUL's ResNet-18 for small images: without the max-pool after the stem, D = 512.
+
+    32x32 becomes 2x2.
+    """
     net = resnet18(in_channels, pretrained)
     assert isinstance(net, nn.Sequential)
     parts: list[nn.Module] = [part for part in net if not isinstance(part, nn.MaxPool2d)]
@@ -64,8 +66,10 @@ def resnet18_nopool(in_channels: int, pretrained: bool | str) -> nn.Module:
 
 
 def resnet18(in_channels: int, pretrained: bool | str) -> nn.Module:
-    """Build ResNet-18 up to the feature map before global pooling, D = 512; 224x224 becomes 7x7, 28x28 and
-    32x32 become 1x1."""
+    """Build ResNet-18 up to the feature map before global pooling, D = 512.
+
+    224x224 becomes 7x7, 28x28 and 32x32 become 1x1.
+    """
     from torchvision.models import ResNet18_Weights
     from torchvision.models import resnet18 as build
 

@@ -1,5 +1,7 @@
-"""``kmeans`` and ``kmeans_batched``: a whole fit, or a batch of fits, in one op; ``kmeans_lloyd``: the
-iterations of a fit."""
+"""``kmeans`` and ``kmeans_batched``: a whole fit, or a batch of fits, in one op.
+
+``kmeans_lloyd`` has the iterations of a fit.
+"""
 
 from __future__ import annotations
 
@@ -151,8 +153,9 @@ def kmeans_batched(
     seed: int | Sequence[int] = 0,
     metric: str = "l2",
 ) -> list[KMeansResult]:
-    """Solve several independent problems in one call, each with its own rows, k and seed; on the CPU each
-    thread takes one.
+    """Solve several independent problems in one call, each with its own rows, k and seed.
+
+    On the CPU each thread takes one problem.
 
     Args:
         xs: tensors ``[N_p, d]`` of one dtype and device, or one tensor ``[P, N, d]``.

@@ -58,8 +58,11 @@ class Blocks:
         self.n = start
 
     def _require(self, rows: int, longer: bool) -> None:
-        """Raise ValueError if the number of rows differs from the first pass. With ``longer`` raise only
-        for too many rows: an array of the first pass's length has no room for them."""
+        """Raise ValueError if the number of rows differs from the first pass.
+
+        With ``longer`` raise only for too many rows: an array of the first pass's length has no room for
+        them.
+        """
         if self.n is not None and (rows > self.n if longer else rows != self.n):
             raise ValueError(
                 f"kmeans: the blocks had {self.n} rows when they were read first, and {rows} now; each pass"

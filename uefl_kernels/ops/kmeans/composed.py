@@ -1,5 +1,6 @@
-"""Compose ``kmeans`` from ``kmeans_lloyd``, and ``kmeans_lloyd`` from ``kmeans_step``: seeding, Lloyd
-iterations and inertia.
+"""Compose ``kmeans`` from ``kmeans_lloyd``, and ``kmeans_lloyd`` from ``kmeans_step``.
+
+The parts are seeding, Lloyd iterations and inertia.
 
 All backends give the same bits.
 
@@ -79,8 +80,10 @@ def fallback(given: Arguments) -> Result:
 
 
 def around(kmeans_lloyd: Callable[..., Result], given: Arguments) -> Result:
-    """Compute ``kmeans`` around the ``kmeans_lloyd`` of a backend, with seeding in Triton where Triton is
-    installed."""
+    """Compute ``kmeans`` around the ``kmeans_lloyd`` of a backend.
+
+    Seeding is in Triton where Triton is installed.
+    """
 
     def lloyd(data: Problem, centers: torch.Tensor, limit: torch.Tensor, *options: Any) -> Fit:
         units = data.middle, data.scale, data.mass_scale
@@ -96,8 +99,10 @@ def lloyd_fallback(given: LloydArguments) -> Result:
 
 
 def lloyd_around(kmeans_step: Step, given: LloydArguments) -> Result:
-    """Compute ``kmeans_lloyd`` around the step of a backend, and all else in Triton where Triton is
-    installed."""
+    """Compute ``kmeans_lloyd`` around the step of a backend.
+
+    All else is in Triton where Triton is installed.
+    """
     return lloyd_of(kmeans_step, _in_triton("advance", advance), given)
 
 
@@ -212,8 +217,10 @@ class Problem:
 
     @functools.cached_property
     def grid_scale(self) -> torch.Tensor:
-        """Return the number of grid steps in a distance of 1. The reach of a column is below 2^exponent, and
-        its scale is 2^(mass_bits - exponent)."""
+        """Return the number of grid steps in a distance of 1.
+
+        The reach of a column is below 2^exponent, and its scale is 2^(mass_bits - exponent).
+        """
         return self.scale.amin() * 2.0 ** (self.bits - steps.mass_bits(self.n))
 
     def quantized(self, rows: torch.Tensor) -> torch.Tensor:
@@ -221,8 +228,10 @@ class Problem:
         return ((rows.double() - self.middle) * self.grid_scale).round().to(torch.int16)
 
     def variance(self) -> torch.Tensor:
-        """Return the mean variance of the columns, without weights and on the grid; ``tol`` is relative to
-        it."""
+        """Return the mean variance of the columns, without weights and on the grid.
+
+        ``tol`` is relative to it.
+        """
         values = self.grid.values
         squares = torch.stack([values[block].long().square().sum(0) for block in steps.blocks(values)]).sum(0)
         return self._variance(values.sum(0, dtype=torch.int64), squares)
@@ -271,8 +280,9 @@ class Problem:
         weights: torch.Tensor | None,
         first: int,
     ) -> torch.Tensor:
-        """Return whole numbers in the order of the distances of rows to their centers, -1 for zero; ``first``
-        is the number of the first row.
+        """Return whole numbers in the order of the distances of rows to their centers, -1 for zero.
+
+        ``first`` is the number of the first row.
 
         Distances in float64 have the order of their bits. The number of the row replaces the last bits: of
         equal distances, the lowest row comes first.
@@ -344,8 +354,10 @@ def lloyd(
 
 
 def _looks(ended: torch.Tensor, i: int) -> bool:
-    """Return True if the host asks after iteration i whether the fit has ended. It seldom asks a GPU, because
-    it would wait for the GPU, and never while a graph is captured."""
+    """Return True if the host asks after iteration i whether the fit has ended.
+
+    It seldom asks a GPU, because it would wait for the GPU, and never while a graph is captured.
+    """
     if ended.device.type == "cpu":
         return True
     return i % _LOOK_EVERY == _LOOK_EVERY - 1 and not torch.cuda.is_current_stream_capturing()

@@ -50,8 +50,11 @@ class Grid:
         return chosen
 
     def plus_plus(self, k: int, seed: int, restart: int, purpose: int) -> torch.Tensor:
-        """Run greedy k-means++: draw 2 + ln k rows by squared distance and take the one that lowers the
-        potential most, ties to the first."""
+        """Run greedy k-means++.
+
+        Draw 2 + ln k rows by squared distance and take the one that lowers the potential most, ties to the
+        first.
+        """
         left, chosen = self.masses.clone(), self.masses.new_zeros(k)
         chosen[:1] = self.sample(left, uniforms(1, 0, restart, purpose, seed))
         self.remove(left, chosen[:1])
@@ -92,8 +95,10 @@ class Grid:
     def nearer(
         self, nearest: torch.Tensor, owner: torch.Tensor, fresh: torch.Tensor, count: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the squared distance to the nearest draw, and its number, after ``fresh`` follow ``count``
-        draws."""
+        """Return the squared distance to the nearest draw, and its number.
+
+        There are ``count`` draws, and ``fresh`` ones follow.
+        """
         return nearer(
             lambda group: squared_distances(self.values, group), self.take(fresh), nearest, owner, count
         )
@@ -111,8 +116,10 @@ class Grid:
         return type(self)(values, weights, self.bits)
 
     def sample(self, masses: torch.Tensor, draws: npt.NDArray[np.float64]) -> torch.Tensor:
-        """Return for each draw in [0, 1) the first row with a running sum of masses above this part of the
-        total; 0 if all are 0."""
+        """Return for each draw in [0, 1) the first row whose running sum of masses exceeds it.
+
+        The draw is a part of the total. Return 0 if all masses are 0.
+        """
         running = masses.cumsum(0)
         return sample(running[-1], running, draws)
 
@@ -135,8 +142,10 @@ class Grid:
 
 
 def squared_distances(values: torch.Tensor, picked: torch.Tensor) -> torch.Tensor:
-    """Compute squared distances [n, m] int64 of values [n, d] and [m, d] on the grid. All are whole numbers
-    below 2^53, so float64 products are exact."""
+    """Compute squared distances [n, m] int64 of values [n, d] and [m, d] on the grid.
+
+    All are whole numbers below 2^53, so float64 products are exact.
+    """
     picked = picked.double()
     norms = picked.square().sum(1)
     out = []
@@ -153,8 +162,10 @@ def nearer(
     owner: torch.Tensor,
     count: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute ``Grid.nearer`` with a function that returns the distances [n, m] to some of the picked
-    rows."""
+    """Compute ``Grid.nearer`` with a function that returns distances.
+
+    It returns the distances [n, m] to some of the picked rows.
+    """
     for group in picked.split(_LANES):
         distance = distances(group)
         first = distance.argmin(1, keepdim=True)

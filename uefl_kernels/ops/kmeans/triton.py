@@ -74,8 +74,10 @@ def _far(
     ROWS: tl.constexpr,
     CLUSTERS: tl.constexpr,
 ):
-    """Write keys [n]: the bits of the distance of each row to its center, the last ones replaced by the
-    number of the row; or -1."""
+    """Write keys [n]: the bits of the distance of each row to its center, or -1.
+
+    The last bits are replaced by the number of the row.
+    """
     if tl.load(ended) != 0:
         return
     if _empty(masses, k, CLUSTERS) == 0:

@@ -1,5 +1,6 @@
-"""Seeding of ``kmeans`` in Triton: the draws of ``grid.Grid``, without a wait of the host and without
-distances in memory.
+"""Seeding of ``kmeans`` in Triton.
+
+It has the draws of ``grid.Grid``, without a wait of the host and without distances in memory.
 
 A round of greedy k-means++ reads the grid twice, 4 bytes an element: once for the potential that
 each of its few candidates would leave, and once to store the distances to the best. Blocks of rows keep their
@@ -29,8 +30,10 @@ _DRAWN = ["drawn", "chosen"]
 
 @triton.jit
 def _distance(values, row, valid, other, D: tl.constexpr, ROWS: tl.constexpr, ELEMENTS: tl.constexpr):
-    """Return squared distances [ROWS] int64 of rows to one other. Two values differ by at most 2^15, so a
-    square has 31 bits."""
+    """Return squared distances [ROWS] int64 of rows to one other.
+
+    Two values differ by at most 2^15, so a square has 31 bits.
+    """
     total = tl.zeros((ROWS, ELEMENTS), tl.int64)
     for start in range(0, D, ELEMENTS):
         j = start + tl.arange(0, ELEMENTS)
@@ -68,8 +71,10 @@ def _draw(
     BLOCK: tl.constexpr,
     SUMS: tl.constexpr,
 ):
-    """Write drawn [programs]: each program draws a row by its potential, or by the remaining mass if no row
-    has a potential."""
+    """Write drawn [programs]: each program draws a row by its potential.
+
+    If no row has a potential, it draws by the remaining mass.
+    """
     totals, masses = tl.zeros((SUMS,), tl.int64), tl.zeros((SUMS,), tl.int64)
     for start in range(0, blocks, SUMS):
         block = start + tl.arange(0, SUMS)
@@ -126,8 +131,10 @@ def _compare(
     ELEMENTS: tl.constexpr,
     CANDIDATES: tl.constexpr,
 ):
-    """Write potentials [blocks, CANDIDATES]: the potential of a block after each candidate. One program per
-    block."""
+    """Write potentials [blocks, CANDIDATES]: the potential of a block after each candidate.
+
+    One program per block.
+    """
     block = tl.program_id(0).to(tl.int64)
     candidate = tl.arange(0, CANDIDATES)
     sums = tl.zeros((CANDIDATES,), tl.int64)
@@ -154,8 +161,10 @@ def _take(
     SUMS: tl.constexpr,
     CANDIDATES: tl.constexpr,
 ):
-    """Write chosen [1]: the candidate with the least remaining potential, the first of equals; remove its
-    mass. One program."""
+    """Write chosen [1]: the candidate with the least remaining potential, the first of equals.
+
+    Remove its mass. There is one program.
+    """
     candidate = tl.arange(0, CANDIDATES)
     totals = tl.zeros((SUMS, CANDIDATES), tl.int64)
     for start in range(0, blocks, SUMS):
@@ -188,7 +197,9 @@ def _improve(
     ELEMENTS: tl.constexpr,
 ):
     """Update nearest [n], and owner if given, with count more rows; the first of them has number ``first``.
-    One program per block."""
+
+    One program per block.
+    """
     block = tl.program_id(0).to(tl.int64)
     total = block * 0
     for start in range(0, BLOCK, ROWS):

@@ -1,5 +1,7 @@
-"""Labels and distances of rows for fixed centers, as ``KMeans`` needs them after a fit. Internal; the
-estimator checks its arguments."""
+"""Labels and distances of rows for fixed centers, as ``KMeans`` needs them after a fit.
+
+Internal; the estimator checks its arguments.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ def kmeans_labels_and_squares(x: torch.Tensor, centers: torch.Tensor) -> tuple[t
 
 def kmeans_distances(x: torch.Tensor, centers: torch.Tensor) -> torch.Tensor:
     """Return the distance of each row to each center, [N, k]: float64 for float64 x, float32 for all else.
-    The same errors."""
+
+    The same errors.
+    """
     # plain PyTorch on a GPU, whatever the backend
     kernel = torch.ops.uefl_reference if forced() == "reference" else torch.ops.uefl
     distances: torch.Tensor = kernel.kmeans_distances(*composed.DistanceArguments(x, centers.double()))

@@ -47,8 +47,10 @@ def around(vq_assign: Callable[..., torch.Tensor], given: Arguments) -> Labels:
 
 
 def compose(assign: Callable[[], torch.Tensor], given: Arguments) -> Labels:
-    """Check the rows, and compute labels and the distances to their centers, in the order of
-    ``square_norms``."""
+    """Check the rows, and compute labels and the distances to their centers.
+
+    The sums have the order of ``square_norms``.
+    """
     x, centers, with_distances = given
     steps.require_valid("kmeans_labels", x, None)
     labels = assign()[:, 0].contiguous()

@@ -1,5 +1,7 @@
-"""Cluster the rows of a SciPy matrix for ``KMeans``. The functions are internal: the estimator checks their
-arguments."""
+"""Cluster the rows of a SciPy matrix for ``KMeans``.
+
+The functions are internal: the estimator checks their arguments.
+"""
 
 from __future__ import annotations
 
@@ -109,14 +111,18 @@ def kmeans_sparse_by_steps(
 
 
 def kmeans_sparse_labels(rows: SparseRows, centers: torch.Tensor) -> composed.Labels:
-    """Return the exact nearest center of each row, and the squared distance to it up to rounding. Raise as
-    :func:`kmeans_sparse`."""
+    """Return the exact nearest center of each row, and the squared distance to it up to rounding.
+
+    Raise as :func:`kmeans_sparse`.
+    """
     found: composed.Labels = composed.kernels().kmeans_sparse_labels(*rows.format, centers.double())
     return found
 
 
 def kmeans_sparse_distances(rows: SparseRows, centers: torch.Tensor) -> torch.Tensor:
-    """Return the distance of each row to each center, [N, k] in the dtype of the rows. Raise as
-    :func:`kmeans_sparse`."""
+    """Return the distance of each row to each center, [N, k] in the dtype of the rows.
+
+    Raise as :func:`kmeans_sparse`.
+    """
     found: torch.Tensor = composed.kernels().kmeans_sparse_distances(*rows.format, centers.double())
     return found

@@ -53,8 +53,10 @@ class Arguments(NamedTuple):
 
 
 class SearchArguments(NamedTuple):
-    """Arguments of ``kmeans_sparse_labels``, ``kmeans_sparse_distances`` and ``kmeans_sparse_products``; rows
-    as in ``Arguments``."""
+    """Arguments of ``kmeans_sparse_labels``, ``kmeans_sparse_distances`` and ``kmeans_sparse_products``.
+
+    Rows are as in ``Arguments``.
+    """
 
     values: torch.Tensor
     columns: torch.Tensor
@@ -142,8 +144,10 @@ class SparseRows:
         return self.column_numbers.long()
 
     def matrix_of(self, values: torch.Tensor) -> Any:
-        """Return a CSR matrix of SciPy with these values at the places of the rows; SciPy's constructor would
-        check all places again."""
+        """Return a CSR matrix of SciPy with these values at the places of the rows.
+
+        SciPy's constructor would check all places again.
+        """
         from scipy.sparse import csr_array
 
         made = csr_array((self.n, self.d), dtype=values.numpy().dtype)
@@ -306,8 +310,10 @@ class SparseData(composed.Problem):
         return self.sparse.take(numbers)
 
     def farthest(self, centers: torch.Tensor, labels: torch.Tensor) -> composed.FarthestRows:
-        """Return what ``composed.Problem.farthest`` does, from keys of the rows that may be among the
-        farthest."""
+        """Return what ``composed.Problem.farthest`` does.
+
+        It works from keys of the rows that may be among the farthest.
+        """
         count = min(self.n, len(centers))
         norms = centers.double().square().sum(1)
         own = self.sparse.products(centers).gather(1, labels[:, None])[:, 0]

@@ -61,8 +61,9 @@ def kmeans_units(given: Rows) -> Units:
 
 
 def units(x: torch.Tensor, weights: torch.Tensor | None) -> Units:
-    """Return middle [d], scale [d], mass_scale [] and weight_unit [] of rows [N, d] and their weights;
-    float64.
+    """Return middle [d], scale [d], mass_scale [] and weight_unit [] of rows [N, d] and their weights.
+
+    All are float64.
 
     The middle of a column is the mean of its smallest and its largest element. Weights are first divided by
     weight_unit, a power of two, so that they are at most 1. A row then adds round((x - middle) * weight *

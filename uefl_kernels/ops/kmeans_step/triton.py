@@ -1,5 +1,6 @@
-"""``kmeans_step`` in Triton: the search of ``vq_assign``, which adds each row to its cluster while the row is
-in the cache.
+"""``kmeans_step`` in Triton, by the search of ``vq_assign``.
+
+The search adds each row to its cluster while the row is in the cache.
 
 With ``TRITON_INTERPRET=1`` it also runs on CPU tensors. The tests interpret and compile it. On an H100 it was
 right in small cases; it has not been timed.

@@ -1,4 +1,5 @@
 """``linear``: a product in float32 with the same bits for any number of threads; ``mc_dropout_mlp`` calls it.
+
 Users need not call it.
 
 x [N, D], weight [M, D] and bias [M], float32 on the CPU, give x weight^T + bias [N, M]. torch's product may
@@ -54,8 +55,10 @@ torch.library.register_autocast("uefl::linear", "cpu", torch.float32)
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Compute ``torch.nn.functional.linear`` of x ``[N, D]`` for any device, dtype and autocast; with the op
-    above where it is supported."""
+    """Compute ``torch.nn.functional.linear`` of x ``[N, D]`` for any device, dtype and autocast.
+
+    The op above does it where it is supported.
+    """
     serves = x.device.type == "cpu" and x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
     if not serves or forced() not in ("auto", "cpu") or not COMPILED:
         return torch.nn.functional.linear(x, weight, bias)

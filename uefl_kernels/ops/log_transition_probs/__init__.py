@@ -1,5 +1,7 @@
-"""``log_transition_probs``: log-probabilities of the sets from logits of the classes, and the published loss
-made of them."""
+"""``log_transition_probs``: log-probabilities of the sets from logits of the classes.
+
+The published loss is made of them.
+"""
 
 from __future__ import annotations
 
@@ -115,8 +117,9 @@ def transition_double_softmax(
     log_marginal: torch.Tensor | None = None,
     ignore_index: int = -100,
 ) -> torch.Tensor:
-    """Compute the loss of FedUL's published code, which takes the softmax of probabilities: -g[target] + log
-    sum exp(g).
+    """Compute the loss of FedUL's published code, which takes the softmax of probabilities.
+
+    The loss is -g[target] + log sum exp(g).
 
     It is bounded and not proper: its minimizer is not the posterior of the classes. It is here to reproduce
     published results; use :func:`transition_nll` for everything else. It is not a kernel of its own but

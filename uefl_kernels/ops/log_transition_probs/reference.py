@@ -1,5 +1,7 @@
-"""The definition of ``log_transition_probs`` in float64; a sum over classes at a time, nothing of size B x M
-x K."""
+"""The definition of ``log_transition_probs`` in float64.
+
+It takes a sum over classes at a time, so nothing has the size B x M x K.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,9 @@ from . import Arguments, Gradient
 
 
 def log_transition_probs(given: Arguments) -> torch.Tensor:
-    """Compute logits [B, K], log_transition [G, M, K], log_marginal [G, K], groups [B] | None -> log g [B,
-    M].
+    """Compute log g [B, M] from logits [B, K] and the transition.
+
+    The others are log_transition [G, M, K], log_marginal [G, K], and groups [B] | None.
 
     log g_bm = LSE_k(z_bk + log_transition_gmk) - LSE_k(z_bk + log_marginal_gk)
     """

@@ -1,5 +1,7 @@
-"""``log_transition_probs`` and its gradient in Triton; see ``transition_nll/triton.py``. Not run on a GPU
-yet."""
+"""``log_transition_probs`` and its gradient in Triton; see ``transition_nll/triton.py``.
+
+Not run on a GPU yet.
+"""
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # No postponed annotations here: Triton reads the types of the arguments.

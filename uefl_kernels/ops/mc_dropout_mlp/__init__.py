@@ -22,8 +22,10 @@ _NUMBER = (int, float, np.integer, np.floating)
 
 
 class MCStats(NamedTuple):
-    """Statistics of the passes, float32 (float64 for float64 x), in nats; p_t are the probabilities of pass
-    t."""
+    """Statistics of the passes, float32 (float64 for float64 x), in nats.
+
+    Here P_t are the probabilities of pass t.
+    """
 
     mean_probs: torch.Tensor
     """``[..., C]``: mean of p_t."""
@@ -102,8 +104,9 @@ def mc_dropout_mlp(
     consistent: bool = False,
     seed: int | None = None,
 ) -> MCStats:
-    """Run Monte Carlo dropout of a multi-layer perceptron: compute statistics of ``passes`` predictions of
-    each row, with different dropout masks.
+    """Run Monte Carlo dropout of a multi-layer perceptron.
+
+    Compute statistics of ``passes`` predictions of each row, with different dropout masks.
 
     The layers are Linear, activation, dropout, ..., Linear. A dropout on the inputs and one on the logits are
     optional; with a dropout on the inputs, x can be the values before the first dropout of a larger network.

@@ -82,8 +82,10 @@ class Mask(NamedTuple):
 
 
 def threshold(p: float) -> int:
-    """Return 65536 times the probability of dropping a unit, which differs from p by at most 2^-17 (p up to 1
-    - 2^-17)."""
+    """Return 65536 times the probability of dropping a unit.
+
+    This probability differs from p by at most 2^-17 (p up to 1 - 2^-17).
+    """
     return min(65535, round(p * 65536))
 
 

@@ -1,5 +1,6 @@
-"""``mc_dropout_mlp`` and its masks in Triton. Small cases gave correct results on an H100; no times were
-measured.
+"""``mc_dropout_mlp`` and its masks in Triton.
+
+Small cases gave correct results on an H100; no times were measured.
 
 A head of one layer (or of none) and at most 256 classes is one launch: a program takes ROWS rows through all
 passes. In each pass it draws masks of UNITS units at a time, multiplies kept units by the weights, and adds
@@ -28,8 +29,10 @@ _RUN = ["rows", "passes", "pass_", "stream", "threshold", "logit_threshold"]
 
 @triton.jit
 def _bits(seed, row, column, pass_, stream):
-    """Return 16 random bits for each unit, as ``reference.py`` draws them; row, column: broadcast, counted in
-    words of 32 bits."""
+    """Return 16 random bits for each unit, as ``reference.py`` draws them.
+
+    Row and column broadcast, and count words of 32 bits.
+    """
     zero = (row * 0 + column * 0).to(tl.int32)
     block = zero + (column // 8).to(tl.int32)
     word0, word1, word2, word3 = tl.philox(
@@ -44,8 +47,10 @@ def _bits(seed, row, column, pass_, stream):
 
 @triton.jit
 def _tile(rows, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Return rows [ROWS, 1] and columns [1, COLUMNS], int64, of a program, in a grid of one dimension: the
-    other dimensions are limited to 65535."""
+    """Return rows [ROWS, 1] and columns [1, COLUMNS], int64, of a program.
+
+    The grid has one dimension, because the other dimensions are limited to 65535.
+    """
     blocks, program = tl.cdiv(rows, ROWS), tl.program_id(0).to(tl.int64)
     return (program % blocks * ROWS + tl.arange(0, ROWS))[:, None], (
         program // blocks * COLUMNS + tl.arange(0, COLUMNS)

@@ -68,8 +68,10 @@ def compose(stage: Callable[[vq.Arguments], vq.Result], given: Arguments) -> Res
 def residuals(
     x: torch.Tensor, codebooks: Sequence[torch.Tensor], indices: torch.Tensor
 ) -> Iterator[torch.Tensor]:
-    """Yield the input of each stage, for x ``[..., D]`` and indices ``[..., S, Q]``: the same bits as in
-    the op."""
+    """Yield the input of each stage, for x ``[..., D]`` and indices ``[..., S, Q]``.
+
+    The bits are the same as in the op.
+    """
     yield x
     for place, codebook in enumerate(codebooks[:-1]):
         x = x - gather(codebook, indices[..., place]).to(x.dtype).reshape(x.shape)

@@ -55,8 +55,9 @@ define_triton("set_proportion_loss")
 def set_proportion_loss(
     logits: torch.Tensor, offsets: torch.Tensor, proportions: torch.Tensor
 ) -> torch.Tensor:
-    """Compute the cross-entropy between the known class proportions of each set and the mean of its predicted
-    probabilities.
+    """Compute the cross-entropy between class proportions of sets and mean predictions.
+
+    The proportions of each set are known. Its prediction is the mean of the predicted probabilities.
 
     Args:
         logits: ``[N, K]``, float32, bfloat16, float16 or float64; any strides; the rows of a set next to each

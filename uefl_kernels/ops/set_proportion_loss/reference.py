@@ -1,5 +1,7 @@
-"""The definition of ``set_proportion_loss`` in float64: per set, the mean of the softmax of its rows and a
-cross-entropy."""
+"""The definition of ``set_proportion_loss`` in float64.
+
+Per set, it is the mean of the softmax of its rows and a cross-entropy.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +41,10 @@ def set_proportion_loss(given: Arguments) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _require(offsets: torch.Tensor, proportions: torch.Tensor, n: int) -> None:
-    """Raise RuntimeError, on the CPU only, when the sets do not cover the rows or the proportions are
-    none."""
+    """Raise RuntimeError when the sets do not cover the rows or the proportions are none.
+
+    This is checked on the CPU only.
+    """
     if offsets.device.type != "cpu":
         return
     op = "set_proportion_loss"

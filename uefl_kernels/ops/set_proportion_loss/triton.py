@@ -1,5 +1,6 @@
-"""``set_proportion_loss`` in Triton: one program for each set. The tests compile and
-interpret the kernel; it has not run on a GPU yet.
+"""``set_proportion_loss`` in Triton: one program for each set.
+
+The tests compile and interpret the kernel; it has not run on a GPU yet.
 
 Everything stays in log space, in float32 (float64 for float64 logits). Each row's log-sum-exp, each class's
 log-sum-exp over the rows, then the gradient: rows are read three times, twice from the cache.

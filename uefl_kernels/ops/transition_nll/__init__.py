@@ -1,5 +1,7 @@
-"""``transition_nll``: the loss of learning classes from sets with known class priors, in log space, with its
-gradient in one pass."""
+"""``transition_nll``: the loss of learning classes from sets with known class priors.
+
+It works in log space, with its gradient in one pass.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,10 @@ def _fake(given: Arguments) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class _TransitionNLL(torch.autograd.Function):
-    """The op with its gradient. A gradient registered with the op would cost 35 us more a step, most of the
-    time of a small batch."""
+    """The op with its gradient.
+
+    A gradient registered with the op would cost 35 us more a step, most of the time of a small batch.
+    """
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> torch.Tensor:

@@ -1,5 +1,6 @@
-"""The transition ops in Triton: a program for a row and, for ``log_transition_probs``, one set after the
-other.
+"""The transition ops in Triton: a program for a row.
+
+In ``log_transition_probs``, a program takes one set after the other.
 
 Log-sum-exps over tiles of classes, accumulated online in float32 (float64 for float64 logits), so that K is
 bounded by memory only. A target or a group out of range reads nothing and gives NaN. Compiled and interpreted
@@ -23,8 +24,9 @@ SHAPE = ["g", "m", "k", "ignore_index"]  # run-time values: another one does not
 
 @triton.jit
 def largest(z, weights, k, stride, WIDE: tl.constexpr, CLASSES: tl.constexpr):
-    """Return the largest z with a finite weight. It is subtracted before any sum, so that large logits lose
-    no digits.
+    """Return the largest z with a finite weight.
+
+    It is subtracted before any sum, so that large logits lose no digits.
 
     NaN where any of z is NaN or +inf.
     """
@@ -41,8 +43,10 @@ def largest(z, weights, k, stride, WIDE: tl.constexpr, CLASSES: tl.constexpr):
 
 @triton.jit
 def log_sum_exp(z, off, weights, k, stride, WIDE: tl.constexpr, CLASSES: tl.constexpr):
-    """Compute the log of the sum over k of exp(z[k * stride] - off + weights[k]); -inf if all are -inf, NaN
-    if off is."""
+    """Compute the log of the sum over k of exp(z[k * stride] - off + weights[k]).
+
+    The result is -inf if all are -inf, NaN if off is.
+    """
     most = tl.full((), float("-inf"), WIDE)
     total = tl.full((), 0.0, WIDE)
     for start in range(0, k, CLASSES):
@@ -135,7 +139,9 @@ def transition_nll(given: Arguments) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def tile(logits: torch.Tensor) -> tuple[Any, int]:
-    """Return the dtype of the computation and the classes per tile: a power of two, so that a new K rarely
-    compiles a new kernel."""
+    """Return the dtype of the computation and the classes per tile.
+
+    The tile is a power of two, so that a new K rarely compiles a new kernel.
+    """
     wide = tl.float64 if logits.dtype == torch.float64 else tl.float32
     return wide, min(CLASSES, triton.next_power_of_2(logits.shape[1]))

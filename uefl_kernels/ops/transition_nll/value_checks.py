@@ -8,8 +8,10 @@ import torch
 def require_rows(
     op: str, targets: torch.Tensor, ignored: torch.Tensor, group: torch.Tensor, log_transition: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the row of each target, 0 without one, and whether it has one; on the CPU a wrong target raises
-    RuntimeError."""
+    """Return the row of each target, 0 without one, and whether it has one.
+
+    On the CPU a wrong target raises RuntimeError.
+    """
     m = log_transition.shape[1]
     inside = (targets >= 0) & (targets < m) & ~ignored
     rows = torch.where(inside, targets, 0)
@@ -38,8 +40,10 @@ def require_rows(
 def require_groups(
     op: str, groups: torch.Tensor | None, b: int, log_transition: torch.Tensor
 ) -> torch.Tensor:
-    """Return the group of each row; one out of range raises RuntimeError on the CPU and is clamped
-    elsewhere."""
+    """Return the group of each row.
+
+    A group out of range raises RuntimeError on the CPU and is clamped elsewhere.
+    """
     if groups is None:
         return torch.zeros(b, dtype=torch.int64, device=log_transition.device)
     g = log_transition.shape[0]
@@ -54,8 +58,10 @@ def require_groups(
 
 
 def require_matrix(op: str, log_marginal: torch.Tensor) -> None:
-    """Raise RuntimeError for NaN or +inf in the matrix, by its column sums, which are small; on the CPU
-    only."""
+    """Raise RuntimeError for NaN or +inf in the matrix, by its column sums, which are small.
+
+    This is checked on the CPU only.
+    """
     if log_marginal.device.type != "cpu":
         return
     wrong = log_marginal.isnan() | (log_marginal == torch.inf)
@@ -74,16 +80,20 @@ def require_matrix(op: str, log_marginal: torch.Tensor) -> None:
 
 
 def require_logarithms(op: str, log_transition: torch.Tensor) -> None:
-    """Raise RuntimeError for shares instead of logarithms, which would give plausible numbers; on the CPU
-    only."""
+    """Raise RuntimeError for shares instead of logarithms, which would give plausible numbers.
+
+    This is checked on the CPU only.
+    """
     if log_transition.device.type == "cpu" and bool((shares := are_shares(log_transition)).any()):
         raise RuntimeError(_shares(op, *shares.nonzero()[0].tolist()))
 
 
 def are_shares(rows: torch.Tensor) -> torch.Tensor:
-    """Return for rows [..., K] whether they look like shares: nothing below 0, a sum of 1 with room for half
-    precision, more than one class. Logarithms of priors or counts never do; logarithms of other weights (1 to
-    e) may. One class is not a fault: a constant changes nothing.
+    """Return for rows [..., K] whether they look like shares.
+
+    Shares have nothing below 0, a sum of 1 with room for half precision, and more than one class. Logarithms
+    of priors or counts never do; logarithms of other weights (1 to e) may. One class is not a fault: a
+    constant changes nothing.
     """
     return (rows >= 0).all(-1) & ((rows.sum(-1) - 1).abs() <= 0.01) & (rows.shape[-1] > 1)
 

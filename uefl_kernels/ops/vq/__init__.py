@@ -84,8 +84,11 @@ def _grad_x(
     grad_quantized: torch.Tensor | None,
     grad_loss: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return the gradient of quantized, straight through or rotated, plus grad_loss * 2 * commitment_weight /
-    M * (x - q), M = x.numel()."""
+    """Return the gradient of x: the gradient of quantized plus the one of the loss.
+
+    The former is straight through or rotated. The latter is grad_loss * 2 * commitment_weight / M * (x - q),
+    with M = x.numel().
+    """
     x, codebook, indices, _, _ = saved
     weight = 0.0 if grad_loss is None else ctx.commitment_weight
     if weight == 0 and (grad_quantized is None or not ctx.rotation):
@@ -96,8 +99,10 @@ def _grad_x(
 
 
 def _grad_codebook(ctx: Any, saved: tuple[torch.Tensor, ...], grad_loss: torch.Tensor | None) -> torch.Tensor:
-    """Return grad_loss * 2 * codebook_weight / M * (n c - S), n and S the count and the sum of each
-    codeword's rows."""
+    """Return grad_loss * 2 * codebook_weight / M * (n c - S).
+
+    Here n and S are the count and the sum of each codeword's rows.
+    """
     x, codebook, _, counts, sums = saved
     if grad_loss is None or ctx.codebook_weight == 0:
         return torch.zeros_like(codebook)
@@ -114,8 +119,10 @@ def _grad_codebook(ctx: Any, saved: tuple[torch.Tensor, ...], grad_loss: torch.T
 def grad_codebook(
     codebook: torch.Tensor, counts: torch.Tensor, sums: torch.Tensor, scale: torch.Tensor
 ) -> torch.Tensor:
-    """Return the gradient of the squared error of the rows of a codebook, times ``scale``, a float64
-    scalar."""
+    """Return the gradient of the squared error of the rows of a codebook.
+
+    It is multiplied by ``scale``, a float64 scalar.
+    """
     gradient: torch.Tensor = (counts.unsqueeze(-1) * codebook.double() - sums) * scale
     return gradient.to(codebook.dtype)
 

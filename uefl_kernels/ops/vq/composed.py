@@ -1,4 +1,5 @@
 """``vq`` around a ``vq_forward``: of the same backend on a GPU and in Triton, and in plain PyTorch elsewhere.
+
 It turns the error into a loss and whole numbers into sums. No step synchronizes with the host.
 """
 
@@ -70,8 +71,9 @@ def compose(vq_forward: Callable[..., forward.Result], add: Callable[..., None],
 
 
 def expected_shift(codebook: torch.Tensor, rows: int) -> torch.Tensor:
-    """Return the expected units of the sums of each codeword: the exponent of 1.0 in these units, [C]
-    int64 with C = K or S * K.
+    """Return the expected units of the sums of each codeword.
+
+    They are the exponent of 1.0 in these units, [C] int64 with C = K or S * K.
 
     Sums are in 64-bit fixed point, so that the order of the rows does not change a bit. Every codeword has a
     unit of its own, 2^-(62 - ceil(log2 N) - e), where 2^e is above the largest |x| of its rows: N rows cannot
@@ -105,12 +107,16 @@ def _digits(rows: int) -> int:
 
 
 def _exponent(value: torch.Tensor) -> torch.Tensor:
-    """Return the least e >= -900 with value < 2^e, for finite float64 from 0 on; 0 for 0. It reads the bits:
-    inductor's frexp does not compile."""
+    """Return the least e >= -900 with value < 2^e, for finite float64 from 0 on; 0 for 0.
+
+    It reads the bits: inductor's frexp does not compile.
+    """
     return ((value.view(torch.int64) >> 52) - 1022).clamp(min=-900).masked_fill(value == 0, 0)
 
 
 def power_of_two(exponent: torch.Tensor) -> torch.Tensor:
-    """Return 2^exponent in float64 from its bits: exact on every device, unlike pow, and without a transfer
-    from the host."""
+    """Return 2^exponent in float64 from its bits.
+
+    This is exact on every device, unlike pow, and needs no transfer from the host.
+    """
     return (exponent + 1023).bitwise_left_shift(52).view(torch.float64)

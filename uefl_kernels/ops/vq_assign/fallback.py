@@ -128,8 +128,10 @@ class _PackedCodebook:
         indices[asked] = torch.full_like(asked, len(self.halves)).scatter_reduce_(0, number, first, "amin")
 
     def _distances(self, rows: torch.Tensor, codewords: torch.Tensor) -> torch.Tensor:
-        """Compute ``reference.distances`` of rows and codewords [P, d], with one operation per
-        element in place of several."""
+        """Compute ``reference.distances`` of rows and codewords [P, d].
+
+        It has one operation per element in place of several.
+        """
         difference = rows - codewords
         terms = difference * difference if self.metric == "l2" else -(rows * codewords)
         total = terms.new_zeros(len(terms))
@@ -146,14 +148,18 @@ class _PackedCodebook:
 
 
 def _above(norm: torch.Tensor, d: int) -> torch.Tensor:
-    """Return an upper bound on the norm of vectors of d elements, from the computed norm: squares, each below
-    tiny, may have underflowed."""
+    """Return an upper bound on the norm of vectors of d elements, from the computed norm.
+
+    Squares, each below tiny, may have underflowed.
+    """
     above: torch.Tensor = norm * 1.01 + d * 4 * float(torch.finfo(norm.dtype).tiny) ** 0.5
     return above
 
 
 def _full_float32(device: torch.device) -> bool:
-    """Return whether a float32 product keeps 24 bits on a device; users may allow TF32 or bfloat16 for
-    speed."""
+    """Return whether a float32 product keeps 24 bits on a device.
+
+    Users may allow TF32 or bfloat16 for speed.
+    """
     backends = torch.backends.mkldnn if device.type == "cpu" else torch.backends.cuda
     return backends.matmul.fp32_precision in ("none", "ieee")  # type: ignore[attr-defined, no-any-return]

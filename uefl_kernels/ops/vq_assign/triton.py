@@ -1,5 +1,6 @@
-"""``vq_assign`` in Triton, for the GPUs that ``csrc/cuda`` was not built for; under ``TRITON_INTERPRET=1``
-also on CPU tensors.
+"""``vq_assign`` in Triton, for the GPUs that ``csrc/cuda`` was not built for.
+
+Under ``TRITON_INTERPRET=1`` it also takes CPU tensors.
 
 Three passes under the certificate of ``csrc/common/certificate.h``, without a wait for the host, and without
 scores in memory:
@@ -71,8 +72,10 @@ class TileConfig(NamedTuple):
 
 
 def config(capability: tuple[int, int], width: int) -> TileConfig:
-    """Return tile sizes chosen by registers and shared memory (tests/kernels/test_triton.py checks both), not
-    tuned on a GPU yet."""
+    """Return tile sizes chosen by registers and shared memory, not tuned on a GPU yet.
+
+    tests/kernels/test_triton.py checks both.
+    """
     if capability >= (9, 0):  # 227 KB of shared memory
         if width > 256:
             return TileConfig(128, 128, 64, 8, 3)
@@ -116,8 +119,10 @@ def _parts(y, up):
 
 @triton.jit
 def _halve(tile, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Return the two halves of the columns of a tile [ROWS, COLUMNS]; with eight columns in a half, every
-    lane keeps its own."""
+    """Return the two halves of the columns of a tile [ROWS, COLUMNS].
+
+    With eight columns in a half, every lane keeps its own.
+    """
     return tl.split(tl.permute(tl.reshape(tile, (ROWS, 2, COLUMNS // 2)), (0, 2, 1)))
 
 
@@ -148,8 +153,10 @@ def _products(
     x, mu, code, begin, valid, stride_d, up, high, SPLIT: tl.constexpr, WHOLE: tl.constexpr,
     D: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, CODES: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Multiply a tile of rows by a tile of codewords, with two small products more if SPLIT. If WHOLE,
-    ``high`` has the rows."""
+    """Multiply a tile of rows by a tile of codewords, with two small products more if SPLIT.
+
+    If WHOLE, ``high`` has the rows.
+    """
     dot = tl.zeros((ROWS, CODES), tl.float32)
     if SPLIT:  # the small products first
         for start in tl.range(0, WIDTH, CHUNK):
@@ -169,8 +176,11 @@ def _products(
 def _error_bound(
     header, book, norm, half_square, book_exponent, L2: tl.constexpr, SPLIT: tl.constexpr, D: tl.constexpr
 ):
-    """Bound the error of the scores of rows of at most these norms: fp16_error() and score_error_fp16x3() of
-    csrc/common/certificate.h. Their roundings, in float32 here, vanish in the factors of 1.01."""
+    """Bound the error of the scores of rows of at most these norms.
+
+    It has fp16_error() and score_error_fp16x3() of csrc/common/certificate.h. Their roundings, in float32
+    here, vanish in the factors of 1.01.
+    """
     radius, book_unit = _field(header, book, _RADIUS), _power(book_exponent - 14)
     rest, last = _field(header, book, _REST) * book_unit, _field(header, book, _LAST) * book_unit
     if SPLIT:
@@ -194,8 +204,10 @@ def _score(
     EXACT: tl.constexpr, L2: tl.constexpr, SPLIT: tl.constexpr,
     D: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, CODES: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Return the best codeword of each row of a tile, and whether it is certainly the one of the
-    definition."""
+    """Return the best codeword of each row of a tile, and whether it is certain.
+
+    A certain codeword is the one of the definition.
+    """
     WHOLE: tl.constexpr = WIDTH == CHUNK and not SPLIT
     BITS: tl.constexpr = CODES // _COLUMNS - 1
     mu += book * WIDTH
@@ -262,7 +274,9 @@ def _search(
     ROWS: tl.constexpr, CODES: tl.constexpr, CHUNK: tl.constexpr, ELEMENTS: tl.constexpr,
 ):  # fmt: skip
     """Write the best codeword to indices[row, segment]; list the outputs that are not certain in their book.
-    With ``counts`` run the epilogue of the certain rows, and mark the others in ``opened``."""
+
+    With ``counts`` run the epilogue of the certain rows, and mark the others in ``opened``.
+    """
     program = tl.program_id(0).to(tl.int64)
     book, rows = program % books, outputs // books
     # Output row * segments + segment: row m of the search in a codebook is every output, or every one of its
@@ -330,8 +344,10 @@ def _rescore(
     stride_a: tl.int64, stride_b: tl.int64, stride_d: tl.int64,
     L2: tl.constexpr, FLAT: tl.constexpr, D: tl.constexpr, SCAN: tl.constexpr, CODES: tl.constexpr,
 ):  # fmt: skip
-    """Find the exact answer for the rows on the list. Launched without contraction to FMA, which would
-    round differently."""
+    """Find the exact answer for the rows on the list.
+
+    Launched without contraction to FMA, which would round differently.
+    """
     book = tl.program_id(0).to(tl.int64) % books
     listed += book * (outputs // books)
     count = tl.load(header + book * _FIELDS + _COUNT)
@@ -375,8 +391,9 @@ def _device(index: int | None) -> tuple[tuple[int, int], int]:
 
 
 def _rows(x: torch.Tensor, codebook: torch.Tensor) -> tuple[torch.Tensor, bool, tuple[int, ...]]:
-    """Return x as [1, outputs / books, books * d] and True if a view can have that shape, else as [A, B, D],
-    copied if two strides cannot describe it.
+    """Return x as [1, outputs / books, books * d] and True if a view can have that shape.
+
+    Else return it as [A, B, D], copied if two strides cannot describe it.
 
     And its strides, 0 for a first dimension that is made here: it would be N * D, and another kernel where
     that is divisible by 16.
@@ -406,9 +423,10 @@ def _check_size(codebook: torch.Tensor) -> None:
 def assign(
     x: torch.Tensor, codebook: torch.Tensor, metric: str, exact: bool, epilogue: Epilogue
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return indices, and the results that ``epilogue`` asks for; parts of the sum of (x - codeword)^2 when
-    it asks for
-    ``quantized``."""
+    """Return indices, and the results that ``epilogue`` asks for.
+
+    With ``quantized``, these include parts of the sum of (x - codeword)^2.
+    """
     k, d = codebook.shape[-2:]
     s = x.shape[-1] // d
     indices = torch.empty(*x.shape[:-1], s, dtype=torch.int64, device=x.device)

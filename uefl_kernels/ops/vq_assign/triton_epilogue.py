@@ -45,8 +45,10 @@ class Epilogue(NamedTuple):
 def _begin(
     output, book, segments, books, outer, stride_a, stride_b, stride_d, FLAT: tl.constexpr, D: tl.constexpr
 ):
-    """Return the place in x where an output begins: FLAT [outputs / books, books * D], otherwise [A, B,
-    segments * D]."""
+    """Return the place in x where an output begins.
+
+    With FLAT, x is [outputs / books, books * D], otherwise [A, B, segments * D].
+    """
     if FLAT:
         return (output // books) * stride_b + book * D * stride_d
     row = output // segments
@@ -85,8 +87,10 @@ def _finish(
     ROWS: tl.constexpr,
     ELEMENTS: tl.constexpr,
 ):
-    """Write the valid rows of a tile, given output and code of each. Return the sum of (x - codeword)^2, or
-    0."""
+    """Write the valid rows of a tile, given output and code of each.
+
+    Return the sum of (x - codeword)^2, or 0.
+    """
     weight = tl.full((ROWS,), 1.0, tl.float64)
     if weights is not None:
         weight = tl.load(weights + output, mask=valid, other=0.0)

@@ -1,6 +1,6 @@
-"""The operands of the Triton passes of ``vq_assign``: a codebook centered, scaled into the range of float16
-and
-measured for the certificate.
+"""The operands of the Triton passes of ``vq_assign``.
+
+They are a codebook centered, scaled into the range of float16 and measured for the certificate.
 
 Two launches and no wait for the host: ``_center`` finds the mean codeword and the largest element, ``_pack``
 writes the parts.
@@ -115,8 +115,10 @@ def _pack(
     CODES: tl.constexpr,
     ELEMENTS: tl.constexpr,
 ):
-    """Pack the codebook as the passes read it (see _Packed). Launched without contraction to FMA, so that
-    norms match the definition."""
+    """Pack the codebook as the passes read it (see _Packed).
+
+    Launched without contraction to FMA, so that norms match the definition.
+    """
     padded_k = (k + 127) // 128 * 128
     program = tl.program_id(0).to(tl.int64)
     book, code = program // (padded_k // CODES), program % (padded_k // CODES) * CODES + tl.arange(0, CODES)
@@ -165,8 +167,10 @@ def _pack(
 
 
 class _Packed(NamedTuple):
-    """A codebook as the passes read it, books = 1 or S; K is padded to a multiple of 128 and d to the
-    width."""
+    """A codebook as the passes read it, books = 1 or S.
+
+    K is padded to a multiple of 128, and d to the width.
+    """
 
     header: torch.Tensor  # [books, fields] int64
     mu: torch.Tensor  # [books, width] float32

@@ -1,5 +1,6 @@
-"""``vq_backward``: the gradient of ``vq`` with respect to x, elementwise and in one pass. The op is private:
-autograd calls it.
+"""``vq_backward``: the gradient of ``vq`` with respect to x, elementwise and in one pass.
+
+The op is private: autograd calls it.
 
 For each segment, q is the codeword, which the op looks up again by its index, and g is the gradient of
 ``quantized`` (0 if it is absent)::

@@ -1,5 +1,7 @@
-"""The definition of ``vq_backward``: straight through in float32 (float64 if an input is float64), like
-autograd; rotated in float64."""
+"""The definition of ``vq_backward``.
+
+Straight through is in float32 (float64 if an input is float64), like autograd. Rotated is in float64.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""``vq_backward`` in Triton; under ``TRITON_INTERPRET=1`` also on CPU tensors. The tests compile and
-interpret the kernel. Small cases gave correct results on an H100; no times were measured.
+"""``vq_backward`` in Triton; under ``TRITON_INTERPRET=1`` also on CPU tensors.
+
+The tests compile and interpret the kernel. Small cases gave correct results on an H100; no times were
+measured.
 
 A program takes a few segments and goes over their elements once, or for the rotation twice: first for the
 five dot products, in float64, then for the result; the second reading finds the elements in the cache.
@@ -169,6 +171,8 @@ def vq_backward(given: Arguments) -> torch.Tensor:
 
 
 def _rows(tensor: torch.Tensor) -> torch.Tensor:
-    """Return [A, B, D]: a view of dense, channels-first and transposed layouts, a copy if two strides cannot
-    describe the tensor."""
+    """Return [A, B, D]: a view of dense, channels-first and transposed layouts.
+
+    It is a copy if two strides cannot describe the tensor.
+    """
     return tensor.flatten(1, -2) if tensor.dim() > 2 else tensor.reshape(1, -1, tensor.shape[-1])

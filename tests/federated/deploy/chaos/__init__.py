@@ -1,2 +1,4 @@
-"""Faults on purpose, with real processes: the scenarios of ``make chaos``, their cluster, and faulty
-programs."""
+"""Cause faults in real processes.
+
+The package has the scenarios of ``make chaos``, their cluster, and faulty programs.
+"""

@@ -1,5 +1,7 @@
-"""Cause faults: ``python -m tests.federated.deploy.chaos [NAME]...``; without a name all of them, and write
-docs/faults.md."""
+"""Cause faults: ``python -m tests.federated.deploy.chaos [NAME]...``.
+
+Without a name, run all scenarios and write docs/faults.md.
+"""
 
 from __future__ import annotations
 

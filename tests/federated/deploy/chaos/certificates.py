@@ -7,8 +7,10 @@ from pathlib import Path
 
 
 def certificate(folder: Path, host: str, stem: str = "server") -> None:
-    """Write ``STEM.pem``, a certificate that vouches for itself, and ``STEM.key``, as docs/deploy.md makes
-    them."""
+    """Write a self-signed certificate ``STEM.pem`` and its key ``STEM.key``.
+
+    The commands are the ones of docs/deploy.md.
+    """
     curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "365")
     asked = ("-subj", f"/CN={host}", "-addext", f"subjectAltName=IP:{host}")
     command = ("openssl", "req", "-x509", *curve, *asked, "-keyout", f"{stem}.key", "-out", f"{stem}.pem")

@@ -1,5 +1,6 @@
-"""A module in a process with a wrong clock: ``python -m tests.federated.deploy.chaos.clock HOURSh MODULE
-ARGUMENTS...``.
+"""Run a module in a process with a wrong clock.
+
+Usage: ``python -m tests.federated.deploy.chaos.clock HOURSh MODULE ARGUMENTS...``.
 
 Python's clocks of the day are shifted before anything else is imported, also in the processes of Flower that
 the module starts.

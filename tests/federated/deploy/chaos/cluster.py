@@ -1,5 +1,7 @@
-"""A small federation over Flower on this machine, with real processes that serve one scenario after the
-other."""
+"""A small federation over Flower on this machine.
+
+Its processes are real, and serve one scenario after the other.
+"""
 
 from __future__ import annotations
 
@@ -98,8 +100,9 @@ class LoggedProcesses:
 
 
 class LocalCluster(LoggedProcesses):
-    """A SuperLink on a free port of this machine, and silos. The next scenario restarts the processes that a
-    scenario has ended.
+    """A SuperLink on a free port of this machine, and silos.
+
+    The next scenario restarts the processes that a scenario has ended.
 
     Args:
         folder: a new one.
@@ -205,8 +208,10 @@ class Sandbox(LoggedProcesses):
         return (self.folder / out / "metrics.jsonl").read_text()
 
     def check_rejected(self, reason: str, rounds: set[int]) -> None:
-        """Check that only silo-1 was rejected in these rounds, counted from 0, and that metrics and report
-        give the reason without the text of an exception."""
+        """Check that only silo-1 was rejected in these rounds, counted from 0.
+
+        Metrics and report give the reason without the text of an exception.
+        """
         lines = [json.loads(line) for line in self.metrics().splitlines()]
         found = [line for line in lines if "reason" in line]
         check(
@@ -289,8 +294,10 @@ def check(true: bool, what: str, ended: TrainResult | None = None) -> None:
 
 @contextmanager
 def open_sandbox(folder: Path, cluster: LocalCluster | None = None, **keys: float) -> Iterator[Sandbox]:
-    """Open a sandbox and end its processes with the context. Without a cluster, it makes its own and ends it
-    too. Keys as of :class:`Sandbox`."""
+    """Open a sandbox and end its processes with the context.
+
+    Without a cluster, it makes its own and ends it too. Keys as of :class:`Sandbox`.
+    """
     own = LocalCluster(folder) if cluster is None else cluster
     sandbox = Sandbox(folder, own, **keys)
     try:

@@ -1,5 +1,7 @@
-"""The messenger of a run that is killed with its run in the middle of its eighth message: three silos are
-greeted, and asked in the first round."""
+"""The messenger of a run that is killed, with its run, in the middle of its eighth message.
+
+Before this message, three silos are greeted and then asked in the first round.
+"""
 
 from __future__ import annotations
 

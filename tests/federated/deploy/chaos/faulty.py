@@ -1,5 +1,7 @@
-"""Programs that do wrong on purpose: ``python -m tests.federated.deploy.chaos.faulty FILE silo OPTIONS...``,
-or ``... FAULT train OPTIONS...``.
+"""Programs that do wrong on purpose.
+
+Usage: ``python -m tests.federated.deploy.chaos.faulty FILE silo OPTIONS...``, or ``... FAULT train
+OPTIONS...``.
 
 A silo does wrong in the second round, as the file says at that moment; where it says nothing, it is like any
 silo. A server with the fault ``checkpoint`` dies between the tensors and the index of its second checkpoint,

@@ -1,5 +1,6 @@
-"""Faults of a deployed federation, caused on purpose with real processes on this machine, and the outcome of
-the run.
+"""Faults of a deployed federation, and the expected outcome of the run.
+
+Each scenario causes its fault with real processes on this machine.
 
 Each scenario starts a SuperLink, three silos and a run of three rounds, breaks something, and checks that the
 run continues or stops with a clear line, and that nothing but the round in flight is lost.
@@ -24,8 +25,10 @@ from .cluster import LINES, LocalCluster, Sandbox, check, open_sandbox, until, w
 
 
 def _rejected(reason: str, fault: str, **keys: float) -> Callable[[Path, LocalCluster], str]:
-    """Test a fault that rejects one silo in one round: the run continues, counts the fault, and reports it by
-    its exit code."""
+    """Test a fault that rejects one silo in one round.
+
+    The run continues, counts the fault, and reports it by its exit code.
+    """
 
     def execute(folder: Path, cluster: LocalCluster) -> str:
         with open_sandbox(folder, cluster, **keys) as sandbox:
@@ -177,8 +180,10 @@ def _two_runs(folder: Path, cluster: LocalCluster) -> str:
 
 
 def _disk_full(file: str) -> Callable[[Path, LocalCluster], str]:
-    """Limit the size of the server's files, as a full disk would. The limit is set from outside, so the
-    program is unchanged."""
+    """Limit the size of the server's files, as a full disk would.
+
+    The limit is set from outside, so the program is unchanged.
+    """
 
     def execute(folder: Path, cluster: LocalCluster) -> str:
         with open_sandbox(folder, cluster) as sandbox:

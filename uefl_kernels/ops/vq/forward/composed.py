@@ -57,8 +57,10 @@ def around(search: Search, given: Arguments) -> Result:
 def add(
     x: torch.Tensor, codebook: torch.Tensor, indices: torch.Tensor, scales: torch.Tensor, fixed: torch.Tensor
 ) -> None:
-    """Add round(x * scale of the codeword) of each row to fixed [C, d]; nothing where the scale is 0 or
-    that reaches 2^62."""
+    """Add round(x * scale of the codeword) of each row to fixed [C, d].
+
+    Add nothing where the scale is 0 or where the product reaches 2^62.
+    """
     flat = flat_indices(codebook, indices)
     units = (x.reshape(-1, codebook.shape[-1]).double() * scales[flat, None]).round()
     fixed.index_add_(0, flat, torch.where(units.abs() < 2.0**62, units, 0.0).long())

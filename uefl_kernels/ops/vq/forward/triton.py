@@ -1,5 +1,6 @@
-"""``vq_forward`` in Triton: the search of ``vq_assign`` followed by ``triton_epilogue.py``, and a
-second pass for open rows.
+"""``vq_forward`` in Triton.
+
+The search of ``vq_assign`` is followed by ``triton_epilogue.py``, and by a second pass for open rows.
 
 Under ``TRITON_INTERPRET=1`` also on CPU tensors. Interpreted and compiled in the tests; right on an H100 in
 small cases, not timed.
@@ -78,8 +79,10 @@ def _add(
 def add(
     x: torch.Tensor, codebook: torch.Tensor, indices: torch.Tensor, scales: torch.Tensor, fixed: torch.Tensor
 ) -> None:
-    """Add as ``reference.add`` does. Rows of codewords with scale 0 are not read; if all are 0 every program
-    ends at once."""
+    """Add as ``reference.add`` does.
+
+    Rows of codewords with scale 0 are not read; if all are 0 every program ends at once.
+    """
     k, d = codebook.shape[-2:]
     outputs = indices.numel()
     if outputs == 0:
