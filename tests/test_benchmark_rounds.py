@@ -83,7 +83,7 @@ def test_a_missing_gpu_gives_one_line(monkeypatch, capsys):
 
 
 def test_rounds_are_compared_turn_by_turn():
-    """Return medians, and ratios to the first loop in the same turn."""
+    """The comparison has medians, and ratios to the first loop in the same turn."""
     ours = [(1.0, 1.0, 2.0, 2.0), (3.0, 1.0, 4.0, 4.0), (2.0, 1.0, 3.0, 3.0)]
     theirs = [(2.0, 2.0, 4.0, 2.0), (8.0, 8.0, 16.0, 8.0), (7.0, 2.0, 9.0, 9.0)]
     first, second = round_times.medians({"uefl": ours, "published": theirs})

@@ -27,12 +27,13 @@ SOURCES = ("uefl", "uefl_kernels", "tests", "benchmarks", "examples", "tools", "
 
 
 class Definition(NamedTuple):
-    """A class or function of a Python file; its lines without the docstring."""
+    """A class or function of a Python file; its lines without the docstring, and the docstring's first."""
 
     path: Path
     name: str
     is_class: bool
     lines: int
+    summary: str
 
 
 @pytest.fixture(scope="module")
@@ -45,12 +46,13 @@ def definitions(prose):
             if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 doc = node.body[0] if ast.get_docstring(node) else None
                 lines = node.end_lineno - node.lineno + 1 - (doc.end_lineno - doc.lineno + 1 if doc else 0)
-                found.append(Definition(path, node.name, isinstance(node, ast.ClassDef), lines))
+                summary = doc.value.value.partition("\n")[0] if doc else ""
+                found.append(Definition(path, node.name, isinstance(node, ast.ClassDef), lines, summary))
     return found
 
 
 def test_odd_turns_of_phrase_stay_below_the_bound(prose):
-    """At most 20 per 10,000 words in each folder of at least 1,000 words, 40 in folders of tests."""
+    """Each folder of at least 1,000 words has at most 20 per 10,000 words, folders of tests 40."""
     found = defaultdict(list)
     for path in prose.files_of("."):
         name, sentences = path.relative_to(ROOT), list(prose.sentences([path]))
@@ -87,6 +89,22 @@ def test_functions_fit_a_screen(definitions):
         f"{each.path.relative_to(ROOT)}::{each.name}: {each.lines}"
         for each in definitions
         if not each.is_class and each.lines > 60
+    ] == []
+
+
+def test_summaries_of_functions_have_a_verb_and_a_subject(definitions):
+    """A helper's summary is an imperative, and a test's summary a sentence that can be read without its name.
+
+    Ruff holds the rest: a summary is one line that ends with a full stop, and a blank line follows.
+    """
+    nouns = {"A", "An", "The", "Of", "As", "Such"}
+    pronouns = {"It", "Its", "They", "Their", "Them", "Otherwise", "And", "But", "So", "Nor"}
+    functions = [each for each in definitions if each.summary and not each.is_class]
+    assert len(functions) > 2000
+    assert [
+        f"{each.path.relative_to(ROOT)}::{each.name}: {each.summary}"
+        for each in functions
+        if each.summary.split()[0] in (pronouns if each.name.startswith("test_") else pronouns | nouns)
     ] == []
 
 

@@ -77,7 +77,7 @@ def contents(folder):
 
 
 def lengthen(out):
-    """As ``resume`` does before it trains."""
+    """Lengthen a run as ``resume`` does before it trains."""
     extend_module.finish(out)
     if (out / "summary.json").is_file():
         extend_module.stage(out, config.load_whole(out / "config.toml"), 1, "digest", "demo")

@@ -184,7 +184,7 @@ def constant(part, value):
     ],
 )
 def test_finite_updates_that_break_the_model_are_rejected(part, value, reason):
-    """Otherwise the mean would overflow in float32, and with it the model of every later round."""
+    """The mean of such updates would overflow in float32, and so would the model of every later round."""
     notices, measured_by = outcome([constant(part, value)])
     assert measured_by == {"silo-0", "silo-1", "silo-2"}
     found = [notice for notice in notices if "rejected" in notice]
@@ -226,7 +226,7 @@ def test_no_client_is_named_if_all_diverge():
 
 
 def test_more_examples_than_reported_are_rejected():
-    """Otherwise a client with 2**53 examples would leave the others without weight."""
+    """A client with 2**53 examples would leave the others without weight."""
 
     def change(reply):
         if reply.tensors:

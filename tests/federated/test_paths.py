@@ -274,7 +274,7 @@ passes = 2
 
 
 def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
-    """In Python, and where a shell leaves it: ``--out=~/run``."""
+    """A tilde works in Python, and where a shell leaves it: ``--out=~/run``."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     images(tmp_path / "home" / "silos")

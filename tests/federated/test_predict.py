@@ -253,7 +253,7 @@ def test_csv_into_a_full_device(models, files, tmp_path):
 
 @pytest.mark.slow
 def test_csv_into_a_closed_pipe(models, files):
-    """It is small, so that Python holds it back until the end."""
+    """The output is small, so that Python holds it back until the end."""
     read, write = os.pipe()
     os.close(read)
     command = [sys.executable, "-m", "uefl", "predict", models["fedavg"][1], files / "0.png", "--csv", "-"]

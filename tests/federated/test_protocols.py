@@ -91,7 +91,7 @@ def test_bytes_are_the_sizes_of_the_tensors():
 
 
 def test_messages_that_only_measure_are_counted():
-    """Count by hand, in models: rounds 0 and 1 of one iteration and round 2 of another.
+    """Count models by hand, in rounds 0 and 1 of one iteration and in round 2 of another.
 
     Two of three clients train in each.
     """

@@ -185,7 +185,7 @@ PIXELS = torch.zeros(2, 3, 4, 4, dtype=torch.uint8)
     ],
 )
 def test_images_of_another_file_are_named(tmp_path, file, tensors):
-    """Such as an exported model."""
+    """An exported model is such a file."""
     path = sample_runs.write(tmp_path) / f"{file}.safetensors"
     save_file(tensors, path)
     with pytest.raises(UserError, match=rf"{path} .*delete"):

@@ -17,7 +17,7 @@ from . import sample_runs
 
 
 def folder(path, first, second, images=None):
-    """A run of two arms with the same accuracy in all rounds."""
+    """Return the folder of a run of two arms with the same accuracy in all rounds."""
     lines = sample_runs.records(("fedavg", "uefl"))
     for line in lines:
         line["accuracy"] = first if line["arm"] == "fedavg" else second

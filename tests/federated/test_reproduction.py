@@ -413,7 +413,7 @@ def test_tables_4_and_12_have_the_data_of_the_paper() -> None:
 
 
 def test_the_bridge_changes_one_thing_at_a_time_for_all_arms() -> None:
-    """From the published code's behavior to the defaults of uefl; both data sets take the same steps."""
+    """The bridge leads from the published code to uefl's defaults, in the same steps for both data sets."""
     configs = suite.load("bridge").configs("cpu")
     changed: dict[str, list[set[str]]] = {}
     for (one, before), (two, after) in itertools.pairwise(configs.items()):

@@ -137,7 +137,7 @@ def test_the_report_has_validated_and_final_accuracy(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a report of three seeds; a fourth one is missing."""
+    """Return a folder with a report of three seeds; a fourth one is missing."""
     folder = tmp_path_factory.mktemp("written")
     result = replace(
         _finished(folder, {"fedavg": [0.5] * 3, "uefl": [0.61234567] * 3}),

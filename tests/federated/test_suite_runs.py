@@ -244,7 +244,7 @@ def _shows_features_and_codewords(run: Path) -> None:
 
 
 def test_extensions_of_every_segment_are_drawn_separately() -> None:
-    """Two codebooks of four codewords, with equal extensions; ten tokens of two segments."""
+    """Draw two codebooks of four codewords, with equal extensions, and ten tokens of two segments."""
     rng = np.random.default_rng(0)
     found = {name: rng.normal(size=(10, 1, 1, 6)) for name in ("silo-0", "silo-1")}
     for ax in features.panels(found, dict.fromkeys(found, rng.normal(size=(2, 8, 3))), 4).axes:

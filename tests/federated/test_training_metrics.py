@@ -47,7 +47,7 @@ def test_training_metrics_are_recorded_for_trained_clients_only():
 
 
 def test_noted_value_is_the_mean_over_images_of_the_round():
-    """Of 40 images in batches of 16: 16 + 16 + 8."""
+    """Batches of 16 divide 40 images into 16 + 16 + 8."""
 
     class Noted(Algorithm):
         def loss(self, work, batch):

@@ -21,7 +21,7 @@ from uefl_kernels.metrics import entropy
 def confident_head(
     p: float, logit_dropout: bool, classes: int = 10
 ) -> tuple[Head, torch.Tensor, torch.Tensor]:
-    """A head that is as sure as can be of the label that its input is the one-hot code of."""
+    """Return a head that is completely sure of the label if its input is the label's one-hot code."""
     head = Head(classes, classes, classes, p, logit_dropout)
     with torch.no_grad():
         head.fc1.weight.copy_(50 * torch.eye(classes))
@@ -110,7 +110,7 @@ def test_a_network_of_any_kind_draws_passes_with_dropout_on():
 
 
 def test_layers_before_dropout_run_once_for_all_passes(monkeypatch):
-    """They run once more for the pass with dropout off.
+    """These layers run once more for the pass with dropout off.
 
     A network is traced once, and runs with its current weights.
     """

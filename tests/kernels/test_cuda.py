@@ -276,7 +276,7 @@ def test_small_stages_equal_the_reference(segments, dtype, rows):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
 @pytest.mark.parametrize("spherical", [False, True])
 def test_small_iterations_of_k_means_equal_the_reference(dtype, spherical):
-    """Elements of a row apart, empty clusters, more clusters than a block moves."""
+    """The cases have elements of a row apart, empty clusters, and more clusters than a block moves."""
     x, weights = torch.randn(30, 2000).to(dtype).T, torch.rand(2000).double()
     units = torch.ops.uefl_reference.kmeans_units(x, weights)[:3]
     centers = torch.cat([x[:300], 100 + x[:9]]).to(torch.promote_types(dtype, torch.float32))

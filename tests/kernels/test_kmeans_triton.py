@@ -94,7 +94,7 @@ def test_moves_are_added_up_in_one_order(monkeypatch):
 
 @pytest.mark.parametrize("method", ["k-means++", "k-means||", "random"])
 def test_the_same_rows_are_drawn_as_by_the_reference(method, monkeypatch):
-    """Several blocks of rows and sums; zero weights; fewer distinct rows than clusters; a single row."""
+    """The cases have several blocks, zero weights, fewer distinct rows than clusters, and a single row."""
     monkeypatch.setattr(triton_seeding, "_BLOCK", 64)
     monkeypatch.setattr(triton_seeding, "_SUMS", 1)
     weights = torch.rand(80, dtype=torch.float64) * (torch.arange(80) % 3 > 0)

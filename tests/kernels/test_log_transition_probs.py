@@ -31,7 +31,7 @@ BACKENDS = ("auto", "reference")
 
 
 def probs_and_gradient(logits, matrix, groups):
-    """The weights are random, and zero for absent sets."""
+    """Return the results of a loss with random weights, which are zero for absent sets."""
     logits = logits.clone().requires_grad_()
     log_g = log_transition_probs(logits, matrix, groups=groups)
     weight = normal(*log_g.shape, seed=5, dtype=log_g.dtype)

@@ -24,7 +24,7 @@ KNOWN_ANSWERS = [  # Random123, kat_vectors
 
 @pytest.mark.parametrize(("counter", "seed", "expected"), KNOWN_ANSWERS)
 def test_philox_known_answers(counter, seed, expected):
-    """Philox on tensors, and on arrays, from which k-means draws."""
+    """Philox gives the known answers on tensors, and on arrays, as k-means uses it."""
     assert [
         int(word) for word in philox([torch.tensor(word) for word in counter], torch.tensor(seed))
     ] == expected
@@ -53,7 +53,7 @@ def test_masks_equal_the_definition(shape, consistent):
 
 
 def test_the_first_masks_by_hand():
-    """Counter zero, key zero: the known answer above, cut into halves."""
+    """With counter zero and key zero, the masks are the known answer above, cut into halves."""
     halves = [word >> shift & 0xFFFF for word in KNOWN_ANSWERS[0][2] for shift in (0, 16)]
     keep = torch.ops.uefl.dropout_mask(torch.tensor(0), 1, 8, 0, 0, 0.6, False)
     assert keep[0].tolist() == [half >= round(0.6 * 65536) for half in halves]

@@ -97,7 +97,7 @@ def test_beams_whose_codewords_are_updated_behind_the_search(rotation, backend):
 
 
 def test_drawn_codewords(full_graph):
-    """A mode in which a graph draws the numbers of plain PyTorch."""
+    """In this mode, a graph draws the numbers of plain PyTorch."""
     options = {
         "stochastic_sample_codes": True,
         "straight_through": True,

@@ -192,7 +192,7 @@ def test_computed_codewords_learn_by_gradients(name):
     ids=str,
 )
 def test_values_written_into_computed_codewords_are_refused(name, options):
-    """They would be lost."""
+    """Such values would be lost."""
     model = layer(**options)
     COMPUTED[name](model._codebook)
     with pytest.raises(RuntimeError, match="parametrization"):

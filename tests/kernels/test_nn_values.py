@@ -76,7 +76,7 @@ def test_batch_of_nan_makes_every_residual_loss_nan():
 
 
 def test_mc_dropout_of_a_layer_without_dropout_is_refused():
-    """Its passes would all be equal."""
+    """All passes of such a layer would be equal."""
     with pytest.raises(ValueError, match="input_dropout=True"):
         mc_dropout_mlp(normal(4, 8), [normal(3, 8)], p=0.5)
     assert mc_dropout_mlp(normal(4, 8), [normal(3, 8)], p=0.5, input_dropout=True).mutual_info.any()

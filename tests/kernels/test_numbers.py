@@ -63,7 +63,7 @@ def test_ops_and_layers_accept_numpy_numbers():
     "three", [Index(), torch.tensor(3), np.int64(3)], ids=["__index__", "torch", "numpy"]
 )
 def test_kmeans_accepts_numpy_numbers(three):
-    """Every front end takes them for every int."""
+    """Every front end takes NumPy's numbers for every int."""
     x = torch.randn(30, 2)
 
     def same(found, expected):

@@ -105,9 +105,9 @@ def test_rows_change_their_cluster_by_reductions(kernels):
 
 @pytest.mark.parametrize(("kernel", "quantizes"), [(SEARCH, True), (MMA, False)], ids=["wgmma", "mma"])
 def test_searches_use_only_the_expected_atomics(kernels, kernel, quantizes):
-    """Its second pass counts the candidates of a row, in shared memory.
+    """The second pass of a search counts the candidates of a row, in shared memory.
 
-    One that quantizes adds to the counts of codewords, and takes a ticket at its end.
+    A search that quantizes adds to the counts of codewords, and takes a ticket at its end.
     """
     for name, lines in kernels(*kernel).items():
         found = Counter(
@@ -160,7 +160,7 @@ def test_the_search_multiplies_and_copies_asynchronously(kernels):
     ("comparison", "most"), [("Lb0ELb0E", 3.12), ("Lb0ELb1E", 4.6)], ids=["groups of four", "cross"]
 )
 def test_a_score_costs_few_instructions(kernels, comparison, most):
-    """The whole loop of a multiplying warp over 128 codewords: products, turns and barriers included."""
+    """Count the whole loop of a multiplying warp over 128 codewords, with products, turns and barriers."""
     for name, lines in kernels(*SEARCH).items():
         if not name.endswith(f"Li3E{comparison}"):
             continue

@@ -44,7 +44,7 @@ def output(*command):
 
 @pytest.fixture(scope="module")
 def undefined(library):
-    """Undefined dynamic symbol -> its type: U, or w when it is weak."""
+    """Return the type of each undefined dynamic symbol: U, or w when it is weak."""
     lines = output("nm", "-D", "--undefined-only", str(library)).splitlines()
     return {name.partition("@")[0]: kind for kind, name in (line.split() for line in lines)}
 

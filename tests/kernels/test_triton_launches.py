@@ -72,7 +72,7 @@ print(json.dumps([report, sorted(grids)]))
 
 @pytest.mark.slow
 def test_other_numbers_of_rows_passes_or_sets_do_not_recompile(tmp_path):
-    """Sizes of 1 and multiples of 16 included, which Triton specializes.
+    """The sizes include 1 and multiples of 16, which Triton specializes.
 
     Every grid has one dimension: the others end at 65535.
     """

@@ -107,7 +107,7 @@ def test_rounding_to_half_precision(dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_float64_reaches_half_precision_by_way_of_float32(op, dtype):
-    """Conversion as in torch: values that float32 rounds to the middle of two numbers go to the even one."""
+    """As in torch, values that float32 rounds to the middle of two numbers go to the even one."""
     if "triton" in str(op) and dtype == torch.bfloat16:
         pytest.skip("Triton's interpreter truncates to bfloat16 where a GPU rounds")
     numbers = torch.arange(0x3C00, 0x3D00).to(torch.int16).view(dtype).double()

@@ -61,7 +61,7 @@ def transition_case(name, dtype=torch.float32, seed=0):
 
 
 def proportion_case(dtype=torch.float32, n=100, k=7, scale=3.0, seed=0):
-    """logits, offsets, proportions with zeros that sum to one, of four sets."""
+    """Return logits, offsets, and proportions of four sets, which have zeros and sum to one."""
     generator = torch.Generator().manual_seed(seed)
     logits = (torch.randn(n, k, generator=generator, dtype=torch.float64) * scale).to(dtype)
     proportions = torch.rand(4, k, generator=generator)

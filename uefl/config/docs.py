@@ -5,7 +5,9 @@ Usage: ``python -m uefl.config.docs docs/configuration.md``.
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
@@ -46,7 +48,7 @@ def tables() -> str:
         parts += [
             f'### `[data.partition]` with `scheme = "{name}"`',
             "",
-            textwrap.fill(_first_line(PARTITIONS[name]), 100),
+            textwrap.fill(_about(PARTITIONS[name]), 100),
             "",
             *_table(PARTITIONS[name]),
             "",
@@ -57,7 +59,7 @@ def tables() -> str:
             parts += [
                 f'### `[arms.NAME]` with `algorithm = "{name}"`',
                 "",
-                textwrap.fill(f"{_first_line(algorithm)} Needs {needs}.", 100),
+                textwrap.fill(f"{_about(algorithm)} Needs {needs}.", 100),
                 "",
             ]
             parts += [*_table(algorithm.Parameters), ""]
@@ -94,11 +96,11 @@ def _packaged(registry: Registry[Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _listed(registry: Registry[Any], header: str) -> Iterator[str]:
-    """Return a row for each entry of this package, with the first line of its docstring."""
+    """Return a row for each entry of this package, with the description of its docstring."""
     yield header
     yield "|---|---|"
     for name, entry in _packaged(registry):
-        yield f"| `{name}` | {_first_line(entry)} |"
+        yield f"| `{name}` | {_about(entry)} |"
 
 
 def _networks() -> Iterator[str]:
@@ -108,7 +110,7 @@ def _networks() -> Iterator[str]:
     for name, kind in _packaged(NETWORKS):
         ignored = [*kind.ignores, *(() if kind.pretrained else ("pretrained",))]
         keys = ", ".join(f"`{key}`" for key in ignored) or "none"
-        yield f"| `{name}` | {_first_line(kind)} | {kind.inputs} | {keys} |"
+        yield f"| `{name}` | {_about(kind)} | {kind.inputs} | {keys} |"
 
 
 def _default(field: FieldInfo) -> str:
@@ -173,8 +175,11 @@ def _only(field: FieldInfo) -> str:
     return {"sets": " (unlabeled sets only)", "labeled": " (labeled data only)"}.get(str(kind), "")
 
 
-def _first_line(kind: Callable[..., Any]) -> str:
-    return " ".join((kind.__doc__ or "").strip().split("\n\n")[0].split())
+def _about(kind: Callable[..., Any]) -> str:
+    """Return the summary of a docstring and the paragraph after it, which may be a section such as Raises."""
+    summary, *others = inspect.getdoc(kind).split("\n\n") if kind.__doc__ else [""]
+    more = [text for text in others[:1] if not re.match(r"\w[\w ]*:", text)]
+    return " ".join(" ".join([summary, *more]).split())
 
 
 if __name__ == "__main__":

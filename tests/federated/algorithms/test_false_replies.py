@@ -99,7 +99,7 @@ def test_columns_of_the_server_are_rejected(algorithm, name, part):
 
 @pytest.mark.parametrize("name", ["confusion", "accuracy", "bytes_sent"])
 def test_training_sends_no_measurement(name):
-    """It would take the place of one, and of the server's own count of bytes."""
+    """Such a metric would replace a measurement, or the server's own count of bytes."""
 
     def change(reply):
         if reply.training:

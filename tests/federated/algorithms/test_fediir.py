@@ -52,7 +52,7 @@ def test_the_values_of_two_features():
 
 
 def test_gradients_equal_the_closed_form():
-    """For a linear head: u_i = J_i (A h_i + a), dR/dW = 2/B sum u_i h_i', dR/dh_i = 2/B (W' u_i + A' p_i)."""
+    """A linear head has u_i = J_i (A h_i + a), dR/dW = 2/B sum u_i h_i', dR/dh_i = 2/B (W' u_i + A' p_i)."""
     torch.manual_seed(0)
     images, inputs, classes = 6, 4, 3
     head = nn.Linear(inputs, classes).double()

@@ -96,7 +96,7 @@ def test_golden_vectors():
 
 
 def test_full_rank_priors_can_be_inverted():
-    """p = normalize(D_pi Pi^+ D_pibar^-1 g): for this reason the surrogate task determines the classifier."""
+    """The surrogate task determines the classifier, as p = normalize(D_pi Pi^+ D_pibar^-1 g)."""
     pi, shares = (
         torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64),
         torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64),

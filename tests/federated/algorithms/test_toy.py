@@ -35,7 +35,7 @@ class Toy(Algorithm):
     private_predicts = ("offset",)
 
     class Parameters(Parameters):
-        """Of the toy."""
+        """Parameters of the toy."""
 
         beta: float = Field(0.5, ge=0, lt=1, description="momentum of the server")
 

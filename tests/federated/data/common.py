@@ -47,7 +47,7 @@ class Loaded:
     data: Any
 
     def __getattr__(self, key):
-        """Facts about the data."""
+        """Return facts about the data."""
         return getattr(self.data, key)
 
 

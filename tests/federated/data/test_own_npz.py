@@ -139,7 +139,7 @@ def test_file_that_is_no_npz_is_refused(tmp_path, content):
 
 
 def damaged(path, method):
-    """An .npz whose members are compressed by a method, and damaged behind their headers."""
+    """Write an .npz with members that are compressed by a method, and damaged behind their headers."""
     data = io.BytesIO()
     np.save(data, np.zeros((40, 6, 6), np.uint8))
     with zipfile.ZipFile(path, "w", method) as file:
@@ -150,7 +150,7 @@ def damaged(path, method):
 
 
 def marked(path, offsets, value):
-    """An .npz with another value at an offset of its local and its central headers."""
+    """Write an .npz with another value at an offset of its local and its central headers."""
     np.savez(path, images=np.zeros((40, 6, 6), np.uint8))
     content = bytearray(path.read_bytes())
     for signature, offset in zip((b"PK\x03\x04", b"PK\x01\x02"), offsets, strict=True):

@@ -506,7 +506,7 @@ class InPlaceNet(torch.nn.Module):
 
 
 def test_a_network_that_changes_tokens_in_place(tmp_path):
-    """It changes a copy in a prediction, and is refused in a run, where losses share their inputs."""
+    """The network changes a copy in a prediction. A run refuses it, because losses share their inputs."""
     clients = {f"silo-{i}": (tokens(i), tokens(10 + i)) for i in range(2)}
     model = uefl.train(TOKENS, out=tmp_path / "run", clients=clients, arms=["fedavg"]).model()
     first = next(part for part in model.members[0].net.modules() if isinstance(part, torch.nn.Embedding))

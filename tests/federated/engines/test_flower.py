@@ -230,7 +230,7 @@ def test_a_name_that_is_taken(run, bound):
 
 
 def test_a_key_has_one_name(run):
-    """Otherwise a node could return under other names and be many clients."""
+    """With several names for a key, a node could return under other names and be many clients."""
     cfg, federation = run
     there = MemoryLink(programs(federation))
     members = Members(there, greeting(cfg), lambda report: None, bound={})

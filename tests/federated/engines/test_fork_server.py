@@ -132,7 +132,7 @@ def test_a_fork_ends_with_the_server(tmp_path):
 
 @pytest.mark.parametrize("program", ["pathlib:Path", "os:abort", "sys:exit"])
 def test_a_fork_that_fails_ends_the_server(tmp_path, program):
-    """Otherwise the SuperNode would wait for a reply forever.
+    """If the server stayed, the SuperNode would wait for a reply forever.
 
     ``pathlib.Path`` and ``sys.exit`` end normally.
     """

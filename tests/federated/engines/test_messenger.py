@@ -224,7 +224,7 @@ def test_too_large_reply_is_not_passed_on():
 
 
 def test_replies_that_never_end_delay_no_other(monkeypatch):
-    """The attack of a silo that sends its replies drop by drop. They take the threads of all replies."""
+    """A silo attacks by sending its replies drop by drop, so that they take the threads of all replies."""
     monkeypatch.setattr("uefl.engines.flower.messenger._SLOW", 0.1)
     threads = threading.active_count()
     with run(lambda message: message.content, grid=TwoNodes) as (messages, _):
@@ -295,7 +295,7 @@ def asked(records, life=None):
     "records", [pack(Packet({"ask": 1}, {"x": {"a": torch.ones(3)}})), RecordDict()], ids=["ours", "other"]
 )
 def test_the_client_app_passes_messages_to_the_silo(tmp_path, monkeypatch, records):
-    """It passes an unreadable message as an empty frame. The reply expires with the message."""
+    """The app passes an unreadable message as an empty frame. The reply expires with the message."""
     monkeypatch.setenv(SILO, str(tmp_path / "silo"))
     silo = OneConnection(tmp_path, encode(Packet({"heard": 1}, {})))
     message, reply = asked(records, life=65.0)

@@ -27,8 +27,7 @@ class Unlabeled(Scheme):
 
     A data set is cut in its order into the unlabeled images (``clients`` x ``train_per_client``), the
     server's ``labeled`` and its ``validation`` images, and the test images (from its test part, where it has
-    one). Unlabeled images go to the clients (:func:`client_parts`), then to the sets of each client
-    (:func:`client_sets`). All draws depend on the seed.
+    one). Unlabeled images go to the clients, then to the sets of each client. All draws depend on the seed.
     """
 
     kind: ClassVar[Kind] = "sets"
