@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# On a machine with an NVIDIA GPU: does every kernel run, is it right, does it stay within its memory, how fast is it.
+# Check on a machine with an NVIDIA GPU that every kernel runs, is right and stays within its memory, and time it.
 #
 #   gpu_check.sh [smoke|tests|bench ...]     all three, in this order, when none is named
 #   gpu_check.sh call1                       or call2 to call7: half an hour on a Hopper GPU in seven calls, planned to the minute
@@ -11,7 +11,7 @@
 #   call1   3 minutes: the searches once, then the assumptions of the plans (micro.json)
 #   call2   4 minutes: every variant of the search at every shape (variants.json)
 #   call3   2 minutes: counters of the best variants and of the kernels, where their time goes (profile.json)
-#   call4   4 minutes: variants compiled here, those that ONLY names
+#   call4   4 minutes: the variants that ONLY names, compiled here
 #   call5   6 minutes: tests on the paths, then memcheck and racecheck
 #   call6   5 minutes: the rows and the peers (the CSV)
 #   call7   5 minutes: federated runs from end to end, with a kill and a resume (federated.json)
@@ -123,7 +123,7 @@ chosen() {
 tests() {
   if [ $compiled = yes ]; then
     # The path with most to go wrong last: a kernel that leaves the device in an error spoils the rest of its process. Tests that
-    # name no path take "auto", the fastest, unless told; so those of the layers run on two.
+    # name no path take "auto", the fastest, unless told, so the tests of the layers run on two paths.
     UEFL_CUDA_SEARCH=streamed chosen tests-streamed 90 20 'not triton and not mma'
     UEFL_CUDA_SEARCH=mma chosen tests-mma 90 20 'mma and not wgmma'
     chosen tests-wgmma 90 20 'wgmma or test_nn_state or test_large'
@@ -188,7 +188,7 @@ counters() {
 call1() {
   small smoke 40 --jobs "$jobs" --paths wgmma,mma
   [ -e "$cubins/search.cubin" ] || variants compile 60 compile
-  # What may hang comes last.
+  # A kernel that may hang comes last.
   variants micro-rates 30 micro --only 'M[13457]'
   variants micro-memory 25 micro --only 'M[689]'
   variants micro-overlap 20 micro --only M2

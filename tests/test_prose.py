@@ -70,12 +70,14 @@ def test_odd_turns_of_phrase_stay_below_the_bound(prose):
         assert prose.rate(sentences) <= bound, "\n".join(f"{one.place}: {one.text}" for one in worst)
 
 
-def test_marks_are_counted_in_docstrings_comments_and_markdown(prose, tmp_path):
+def test_marks_are_counted_in_every_kind_of_file(prose, tmp_path):
     (tmp_path / "a.py").write_text('"""Whose it is, beside them."""\nx = 1  # anew\n')
     (tmp_path / "a.h").write_text("int a;  // likewise\nint b;\n")
     (tmp_path / "a.md").write_text("Nothing but for this.\n\n```\nanew\n```\n")
+    (tmp_path / "a.toml").write_text("# The color of\n# nobody\na = '#anew'  # anew\n")
+    (tmp_path / "Makefile").write_text("a:  # anew\n\techo $(@:%.anew=%)\n")
     marks = {path.name: sum(s.marks for s in prose.sentences([path])) for path in tmp_path.iterdir()}
-    assert marks == {"a.py": 2, "a.h": 1, "a.md": 1}
+    assert marks == {"a.py": 2, "a.h": 1, "a.md": 1, "a.toml": 2, "Makefile": 1}
 
 
 def test_names_of_tests_fit_in_a_line(definitions):

@@ -1,7 +1,8 @@
 """Count turns of phrase that make prose hard to read: ``python tools/prose.py [FOLDER ...]``.
 
-The program reads docstrings, comments, messages and Markdown. It prints the rate per 10,000 words of each
-folder, and the worst sentences. Codebases that are pleasant to read have 3 to 20.
+The program reads docstrings, comments, messages and Markdown, also the comments of the build, of suites
+and of scripts. It prints the rate per 10,000 words of each folder, and the worst sentences. Codebases that
+are pleasant to read have 3 to 20.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 CODE = (".h", ".cpp", ".cu", ".cuh")
+HASH = (".toml", ".yml", ".sh", "Makefile", "CMakeLists.txt")  # their comments begin with this sign
 MARKS = [
     re.compile(mark)
     for mark in (
@@ -54,7 +56,7 @@ class Sentence(NamedTuple):
 def sentences(files: list[Path]) -> Iterator[Sentence]:
     """Yield the sentences of docstrings, comments, messages and Markdown paragraphs."""
     for path in files:
-        for line, prose in _blocks(path.suffix, path.read_text(encoding="utf-8")):
+        for line, prose in _blocks(path.name, path.read_text(encoding="utf-8")):
             plain = re.sub(r"``[^`]*``|`[^`]*`|\$[^$]*\$", "X", prose)
             for text in re.split(r"(?<=[.!?;:])\s+|\n\s*[-*]\s", re.sub(r"\s*\n\s*", " ", plain)):
                 words, marks = (
@@ -74,17 +76,17 @@ def files_of(*folders: str) -> list[Path]:
     listed = subprocess.run(
         ["git", "ls-files", *folders], capture_output=True, text=True, check=True, cwd=ROOT
     ).stdout.splitlines()
-    return [
-        ROOT / name for name in listed if name.endswith((".py", ".md", *CODE)) and (ROOT / name).is_file()
-    ]
+    endings = (".py", ".md", *CODE, *HASH)
+    return [ROOT / name for name in listed if name.endswith(endings) and (ROOT / name).is_file()]
 
 
-def _blocks(suffix: str, text: str) -> Iterator[tuple[int, str]]:
-    if suffix == ".py":
+def _blocks(name: str, text: str) -> Iterator[tuple[int, str]]:
+    if name.endswith(".py"):
         yield from _python(text)
-    elif suffix in CODE:
-        for match in re.finditer(r"(?:^[^\n]*?//[^\n]*\n)+", text, re.MULTILINE):
-            yield text[: match.start()].count("\n") + 1, re.sub(r"(?m)^.*?//+ ?", "", match[0])
+    elif name.endswith((*CODE, *HASH)):
+        start = r".*?//+ ?" if name.endswith(CODE) else r"(?:.*?\s)?#+(?: |$)"
+        for match in re.finditer(rf"(?:^{start}.*\n)+", text, re.MULTILINE):
+            yield text[: match.start()].count("\n") + 1, re.sub(rf"(?m)^{start}", "", match[0])
     else:
         without_code = re.sub(
             r"^```.*?^```", lambda match: "\n" * match[0].count("\n"), text, flags=re.DOTALL | re.MULTILINE
