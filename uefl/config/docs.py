@@ -177,7 +177,7 @@ def _only(field: FieldInfo) -> str:
 
 def _about(kind: Callable[..., Any]) -> str:
     """Return the summary of a docstring and the paragraph after it, which may be a section such as Raises."""
-    summary, *others = inspect.getdoc(kind).split("\n\n") if kind.__doc__ else [""]
+    summary, *others = (inspect.getdoc(kind) or "").split("\n\n")
     more = [text for text in others[:1] if not re.match(r"\w[\w ]*:", text)]
     return " ".join(" ".join([summary, *more]).split())
 
