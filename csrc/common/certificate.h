@@ -91,8 +91,8 @@
 
 namespace uefl {
 
-// d: elements; half_square: H; radius: G; square: |y|^2 of the float32 y, rounded up; euclidean: l2, else
-// cosine. Returns E.
+// Returns E, the bound for one float32 score. d is the number of elements, half_square is H, radius is G, and
+// square is |y|^2 of the float32 y, rounded up. euclidean selects l2, otherwise cosine.
 UEFL_HOST_DEVICE static inline double score_error(int64_t d, double half_square, double radius, double square,
                                                   bool euclidean) {
   const double norm = sqrt(square);
@@ -102,7 +102,8 @@ UEFL_HOST_DEVICE static inline double score_error(int64_t d, double half_square,
   return static_cast<double>(d + 8) * (1.01 * 0x1p-24 * magnitude + far + 0x1p-125 * (1 + norm + radius));
 }
 
-// The same for three bfloat16 products; rest_radius: T; rest: R^2, rounded up.
+// Returns E for three bfloat16 products. rest_radius is T, and rest is R^2, rounded up. The other arguments
+// are as for score_error().
 UEFL_HOST_DEVICE static inline double score_error_bf16x3(int64_t d, double half_square, double radius,
                                                          double rest_radius, double square, double rest,
                                                          bool euclidean) {
@@ -115,7 +116,7 @@ UEFL_HOST_DEVICE static inline double score_error_bf16x3(int64_t d, double half_
          3 * 0x1p-24 * half_square + 1.01 * left_out;
 }
 
-// The same for one bfloat16 product.
+// Returns E for one bfloat16 product. The arguments are as for score_error_bf16x3().
 UEFL_HOST_DEVICE static inline double score_error_bf16(int64_t d, double half_square, double radius,
                                                        double rest_radius, double square, double rest,
                                                        bool euclidean) {
@@ -127,7 +128,7 @@ UEFL_HOST_DEVICE static inline double score_error_bf16(int64_t d, double half_sq
          3 * 0x1p-24 * half_square + 1.01 * (rest_norm * radius + norm * rest_radius);
 }
 
-// The same for 16-bit integers.
+// Returns E for 16-bit integers. The arguments are as for score_error_bf16x3().
 UEFL_HOST_DEVICE static inline double score_error_i16(int64_t d, double half_square, double radius,
                                                       double rest_radius, double square, double rest,
                                                       bool euclidean) {
@@ -140,15 +141,17 @@ UEFL_HOST_DEVICE static inline double score_error_i16(int64_t d, double half_squ
          1.01 * (rest_norm * radius + rounded * rest_radius);
 }
 
-// The same for three float16 products on a GPU; norm: |y|, rounded up; rest_radius: T; last_radius: L.
+// Returns the two parts of E that every float16 search on a GPU has: the float32 bound and the line
+// "accumulated". norm is |y|, rounded up, and rest_radius is T.
 UEFL_HOST_DEVICE static inline double score_error_fp16_sum(int64_t d, double half_square, double radius,
                                                            double rest_radius, double norm, bool euclidean) {
   return score_error(d, half_square, radius, norm * norm, euclidean) +
          5.05 * static_cast<double>(d + 16) * 0x1p-24 * norm * (radius + rest_radius);
 }
 
-// One product: E = constant + norm |y| + square |y|^2 + rest R. The factor of R = |y - y1| is separate,
-// because each row has its own R. In float32 the terms are within a thousandth of their float64 values.
+// The factors of E for one float16 product: E = constant + norm |y| + square |y|^2 + rest R. The factor of R
+// = |y - y1| is separate, because each row has its own R. In float32 the factors are within a thousandth of
+// their float64 values.
 template <class Real>
 struct ErrorTermsOf {
   Real constant, norm, square, rest;

@@ -1,8 +1,8 @@
-// Philox4x32-10: random bits as a function of a counter and a key. CPU and GPU compute the same bits, in any
+// Philox4x32-10 computes random bits from a counter and a key. CPU and GPU compute the same bits, in any
 // order and on any thread.
 //
 // Source: Salmon, Moraes, Dror, Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3" (Random123), section
-// 4.3 and table 2. The key is the seed. Different uses of one seed must have different counters; each use
+// 4.3 and table 2. The key is the seed. Different uses of one seed must have different counters. Each use
 // documents how it fills the four words.
 #pragma once
 

@@ -1,4 +1,5 @@
-// A barrier of all blocks of a cooperative launch. tests/cpp/cuda/emulation.h has it for the CPU.
+// A barrier of all blocks of a cooperative launch. tests/cpp/cuda/emulation.h has the same function for the
+// CPU.
 #pragma once
 
 #if defined(__CUDACC__)
@@ -7,7 +8,7 @@
 namespace uefl::cuda {
 namespace {
 
-// After the barrier, all blocks read the values that any block wrote before it.
+// Waits for all blocks. After the barrier, all blocks read the values that any block wrote before it.
 __device__ inline void grid_barrier() { cooperative_groups::this_grid().sync(); }
 
 }  // namespace

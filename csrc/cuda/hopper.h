@@ -1,7 +1,6 @@
-// The instructions of sm_90a for a search: barriers in shared memory that count bytes, bulk
-// copies that report to them, and asynchronous products of a warpgroup (four warps) with the right operand in
-// shared memory. tests/cpp/cuda/emulation_hopper.h has the same functions for the CPU, written from the PTX
-// manual.
+// The instructions of sm_90a for a search: barriers in shared memory that count bytes, bulk copies that
+// report to them, and asynchronous products of a warpgroup (four warps) with the right operand in shared
+// memory. tests/cpp/cuda/emulation_hopper.h has the same functions for the CPU, written from the PTX manual.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +19,7 @@ __device__ inline void barrier_init(Barrier* barrier, unsigned arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals)
                : "memory");
 }
-// Makes the barriers visible, also to bulk copies. Call it after the last barrier_init.
+// Makes the barriers visible to all threads and to bulk copies. Call it after the last barrier_init().
 __device__ inline void barriers_are_there() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -32,7 +31,7 @@ __device__ inline void barrier_arrive_expecting(Barrier* barrier, unsigned bytes
                "r"(bytes)
                : "memory");
 }
-// Waits until the phase of this parity is over. The phase before the first one has parity 1 and is over.
+// Waits until the phase with this parity is over. The phase before the first one has parity 1 and is over.
 __device__ inline void barrier_wait(Barrier* barrier, unsigned parity) {
   unsigned over = 0;
   while (over == 0) {
@@ -44,8 +43,8 @@ __device__ inline void barrier_wait(Barrier* barrier, unsigned parity) {
   }
 }
 
-// The same pointer to shared memory, which the compiler keeps in a register: it would compute it again in
-// every round of a loop.
+// Returns the same pointer to shared memory, and lets the compiler keep it in a register. Otherwise the
+// compiler would compute it again in every iteration of a loop.
 template <class T>
 __device__ inline T* kept_shared(T* pointer) {
   uint32_t address = shared_address(pointer);
@@ -53,11 +52,11 @@ __device__ inline T* kept_shared(T* pointer) {
   return static_cast<T*>(__cvta_shared_to_generic(address));
 }
 
-// Call it between this thread's writes to shared memory and the products that read them.
+// Makes this thread's writes to shared memory visible to the products that follow.
 __device__ inline void written_for_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// From global to shared memory, both addresses and the size multiples of 16 bytes; the barrier counts the
-// bytes.
+// Starts a bulk copy from global to shared memory. Both addresses and the size are multiples of 16 bytes. The
+// barrier counts the bytes.
 __device__ inline void copy_bulk(void* target, const void* source, unsigned bytes, Barrier* barrier) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
@@ -66,13 +65,13 @@ __device__ inline void copy_bulk(void* target, const void* source, unsigned byte
       : "memory");
 }
 
-// Variables that a kernel of clusters declares as shared are arrays with one element here; the emulation has
-// one for each block of a cluster.
+// A kernel with clusters declares its shared variables as arrays. They have one element here; the emulation
+// has one for each block of a cluster.
 constexpr int kSharedCopies = 1;
 __device__ constexpr int shared_copy() { return 0; }
 
-// A cluster of blocks: the number of this block in it, a barrier of all their threads, an arrival at the
-// barrier at the same place of another block.
+// Clusters of blocks: the number of this block in its cluster, a barrier of all threads of the cluster, and
+// an arrival at the same barrier of another block.
 __device__ inline unsigned cluster_rank() {
   unsigned rank;
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
@@ -88,8 +87,8 @@ __device__ inline void barrier_arrive_in(Barrier* barrier, unsigned rank) {
       "r"(rank)
       : "memory");
 }
-// Copies to the same place of shared memory in every block of the mask. The barrier of each of these blocks
-// counts its bytes.
+// Starts a copy to the same place of shared memory in every block of the mask. The barrier of each of these
+// blocks counts its bytes.
 __device__ inline void copy_multicast(void* target, const void* source, unsigned bytes, Barrier* barrier,
                                       uint16_t mask) {
   asm volatile(
@@ -123,9 +122,9 @@ __device__ inline void products_wait() {
       "+f"(c[51]), "+f"(c[52]), "+f"(c[53]), "+f"(c[54]), "+f"(c[55]), "+f"(c[56]), "+f"(c[57]),            \
       "+f"(c[58]), "+f"(c[59]), "+f"(c[60]), "+f"(c[61]), "+f"(c[62]), "+f"(c[63])
 
-// c [64, 128] (+)= a [64, 16] b [128, 16]^T, float16 into float32. Thread 32 w + 4 g + t of the warpgroup has
-// of rows 16 w + g and 16 w + g + 8 the columns 8 j + 2 t and 8 j + 2 t + 1, in c[4 j] to c[4 j + 3]. The
-// left operand is the fragment of multiply_add().
+// Computes c [64, 128] (+)= a [64, 16] b [128, 16]^T, with float16 operands and float32 sums. Thread 32 w + 4
+// g + t of the warpgroup has rows 16 w + g and 16 w + g + 8. c[4 j] to c[4 j + 3] are columns 8 j + 2 t and 8
+// j + 2 t + 1 of these rows. The left operand is the fragment of multiply_add().
 __device__ inline void multiply_group(float (&c)[64], const uint32_t (&a)[4], uint64_t b, bool add) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %69, "
@@ -134,7 +133,7 @@ __device__ inline void multiply_group(float (&c)[64], const uint32_t (&a)[4], ui
       : UEFL_SUMS(c)
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
 }
-// The same with a in shared memory, laid out like b.
+// Computes the same with `a` in shared memory, in the layout of b.
 __device__ inline void multiply_group(float (&c)[64], uint64_t a, uint64_t b, bool add) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %66, "
@@ -150,7 +149,7 @@ __device__ inline void registers_settled(float (&c)[64]) {
   for (int i = 0; i < 64; ++i) asm volatile("" : "+f"(c[i])::"memory");
 }
 
-// Sets the registers of each thread of a warpgroup; all four of its warps call it.
+// Change the number of registers of each thread of a warpgroup. All four of its warps call them.
 template <int kRegisters>
 __device__ inline void more_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
@@ -167,14 +166,15 @@ __device__ inline void fewer_registers() {
 namespace uefl::cuda {
 namespace {
 
-// Arrives for a warp, after all lanes have read the data behind the barrier.
+// Arrives at a barrier for a warp, after all lanes have read the data behind the barrier.
 __device__ inline void barrier_arrive_by_warp(Barrier* barrier) {
   __syncwarp();
   if (threadIdx.x % kWarp == 0) barrier_arrive(barrier);
 }
 
-// Operands of a product lie in blocks of 8 rows x 128 bytes, one after the other, in which the 16 bytes
-// number i of row r are at place i ^ r: the 128-byte swizzle. Each block begins at a multiple of 1024 bytes.
+// An operand of a product. It lies in blocks of 8 rows x 128 bytes, one after the other. In row r of a block,
+// the 16 bytes number i are at place i ^ r, which is the 128-byte swizzle. Each block begins at a multiple of
+// 1024 bytes.
 struct Operand {
   uint32_t low;  // the half with the address; the other half is the same for all operands
 

@@ -1,6 +1,6 @@
-// The instructions of a tensor-core pass, for sm_80 and later: asynchronous copies, fragments from shared
-// memory, the product. tests/cpp/cuda/emulation_mma.h has the same functions for the CPU, written from the
-// layouts of the PTX manual.
+// The instructions of a tensor-core pass, for sm_80 and later: asynchronous copies, loads of fragments from
+// shared memory, and the product. tests/cpp/cuda/emulation_mma.h has the same functions for the CPU, written
+// from the layouts in the PTX manual.
 #pragma once
 
 #if defined(__CUDACC__)
@@ -15,17 +15,18 @@ __device__ inline uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-extern __shared__ __align__(1024) unsigned char dynamic_shared[];  // 1024: the swizzle of wgmma's operands
+extern __shared__ __align__(1024) unsigned char dynamic_shared[];  // 1024: for the swizzle of wgmma's
+                                                                   // operands
 __device__ inline unsigned char* dynamic_memory() { return dynamic_shared; }
 
-// Returns the value, but hides this from the compiler. Otherwise the compiler keeps everything derived from
-// it in registers.
+// Returns the value, and hides it from the compiler. Otherwise the compiler keeps everything that it derives
+// from the value in registers.
 __device__ inline int opaque(int value) {
   asm volatile("" : "+r"(value));
   return value;
 }
 
-// Named barriers for a number of threads. Some threads only arrive and do not wait.
+// Wait or arrive at a named barrier for a number of threads. Some threads only arrive and do not wait.
 __device__ inline void named_wait(int name, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }
@@ -33,7 +34,7 @@ __device__ inline void named_arrive(int name, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }
 
-// 16 bytes from global to shared memory, not waited for.
+// Starts to copy 16 bytes from global to shared memory.
 __device__ inline void copy_async(void* target, const void* source) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(target)), "l"(source)
                : "memory");
@@ -45,7 +46,7 @@ __device__ inline void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// Two float16, the first in the low half.
+// Converts two numbers to float16, with the first one in the low half.
 __device__ inline uint32_t to_halves(float low, float high) {
   const __half2 pair = __floats2half2_rn(low, high);
   return *reinterpret_cast<const uint32_t*>(&pair);
@@ -53,8 +54,8 @@ __device__ inline uint32_t to_halves(float low, float high) {
 __device__ inline uint16_t to_half(float value) { return __half_as_ushort(__float2half_rn(value)); }
 __device__ inline float from_half(uint16_t bits) { return __half2float(__ushort_as_half(bits)); }
 
-// Returns the square root of a normal number, to two units in the last place. It takes two instructions;
-// sqrtf() is a call.
+// Returns the square root of a normal number, to two units in the last place. It takes two instructions,
+// while sqrtf() is a call.
 __device__ inline float rough_root(float value) {
   float root;
   asm("sqrt.approx.f32 %0, %1;" : "=f"(root) : "f"(value));
@@ -67,15 +68,15 @@ __device__ inline int least(int a, int b, int c) {
   return __vimin3_s32(a, b, c);
 }  // one instruction from sm_90 on
 __device__ inline int greatest(int a, int b, int c) { return __vimax3_s32(a, b, c); }
-// a * b + c. If the compiler knew that b is a power of two, it would use a shift with an addition, which runs
-// on the pipe of the comparisons; a product runs on the floating-point pipe.
+// Returns a * b + c. If the compiler knew that b is a power of two, it would use a shift with an addition,
+// which runs on the pipe of the comparisons. The product runs on the floating-point pipe.
 __device__ inline int multiply_add_integer(int a, int b, int c) {
   int sum;
   asm("mad.lo.s32 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(b), "r"(c));
   return sum;
 }
 
-// Four 8 x 8 matrices of float16; lane 8 i + r gives the address of row r of matrix i.
+// Loads four 8 x 8 matrices of float16. Lane 8 i + r gives the address of row r of matrix i.
 __device__ inline void load_matrices(uint32_t (&parts)[4], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(parts[0]), "=r"(parts[1]), "=r"(parts[2]), "=r"(parts[3])
@@ -83,7 +84,7 @@ __device__ inline void load_matrices(uint32_t (&parts)[4], const void* row) {
                : "memory");
 }
 
-// c [16, 8] += a [16, 16] b [16, 8], float16 into float32.
+// Computes c [16, 8] += a [16, 16] b [16, 8], with float16 operands and float32 sums.
 __device__ inline void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, "
@@ -92,8 +93,8 @@ __device__ inline void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint3
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// c [16, 8] += a [16, 8] b [8, 8], tf32 into float32: float32 operands; the hardware ignores their last 13
-// bits.
+// Computes c [16, 8] += a [16, 8] b [8, 8], with tf32 operands and float32 sums. The operands are float32
+// numbers, and the hardware ignores their last 13 bits.
 __device__ inline void multiply_add_tf32(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm volatile(
       "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, "

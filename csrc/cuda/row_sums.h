@@ -1,14 +1,14 @@
-// Sums of the rows of each codeword: for vq, with its other results, and for a step of k-means.
+// Sums the rows of each codeword, for vq together with its other results, and for a step of k-means.
 //
 // A block takes a range of rows and 64 columns, and sorts the row numbers by codeword in shared memory. Its
-// warps then walk the sorted rows, an equal share each, a row at a time: a lane adds up two columns in
-// registers, eight rows under way, and reports to memory where the codeword changes. So one reduction covers
-// all rows of a codeword in a range, and all warps share the work of a codeword with most rows. If a range
-// has few rows of each codeword, the rows are walked in their order.
+// warps then walk the sorted rows, an equal share each, one row at a time. A lane adds up two columns in
+// registers, with eight rows under way, and adds its sums to memory where the codeword changes. So one
+// reduction covers all rows of a codeword in a range, and all warps share the work of a codeword with most
+// rows. If a range has few rows of each codeword, the rows are walked in their own order.
 //
-// The sort keeps the order of the rows of a codeword, so the error too has the same bits at every sums.
+// The sort keeps the order of the rows of a codeword, so the error has the same bits in every run.
 //
-// Bytes: x once (and quantized), 8 an index for each 64 columns.
+// Bytes: x once (and quantized), and 8 for an index for each 64 columns.
 #pragma once
 
 #include <cstdint>
@@ -23,29 +23,31 @@ namespace {
 
 constexpr int kSumThreads = 384, kSumBlocks = 2;  // blocks to a multiprocessor
 constexpr int kSumColumns = 64;                   // of a block; a lane has two
-constexpr int kMostRows = 8192;                   // of a block that sorts: 4 bytes each
-constexpr int kMostSorted = 2048;                 // codewords, of 2 bytes for each warp
+constexpr int kMostRows = 8192;                   // of a block that sorts; 4 bytes each
+constexpr int kMostSorted = 2048;                 // codewords; 2 bytes each for each warp
 
 template <class T, class Codeword>
 struct RowSums {
   const int64_t* indices;    // [outputs]
   long long *counts, *sums;  // [codewords] and [codewords, d], zeroed
-  const double* scales;      // units in 1.0: [codewords]; [d] for k-means
-  // k-means: a row adds round((x - middle) * weight * scale), and round(weight * mass_scale) to the count.
+  const double* scales;      // units in 1.0: [codewords] for vq, [d] for k-means
+  // k-means: a row adds round((x - middle) * weight * scale) to the sums and round(weight * mass_scale) to
+  // the count.
   const double *middle, *weights, *mass_scale;  // [d], [outputs] or null for 1, [1]
-  // vq: a row adds round(x * scale), and 1.
+  // vq: a row adds round(x * scale) to the sums and 1 to the count.
   const Codeword* codewords;  // [codewords, d]
   T* quantized;               // [outputs, d]
-  long long* largest;  // [codewords], zeroed: the largest |x| as the bits of a double; infinity for a value
-                       // that is not finite
+  long long* largest;  // [codewords], zeroed: the bits of the largest |x| as a double; infinity if a value is
+                       // not finite
   Total error;
   int rows;     // of a block
-  bool sorted;  // else the rows are walked as they come
+  bool sorted;  // otherwise rows are walked in their own order
 };
 
 inline int64_t column_blocks(const Shape& shape) { return (shape.d + kSumColumns - 1) / kSumColumns; }
 
-// The rows of a block, for a grid of a multiple of the given number of blocks; returns the blocks.
+// Sets the number of rows of a block, for a grid of a multiple of resident_blocks blocks. Returns the number
+// of blocks.
 template <class T, class Codeword>
 int64_t divide_rows(RowSums<T, Codeword>& wanted, const Shape& shape, int64_t resident_blocks) {
   const auto parts = [](int64_t whole, int64_t part) { return (whole + part - 1) / part; };
@@ -57,20 +59,21 @@ int64_t divide_rows(RowSums<T, Codeword>& wanted, const Shape& shape, int64_t re
   return parts(shape.outputs, wanted.rows) * columns;
 }
 
-// Bytes of dynamic shared memory.
+// Returns the bytes of dynamic shared memory.
 template <class T, class Codeword>
 int64_t sort_bytes(const RowSums<T, Codeword>& wanted, const Shape& shape, int threads) {
   return wanted.sorted ? sizeof(uint16_t) * (2 * wanted.rows + threads / kWarp * shape.books * shape.k) : 0;
 }
 
-// Dynamic shared memory of a block that sorts.
+// The dynamic shared memory of a block that sorts.
 struct Sort {
-  uint16_t* order;   // [rows], filled: row numbers by codeword, and by number where that is the same
-  uint16_t* codes;   // [rows], filled: of each row
+  uint16_t* order;   // [rows], filled: row numbers, ordered by codeword and then by number
+  uint16_t* codes;   // [rows], filled: the codeword of each row
   uint16_t* places;  // [warps, codewords], workspace
 };
 
-// Turns the counts [warps, codewords] into the places of the first rows, by codeword and then by warp.
+// Turns the counts [warps, codewords] into the places of the first rows, ordered by codeword and then by
+// warp.
 __device__ inline void place_counts(uint16_t* places, int codewords) {
   __shared__ int of_warps[32];
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
@@ -100,8 +103,8 @@ __device__ inline void place_counts(uint16_t* places, int codewords) {
   }
 }
 
-// Sorts the rows of the outputs from `first` on. A warp counts its part of them, and then knows the places of
-// its rows of a codeword. Every thread of the block must call it.
+// Sorts the rows of the outputs from `first` on. A warp first counts its rows of each codeword, and then
+// knows their places. Every thread of the block must call it.
 __device__ inline void sort_rows(const Shape& shape, const int64_t* indices, int64_t first, int rows,
                                  const Sort& sort) {
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
@@ -113,7 +116,7 @@ __device__ inline void sort_rows(const Shape& shape, const int64_t* indices, int
   for (int i = threadIdx.x; i < warps * codewords; i += blockDim.x) places[i] = 0;
   __syncthreads();
 
-  // Rows of the same codeword among the 32 of a warp: each goes behind the items of lower lanes.
+  // Rows of the same codeword among the 32 of a warp go behind the rows of lower lanes.
   const auto each = [&](const auto& put) {
     for (int base = begin; base < end; base += kWarp) {
       const int row = base + lane, code = row < end ? sort.codes[row] : -1;
@@ -134,7 +137,7 @@ __device__ inline void sort_rows(const Shape& shape, const int64_t* indices, int
   __syncthreads();
 }
 
-// The state of a warp for the rows that it walks next.
+// A row that a warp walks next, and the factors of a row with a weight.
 struct alignas(16) Step {
   int64_t begin;
   int row, code;
@@ -144,7 +147,8 @@ struct alignas(16) Weight {
   long long mass;
 };
 
-// The same pointer, which the compiler keeps in registers; it would compute it again for every row.
+// Returns the same pointer, and lets the compiler keep it in registers. Otherwise the compiler would compute
+// it again for every row.
 template <class T>
 __device__ const T* kept(const T* pointer) {
 #if defined(__CUDACC__)
@@ -156,8 +160,8 @@ __device__ const T* kept(const T* pointer) {
 #endif
 }
 
-// The sums of a warp for consecutive rows of one codeword. A lane has kOwn columns. kGather: vq, else
-// k-means.
+// The sums of a warp for consecutive rows of one codeword. A lane has kOwn columns. kGather selects vq,
+// otherwise k-means.
 template <class T, bool kGather, class Codeword>
 struct WarpSums {
   using Element = decltype(widen(T()));
@@ -167,10 +171,10 @@ struct WarpSums {
   const RowSums<T, Codeword>& wanted;
   const int64_t d;
   const bool counting, weighted;
-  // A lane beyond the last column reads the last column, and its results are not written.
+  // A lane after the last column reads the last column, and its results are not written.
   int column[kOwn];
   bool inside[kOwn];
-  const T* own[kOwn];  // column of the row that begins at 0
+  const T* own[kOwn];  // this column of the row that begins at 0
   double unit[kOwn], middle[kOwn];
   int current = -1;
   long long count = 0, sum[kOwn] = {};
@@ -227,7 +231,7 @@ struct WarpSums {
     }
   }
 
-  // target: the row of `quantized`, for vq.
+  // Adds a row. `target` is its row of `quantized`, for vq.
   template <bool kWeighted>
   __device__ void add_row(const T (&value)[kOwn], T* target, const Weight& with) {
     const double weight = kWeighted ? with.weight : 1;
@@ -247,7 +251,7 @@ struct WarpSums {
     if (kGather && inside[0]) error += squares(exact, codeword);
   }
 
-  // The rows of the steps from `from` to `to`; several of them are under way.
+  // Adds the rows of steps `from` to `to`. Several rows are under way at once.
   template <bool kWeighted>
   __device__ void add_rows(const Step* steps, const Weight* weights, int64_t first, int from, int to) {
     constexpr int kBatch = sizeof(T) < sizeof(double) ? 8 : 4;
@@ -303,7 +307,7 @@ __global__ void __launch_bounds__(kSumThreads, kSumBlocks)
     }
     const int before = __shfl_sync(kAllLanes, code, lane == 0 ? 0 : lane - 1);
     const unsigned changes =
-        __ballot_sync(kAllLanes, lane > 0 && code != before);  // also behind the last row
+        __ballot_sync(kAllLanes, lane > 0 && code != before);  // set also behind the last row
     __syncwarp();
     for (int from = 0; from < there;) {
       const unsigned later = changes & ~((2u << from) - 1);

@@ -1,11 +1,11 @@
-// The rows of x as the CUDA kernels of the search, and of what follows it, see them; and what warps do.
+// The rows of x as the CUDA kernels of the search and their followers see them, and functions of a warp.
 #pragma once
 
 #if defined(__CUDACC__)
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #define UEFL_PRAGMA(text) _Pragma(#text)
-#define UEFL_UNROLL _Pragma("unroll")  // so that arrays of a thread are registers
+#define UEFL_UNROLL _Pragma("unroll")  // keeps arrays of a thread in registers
 #define UEFL_UNROLL_BY(count) UEFL_PRAGMA(unroll count)
 #else
 #define UEFL_UNROLL
@@ -52,7 +52,7 @@ __device__ T warp_sum(T value) {
   return value;
 }
 
-// Rounds to the dtype of x as torch does: float64 goes to 16 bits through float32.
+// Rounds to the dtype of x as torch does: a float64 number goes to 16 bits through float32.
 template <class Wide>
 __device__ inline void narrow(Wide value, Wide& out) {
   out = value;
@@ -69,7 +69,7 @@ __device__ inline void narrow(Wide value, __nv_bfloat16& out) {
 }
 #endif
 
-// Neighbors, read or written in one access of at most 16 bytes.
+// Adjacent elements that are read or written in one access of at most 16 bytes.
 template <class T, int kCount>
 struct alignas(kCount * sizeof(T) < 16 ? kCount * sizeof(T) : 16) Piece {
   T values[kCount];

@@ -1,5 +1,5 @@
-// Sums of many blocks, with bits that do not depend on the order of the blocks: of integers in any order, and
-// of the errors of vq in a fixed one.
+// Sums over many blocks, whose bits do not depend on the order of the blocks. Integers are added in any
+// order, and the errors of vq in a fixed order.
 #pragma once
 
 #include <cstdint>
@@ -8,24 +8,24 @@
 
 namespace uefl::cuda {
 
-// Arrays that the packing of a codebook clears. Outside the unnamed namespace, because a launcher in another
-// file takes them.
+// Arrays that the packing of a codebook clears. They are outside the unnamed namespace, because a launcher in
+// another file takes them.
 constexpr int kSpans = 5;
 struct Spans {
   long long* begin[kSpans];
   int64_t size[kSpans];
 };
 
-// The sum of the errors, times a factor, in float64 and, where the pointer is not null, in float32.
+// The sum of the errors times a factor, in float64, and also in float32 if the pointer is not null.
 struct Total {
   double* sum;
   float* rounded;
   double factor;
-  double* parts;      // one for each adder: a block of the grid, or a warp
-  long long* adders;  // that are done; zeroed
+  double* parts;      // one for each adder, which is a block of the grid or a warp
+  long long* adders;  // number of adders that are done; zeroed by the caller
 };
 
-// The results of vq for each row: codewords in the type of x [outputs, d], counts, the error.
+// The results of vq for each row: codewords in the type of x [outputs, d], counts, and the error.
 struct Quantized {
   void* target = nullptr;            // null: only indices are wanted
   const float* codewords = nullptr;  // [codewords, d]
@@ -36,7 +36,7 @@ struct Quantized {
 namespace {
 
 #if defined(__CUDACC__)
-// Reductions of a global address: nothing is fetched, and the second-level cache adds the values of a warp
+// Reductions at a global address. Nothing is fetched, and the second-level cache adds the values of a warp
 // for the same 32 bytes at once.
 __device__ inline void add_to(long long* target, long long value) {
   asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(__cvta_generic_to_global(target)),
@@ -50,23 +50,23 @@ __device__ inline void raise_to(long long* target, long long value) {
 inline void add_to(long long* target, long long value) {
   atomicAdd(reinterpret_cast<unsigned long long*>(target), static_cast<unsigned long long>(value));
 }
-inline void raise_to(long long* target, long long value) {  // of values that are not negative
+inline void raise_to(long long* target, long long value) {  // values must not be negative
   atomicMax(reinterpret_cast<unsigned long long*>(target), static_cast<unsigned long long>(value));
 }
 #endif
 
-// The codeword of an output, counted over all books.
+// Returns the codeword of an output, counted over all codebooks.
 __device__ inline int code_of(const Shape& shape, const int64_t* indices, int64_t output) {
   const int64_t book = shape.books == 1 ? 0 : output % shape.books;
   return static_cast<int>(book * shape.k + indices[output]);
 }
 
-// Lanes that hold the same number; and whether a lane is the first of them.
+// Returns true in the first lane of those with a common number. `same` is the mask of these lanes.
 __device__ inline bool leads(unsigned same) {
   return __ffs(same) - 1 == static_cast<int>(threadIdx.x % kWarp);
 }
 
-// Sum of the squares of differences.
+// Returns the sum of squared differences.
 template <int kCount>
 __device__ double squares(const double (&a)[kCount], const double (&b)[kCount]) {
   double total = 0;
@@ -75,8 +75,7 @@ __device__ double squares(const double (&a)[kCount], const double (&b)[kCount]) 
   return total;
 }
 
-// Sums float32 squares in float32 with one conversion, unless they overflow or nearly underflow; then in
-// float64.
+// Sums float32 squares in float32 with one conversion, or in float64 if they overflow or nearly underflow.
 template <int kCount>
 __device__ double squares(const float (&a)[kCount], const float (&b)[kCount]) {
   static_assert(kCount <= 8);
@@ -108,18 +107,19 @@ __device__ inline void write_sum(double sum, const Total& total) {
   if (total.rounded != nullptr) *total.rounded = static_cast<float>(sum * total.factor);
 }
 
-// The sum over some warps of each block, which all call it: the last warp to come adds up the parts.
+// Adds up a value of some warps of each block. All of these warps call it. The last warp to arrive adds up
+// the parts.
 __device__ inline void add_up_by_warp(double value, const Total& total, unsigned warp, unsigned warps) {
   const double part = warp_sum(value);
   bool last = false;
   if (threadIdx.x % kWarp == 0) last = leave_part(part, total, blockIdx.x * warps + warp, gridDim.x * warps);
   if (!__any_sync(kAllLanes, last)) return;
-  __syncwarp();  // what lane 0 knows of the other parts, all lanes know
+  __syncwarp();  // all lanes see the parts that lane 0 sees
   const double sum = warp_sum(parts_of(total, threadIdx.x % kWarp, kWarp, gridDim.x * warps));
   if (threadIdx.x % kWarp == 0) write_sum(sum, total);
 }
 
-// The sum over the threads of the block, in a fixed order; for the first thread.
+// Returns the sum over the threads of the block, in a fixed order, to the first thread.
 __device__ inline double block_sum(double value) {
   __shared__ double of_warps[32];
   value = warp_sum(value);
@@ -131,8 +131,8 @@ __device__ inline double block_sum(double value) {
   return sum;
 }
 
-// The sum over all threads of the grid: the last block to come adds up the parts of all, in a fixed order.
-// Every thread calls it once.
+// Adds up a value of all threads of the grid. Every thread calls it once. The last block to arrive adds up
+// the parts of all blocks, in a fixed order.
 __device__ inline void add_up(double value, const Total& total) {
   __shared__ bool last;
   const double part = block_sum(value);

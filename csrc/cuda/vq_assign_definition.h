@@ -1,5 +1,5 @@
-// The definition of vq_assign on CUDA, for the rows that a search in lower precision leaves open: float64, in
-// the order of the elements, without contraction to FMA, ties to the lowest index.
+// The definition of vq_assign on CUDA, for the rows that a search in lower precision leaves open. It sums in
+// float64, in the order of the elements, without contraction to FMA. Ties go to the lowest index.
 #pragma once
 
 #include "cuda/vq_assign_pack.h"
@@ -7,8 +7,8 @@
 namespace uefl::cuda {
 namespace {
 
-// The distance to one codeword; NaN where it is not finite. Loads of kAhead elements run ahead of the sum.
-// The order of the sum is fixed.
+// Returns the distance between a row and one codeword, or NaN if it is not finite. Loads of kAhead elements
+// run ahead of the sum. The order of the sum is fixed.
 template <int kAhead = 8, class T, class Codeword>
 __device__ double distance(const T* row, int64_t stride, const Codeword* codeword, int64_t d,
                            bool euclidean) {
@@ -49,8 +49,8 @@ struct Nearest {
   }
 };
 
-// Returns the nearest codeword of a book. Each lane of a warp takes every 32nd codeword; all lanes get the
-// index.
+// Returns the index of the nearest codeword of a codebook. Each lane of a warp takes every 32nd codeword, and
+// all lanes get the index.
 template <class T>
 __device__ int64_t nearest(const T* row, const Shape& shape, const double* codewords) {
   Nearest found;

@@ -1,16 +1,16 @@
-// vq_assign with mma.sync (sm_80 and later), for x of any type and strides: a whole search, and on every GPU
-// its second pass. The tests also run it on the CPU, instruction by instruction.
+// vq_assign with mma.sync (sm_80 and later), for x of any type and any strides. It is a whole search, and on
+// every GPU also the second pass of one. The tests also run it on the CPU, instruction by instruction.
 //
-// A block keeps 64 rows in shared memory as float16 and goes through the codebook in blocks of 128 codewords
-// x 64 elements, which stream through two buffers. Each of the eight warps has 32 rows and 32 codewords of
-// every product. If rows are too long for the shared memory, 64 of their elements are converted again for
-// each block of codewords (kStreamed).
+// A block keeps 64 rows in shared memory as float16. It reads the codebook in blocks of 128 codewords x 64
+// elements, which stream through two buffers. Each of the eight warps computes 32 rows x 32 codewords of
+// every product. If rows are too long for the shared memory, the kernel converts 64 of their elements again
+// for each block of codewords (kStreamed).
 //
-//   first   keeps the two least scores of a row, writes what is certain, and lists the other rows with a
-//           limit: no codeword with a score above it can be the nearest
-//   second  takes the rows that the block has listed, some per cent. The codewords within the limit, usually
-//           two or three, are candidates, and the definition decides between them. Rows with too many
-//           candidates are scored by the definition against all codewords
+//   first   keeps the two least scores of a row, and writes the rows that are certain. It lists the other
+//           rows with a limit: no codeword with a score above the limit can be the nearest one.
+//   second  takes the rows that the block has listed, a few per cent. The codewords within the limit, usually
+//           two or three, are candidates, and the definition decides between them. For a row with too many
+//           candidates, the definition compares all codewords.
 #pragma once
 
 #include "cuda/vq_assign_definition.h"
@@ -24,12 +24,12 @@ constexpr int kRowBlock = kMmaRows * kBlockElements;
 constexpr int kMmaLists = kMmaRows / kWarpRows;  // lists of a block, one for each warp that tests rows
 constexpr int kMmaBarrier = 5;                   // named barrier of the threads that search with mma.sync
 
-// The state of a block for its rows.
+// The state that a block keeps for its rows.
 struct MmaRows {
-  // the first pass: of the threads, and of the warps, that share rows
+  // The first pass fills these, one entry for each of the threads or warps that share a row.
   float squares[kParts][kMmaRows], rests[kParts][kMmaRows];
   int bests[4][kMmaRows], seconds[4][kMmaRows], numbers[4][kMmaRows];
-  // the second
+  // The second pass uses these.
   int64_t outputs[kMmaRows];
   float limits[kMmaRows];
   int rows, read;  // number of rows, and of entries read from the lists of the block
@@ -39,14 +39,14 @@ struct MmaRows {
 UEFL_HOST_DEVICE inline int64_t mma_width(int64_t d) {
   return (d + kBlockElements - 1) / kBlockElements * kBlockElements;
 }
-// Bytes of dynamic shared memory for so many elements of a row, and of the array that the kernel declares
-// itself.
+// Bytes of shared memory: the array that the kernel declares itself, and the dynamic memory for rows of this
+// length.
 constexpr int64_t kMmaStaticBytes = 64;
 UEFL_HOST_DEVICE inline int64_t mma_bytes(int64_t elements) {
   return (mma_width(elements) * kMmaRows + 2 * kBlockHalves) * 2 + static_cast<int64_t>(sizeof(MmaRows));
 }
 
-// Dynamic shared memory: 64 rows, two buffers of the codebook, and the state.
+// The dynamic shared memory: 64 rows, two buffers for the codebook, and the state.
 struct MmaMemory {
   uint16_t *rows, *buffers;  // rows: [width / 64] blocks of 64 rows
   MmaRows& known;
@@ -57,7 +57,8 @@ struct MmaMemory {
         known(*reinterpret_cast<MmaRows*>(buffers + 2 * kBlockHalves)) {}
 };
 
-// The threads that search with mma.sync: all threads of a block of search_mma, 256 of search_wgmma.
+// Returns the number of this thread among the threads that search with mma.sync: all threads of a block of
+// search_mma, or 256 threads of search_wgmma.
 __device__ inline int mma_thread() { return static_cast<int>(threadIdx.x % kThreads); }
 __device__ inline void mma_meet() { named_wait(kMmaBarrier, kThreads); }
 
@@ -66,14 +67,15 @@ __device__ inline void copy_block(const uint16_t* block, uint16_t* buffer) {
   commit_copies();
 }
 
-// The 16 x 16 elements from (row, j) on of a block, as load_matrices() takes them: rows, then elements for an
-// operand of rows (of = 0), the other way round for one of codewords (of = 1).
+// Returns the address that this lane passes to load_matrices() for the 16 x 16 elements from (row, j) on. An
+// operand of rows (of = 0) has the rows first and then the elements. An operand of codewords (of = 1) has the
+// elements first.
 __device__ inline const uint16_t* corner(const uint16_t* block, int row, int j, int of) {
   const int lane = threadIdx.x % kWarp, first = lane / 8 % 2 * 8, second = lane / 16 * 8;
   return block + swizzled(row + lane % 8 + (of == 0 ? first : second), j + (of == 0 ? second : first));
 }
 
-// Compares the scores of a thread for one row with the limit of the row; few scores are within it.
+// Compares the scores of a thread for one row with the limit of the row. Few scores are within the limit.
 __device__ inline void note_candidates(const float (&scores)[kMmaColumns], int64_t first_code, int row,
                                        float limit, MmaRows& known) {
   float lowest = scores[0];
@@ -92,13 +94,14 @@ __device__ inline void note_candidates(const float (&scores)[kMmaColumns], int64
 // The part of a row that a thread converts: every kParts'th group of four elements.
 template <class T>
 struct RowPart {
-  const T* source;  // null where there is no row: zero
+  const T* source;  // null if there is no row; its elements count as zero
   const Shape& shape;
   const float* center;
   RowScale scale;
   int row, part;
 
-  // output_of(i) is the output of row i, negative for none. Neighboring threads read adjacent elements.
+  // output_of(i) returns the output of row i, or a negative number if there is none. Neighboring threads read
+  // adjacent elements.
   template <class OutputOf>
   __device__ RowPart(const T* x, const Shape& of, const Packed& packed, int64_t book,
                      const OutputOf& output_of)
@@ -111,7 +114,7 @@ struct RowPart {
     source = output >= 0 ? x + shape.begin(output) : nullptr;
   }
 
-  // A chunk to float16. Adds up the squares of the scaled elements and of their errors.
+  // Converts a chunk to float16. Adds up the squares of the scaled elements and of their errors.
   __device__ void convert(int chunk, uint16_t* block, float& square, float& rest) const {
     UEFL_UNROLL_BY(1)
     for (int j = part * 4; j < kBlockElements; j += kParts * 4) {
@@ -123,7 +126,8 @@ struct RowPart {
     }
   }
 
-  // All chunks one after the other. Streamed chunks overwrite each other: only the sums count.
+  // Converts all chunks one after the other. Streamed chunks overwrite each other, because only the sums are
+  // needed.
   template <bool kStreamed>
   __device__ void convert_all(const MmaMemory& memory, float& square, float& rest) const {
     for (int chunk = 0; chunk * kBlockElements < shape.d; ++chunk)
@@ -131,9 +135,9 @@ struct RowPart {
   }
 };
 
-// The rows against all codewords of their book, whose first block is on its way to the first buffer.
-// use(scores, r, part) gets the scores, above the base, of row 8 r + lane / 4 of the warp with the columns of
-// a lane among 32 codewords.
+// Scores the rows against all codewords of their codebook. The caller has started the copy of the first block
+// to the first buffer. use(scores, r, part) gets the scores, above the base, of row 8 r + lane / 4 of the
+// warp, for the columns of this lane among 32 codewords.
 template <bool kStreamed, class T, class Use>
 __device__ void score_rows(const RowPart<T>& rows, const Packed& packed, int64_t book,
                            const MmaMemory& memory, const Use& use) {
@@ -176,7 +180,7 @@ __device__ void score_rows(const RowPart<T>& rows, const Packed& packed, int64_t
           multiply_add(dot[i][c], left[i], right[c / 2][c % 2 * 2], right[c / 2][c % 2 * 2 + 1]);
       }
     }
-    mma_meet();  // before the buffer is written again
+    mma_meet();  // before the next copy overwrites the buffer
     if (chunk + 1 < chunks) continue;
     const Four<float> start[2] = {load_four(starts), load_four(starts + 4)};
     starts += kStarts;
@@ -194,8 +198,8 @@ __device__ void score_rows(const RowPart<T>& rows, const Packed& packed, int64_t
   }
 }
 
-// Decides the rows of a block by the definition. Four threads take the candidates of a row. Then a warp takes
-// each row with too many candidates, or with none.
+// Decides the rows of a block by the definition. Four threads share the candidates of a row. Then one warp
+// takes each row that has too many candidates or none.
 template <class T>
 __device__ void decide(const T* x, const Shape& shape, const Packed& packed, int64_t book,
                        const MmaRows& known, int64_t* indices) {
@@ -224,7 +228,7 @@ struct OpenLists {
   const float* limits;
   const int* counts;  // in shared memory
   int lists;
-  int64_t room;  // of a list
+  int64_t room;  // entries of a list
 
   __device__ OpenLists(const Packed& packed, const int* found, int number, int64_t rows)
       : outputs(packed.listed + blockIdx.x * number * rows),
@@ -232,7 +236,7 @@ struct OpenLists {
         counts(found),
         lists(number),
         room(rows) {}
-  // The place of an entry, negative beyond the last.
+  // Returns the place of an entry, or a negative number after the last one.
   __device__ int64_t place(int entry) const {
     for (int list = 0; list < lists; ++list) {
       if (entry < counts[list]) return list * room + entry;
@@ -241,7 +245,8 @@ struct OpenLists {
     return -1;
   }
 
-  // The next rows of a book, by one warp: 32 entries at a time as long as all of them have room.
+  // Reads the next rows of a codebook with one warp: 32 entries at a time, as long as there is room for all
+  // of them.
   __device__ void read(const Shape& shape, int64_t book, MmaRows& known) const {
     const int lane = threadIdx.x % kWarp;
     int rows = 0, first = known.read;
@@ -261,7 +266,7 @@ struct OpenLists {
   }
 };
 
-// The second pass of a block, by kThreads threads, over the rows that it has listed.
+// Runs the second pass of a block, with kThreads threads, over the rows that the block has listed.
 template <bool kStreamed, class T>
 __device__ void search_open(const T* x, const Shape& shape, const Packed& packed, const OpenLists& lists,
                             int64_t* indices) {
@@ -298,7 +303,7 @@ __device__ void search_open(const T* x, const Shape& shape, const Packed& packed
   }
 }
 
-// The room of a list of search_mma: the rows of all tiles that a block takes.
+// Returns the number of tiles of search_mma.
 UEFL_HOST_DEVICE inline int64_t mma_tiles(const Shape& shape) {
   return (shape.outputs / shape.books + kMmaRows - 1) / kMmaRows * shape.books;
 }
@@ -306,7 +311,8 @@ UEFL_HOST_DEVICE inline int64_t mma_room(const Shape& shape, unsigned blocks) {
   return (mma_tiles(shape) + blocks - 1) / blocks * kWarpRows;
 }
 
-// The least scores of a row among those that a thread has of it: of all of them (kCross), or of every four.
+// Keeps the least scores of a row among the scores of this thread: all of them (kCross), or the least of
+// every four.
 template <bool kCross>
 __device__ inline void compare(const float (&scores)[kMmaColumns], int part, int shift, PackedTopTwo& top) {
   if constexpr (kCross) {
@@ -319,7 +325,7 @@ __device__ inline void compare(const float (&scores)[kMmaColumns], int part, int
   }
 }
 
-// The results of a warp for its rows, for the warps that test them.
+// Stores the results of a warp for its rows. The warps that test rows read them.
 __device__ inline void leave_results(const PackedTopTwo (&top)[4], MmaRows& known) {
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   UEFL_UNROLL
@@ -332,8 +338,8 @@ __device__ inline void leave_results(const PackedTopTwo (&top)[4], MmaRows& know
   }
 }
 
-// The two least scores of row `which`, with four codewords scored again unless all were compared; by a warp
-// for its 16 rows.
+// Returns the two least scores of row `which`. Unless all scores were compared, the warp scores four
+// codewords of each of its 16 rows again.
 template <bool kCross>
 __device__ TopTwo two_least(const Shape& shape, const Packed& packed, int64_t book, float down,
                             const MmaMemory& memory, int which) {
@@ -357,7 +363,8 @@ __device__ TopTwo two_least(const Shape& shape, const Packed& packed, int64_t bo
   return found;
 }
 
-// kCross: all scores are compared; else the least of every four, as in vq_assign_wgmma.h.
+// kCross: compares all scores. Otherwise the kernel compares the least of every four scores, as in
+// vq_assign_wgmma.h.
 template <class T, bool kCross, bool kStreamed>
 __global__ void __launch_bounds__(kThreads, 2)
     search_mma(const T* x, const __grid_constant__ Shape shape, const __grid_constant__ Packed packed,
@@ -368,7 +375,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   MmaRows& known = memory.known;
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const int64_t all = shape.outputs / shape.books, room = mma_room(shape, gridDim.x);
-  // of the warps that test rows
+  // The list of a warp that tests rows.
   OpenRows list(packed, static_cast<int>(blockIdx.x) * kMmaLists + warp % kMmaLists, room);
 
   const auto tiles = static_cast<unsigned>(mma_tiles(shape)), books = static_cast<unsigned>(shape.books);

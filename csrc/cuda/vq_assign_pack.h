@@ -1,8 +1,8 @@
-// The codebook as the searches read it, made by every call in one launch. Its first half measures the
-// codewords, its second half writes them in the units that the longest codeword asks for; a barrier of the
-// grid is between them.
+// Packs the codebook for the searches. Every call does this in one launch. The first half measures the
+// codewords. The second half writes them in units that follow from the longest codeword. All blocks meet at a
+// barrier between the halves.
 //
-// Notation as in common/certificate.h: mu is the center, b = c - mu a codeword minus the center.
+// Notation is as in common/certificate.h: mu is the center, and b = c - mu is a codeword minus the center.
 #pragma once
 
 #include <cstdint>
@@ -16,43 +16,47 @@
 namespace uefl::cuda {
 namespace {
 
-// The score of padding: above all others, also after a shift of its bits by kColumnBits, as a signed integer.
+// The score of padding. It is above all other scores, also after its bits are shifted by kColumnBits as a
+// signed integer.
 constexpr float kNever = 0x1.fffffep120f;
-constexpr int kColumnBits = 5;  // of the number of a column next to a score; see vq_assign_scores.h
+constexpr int kColumnBits = 5;  // bits for the column next to a score; see vq_assign_scores.h
 
-// wgmma and ldmatrix read blocks of 128 codewords x 64 elements; in the 128 bytes of codeword k, 16 bytes
+// wgmma and ldmatrix read blocks of 128 codewords x 64 elements. In the 128 bytes of codeword k, the 16 bytes
 // number i are at place i ^ k % 8.
 constexpr int kBlockCodewords = 128, kBlockElements = 64, kBlockHalves = kBlockCodewords * kBlockElements;
 __device__ inline int swizzled(int row, int element) {
   return row * kBlockElements + (element ^ row % 8 * 8);
 }
 
-// Of 128 codewords, lane t of four has columns 2 t and 2 t + 1 of every eight: 32 that lie side by side here,
-// and four more, so that the four lanes read from different banks.
+// Of 128 codewords, lane t of a quad has columns 2 t and 2 t + 1 of every eight. Its 32 values are adjacent
+// here. Four more values of padding let the four lanes read from different banks.
 constexpr int kStarts = 4 * 36;
 __device__ inline int start_place(int column) { return column % 8 / 2 * 36 + column / 8 * 2 + column % 2; }
 
-// A codeword with a NaN or an infinity is NaN throughout in exact, and no comparison lets it win.
+// The packed codebooks. A codeword with a NaN or an infinity is NaN in all elements of `exact`, so it wins no
+// comparison.
 struct Packed {
-  double* exact;     // [books, k, d] codewords, of length one for cosine
+  double* exact;     // [books, k, d] codewords, with length one for cosine
   double* bounds;    // [books, 4] the largest |b|^2 / 2 (0 for cosine), |b|, |b - b1| in units of the halves,
                      // and |y| of some rows
   float* center;     // [books, d] mu, 0 for cosine
-  double* longest;   // [books, padded_k / kPackCodewords] the largest |b| of so many codewords
+  double* longest;   // [books, padded_k / kPackCodewords] the largest |b| of kPackCodewords codewords
   float* sampled;    // [books, kSampledRows] |y| of rows that are spread over x
   float* starts;     // [books, padded_k / 128, kStarts] where scores start: |b|^2 / 2 (0 for cosine) above
-                     // the base, far above it where there is no finite codeword; see start_place()
-  uint16_t* halves;  // [books, padded_k / 128, width / 64] blocks of float16, b scaled so that the longest
-                     // has a length in [2^14, 2^15), zero where there is no finite codeword
-  int64_t* listed;   // [open_rows()] outputs that a block leaves open after its first pass, and
-  float* limits;     // the score that a candidate has at most; NaN: score all codewords by the definition
+                     // the base; far above the base if the codeword is not finite; see start_place()
+  uint16_t* halves;  // [books, padded_k / 128, width / 64] blocks of float16; b is scaled so that the longest
+                     // one has a length in [2^14, 2^15); zero if the codeword is not finite
+  int64_t* listed;   // [open_rows()] outputs that are open after the first pass of a block
+  float* limits;     // [open_rows()] the largest score of a candidate; NaN: score all codewords by the
+                     // definition
   int shift = 1 << kColumnBits;  // a factor that the compiler must not know; see multiply_add_integer()
 };
 
-// 2^exponent, exponent in [-126, 127].
+// Returns 2^exponent, for an exponent in [-126, 127].
 __device__ inline float power(int exponent) { return __int_as_float((exponent + 127) << 23); }
 
-// e with 2^e <= value < 2^(e + 1), within limits for which every power of two below is a normal float.
+// Returns e with 2^e <= value < 2^(e + 1), within limits for which every power of two below is a normal
+// float.
 __device__ inline int exponent_of(float value, int least, int most) {
   const int exponent = ((__float_as_int(value) >> 23) & 255) - 127;
   return exponent < least ? least : exponent > most ? most : exponent;
@@ -64,19 +68,20 @@ __device__ inline int book_exponent(const Packed& packed, int64_t book) {
   return book_exponent(packed.bounds + 4 * book);
 }
 
-// Codewords that a block measures, and later writes, at a time: one per warp.
-constexpr int kPackCodewords = kThreads / kWarp,
-              kPackBlocks = 2;  // kPackBlocks: to a multiprocessor, at most
+// The codewords that a block measures, and later writes, at a time: one per warp. kPackBlocks is the largest
+// number of blocks on a multiprocessor.
+constexpr int kPackCodewords = kThreads / kWarp, kPackBlocks = 2;
 constexpr int kSampledRows = 1024;
 
-// The center: the mean of up to 64 codewords, spread over the book, in the columns where it is large compared
-// with their deviation. Any center is right. A large common offset would cost precision; a small mean is not
-// subtracted, since 16-bit rows less a center need more than the 11 bits of a float16. Every block computes
-// the same numbers, so that no block waits for another.
+// Computes the center: the mean of up to 64 codewords that are spread over the codebook. A column in which
+// the mean is small compared with the deviation gets 0. Any center gives the correct result. A large common
+// offset would cost precision. A small mean is not subtracted, because the difference of a 16-bit row and a
+// center needs more than the 11 bits of a float16. Every block computes the same numbers, so no block waits
+// for another one.
 template <class T>
 __device__ void make_center(const T* codewords, const Shape& shape, float* center) {
   constexpr int kColumns = 8, kParts = kWarp / kColumns,
-                kEach = 16;  // of a warp: columns, lanes of a column, codewords of a lane
+                kEach = 16;  // in a warp: columns, lanes of a column, codewords of a lane
   const int lane = threadIdx.x % kWarp;
   const int64_t apart = (shape.k + kParts * kEach - 1) / (kParts * kEach);
   const float count = static_cast<float>((shape.k + apart - 1) / apart);
@@ -105,7 +110,7 @@ __device__ void make_center(const T* codewords, const Shape& shape, float* cente
   }
 }
 
-// The largest value of the threads of a block, for all of them.
+// Returns the largest value of the threads of a block, to all of them.
 template <class T>
 __device__ T block_largest(T value) {
   __shared__ T of_warps[kThreads / kWarp];
@@ -120,7 +125,8 @@ __device__ T block_largest(T value) {
   return value;
 }
 
-// Where the scores of a codeword start, in the book that begins with this tile of 128 codewords.
+// Returns where the scores of a codeword start, in the codebook that begins with tile first_tile of 128
+// codewords.
 __device__ inline float* start_of(const Packed& packed, int first_tile, int code) {
   return packed.starts + int64_t{first_tile + code / kBlockCodewords} * kStarts +
          start_place(code % kBlockCodewords);
@@ -129,9 +135,9 @@ __device__ inline int first_tile_of(const Shape& shape, int64_t book) {
   return static_cast<int>(book * (shape.padded_k / kBlockCodewords));
 }
 
-// Measures one codeword, also one of the padding, with one warp: in float64, and with unit length for
-// cosine. The length for cosine is summed in the order of the elements, as in the definition. Returns |b|, or
-// zero if there is no finite codeword.
+// Measures one codeword with one warp, in float64, and with unit length for cosine. The codeword may be
+// padding. The length for cosine is summed in the order of the elements, as in the definition. Returns |b|,
+// or zero if the codeword is not finite.
 template <class T>
 __device__ double measure_codeword(const T* codebook, const Shape& shape, const Packed& packed,
                                    int64_t code) {
@@ -180,14 +186,15 @@ __device__ float measure_row(const T* row, const Shape& shape, const float* cent
   return sqrtf(warp_sum(square));
 }
 
-// Rows shorter than that, and no NaN, with a product with the longest codeword below the other number, have
-// scores far below kNever and elements within float16; others no first pass answers.
+// The limits of the first pass. The scores of a row are far below kNever and its elements fit a float16 if it
+// has no NaN, its norm is below reach_of(), and the product of its norm and the longest codeword is below
+// kLargestProduct. The first pass leaves all other rows open.
 constexpr float kLargestProduct = 0x1p90f;
 __device__ inline float reach_of(const double* bounds) {
   return bounds[0] < 0x1p90 && bounds[1] < 0x1p59 ? 0x1p60f : 0;
 }
 
-// The numbers base + score: base = 1.5 * 2^e with |score| < 2^(e - 1) for all rows up to a length.
+// The numbers base + score, where base = 1.5 * 2^e and |score| < 2^(e - 1) for all rows up to a length.
 struct Base {
   float base, unit;  // unit: the distance of neighbors
 
@@ -197,20 +204,21 @@ struct Base {
     const int exponent = exponent_of(magnitude, -90, 100) + 2;
     base = 1.5f * power(exponent), unit = power(exponent - 23);
   }
-  // The one with these last bits.
+  // Returns the number with these last bits.
   __device__ float with_bits(int bits) const {
     return __int_as_float((__float_as_int(base) & 0x7f800000) | (bits & 0x007fffff));
   }
 };
 
-// Rows shorter than this count as if they were that long. A product of the smallest scales of rows and of
-// codewords is a normal number.
+// Returns the least norm of a row: shorter rows count as if they had this norm. The product of the smallest
+// scales of rows and of codewords is then a normal number.
 __device__ inline float least_norm(int code_exponent) {
   return power(code_exponent - 60 > -98 - code_exponent ? code_exponent - 60 : -98 - code_exponent);
 }
 
-// One base, and one power of two, serve all rows of a book, up to 16 times as long as the longest of the
-// sample: that takes four bits of the distance of two scores, which float16 has long lost.
+// Returns the length of the longest row that the first pass takes. One base and one power of two serve all
+// rows of a codebook, up to 16 times the longest row of the sample. This costs four bits of the distance
+// between two scores, which float16 does not resolve.
 __device__ inline float longest_row(const double* bounds) {
   return fmaxf(16 * static_cast<float>(bounds[3]), least_norm(book_exponent(bounds)));
 }
@@ -224,13 +232,13 @@ __device__ inline Base base_of(const Packed& packed, int64_t book) {
   return base_of(packed.bounds + 4 * book);
 }
 
-// The first half, a block: the center, then codewords and the lengths of some rows.
+// Runs the first half for a block: computes the center, then measures codewords and the lengths of some rows.
 template <class Codeword, class Row>
 __device__ void measure(const Codeword* codebook, const Row* rows, const Shape& shape, const Packed& packed) {
   const int64_t tiles = shape.padded_k / kPackCodewords, samples = kSampledRows / kPackCodewords;
   const int64_t all = shape.outputs / shape.books, apart = (all + kSampledRows - 1) / kSampledRows;
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  int64_t known = -1;  // the book with the center that this block has written
+  int64_t known = -1;  // the codebook whose center this block has written
   for (int64_t item = blockIdx.x; item < shape.books * (tiles + samples); item += gridDim.x) {
     const int64_t book = item / (tiles + samples), tile = item % (tiles + samples);
     if (book != known)
@@ -252,9 +260,9 @@ __device__ void measure(const Codeword* codebook, const Row* rows, const Shape& 
   }
 }
 
-// Finds the bounds of a book except T; all threads of the block get them. Rows out of reach, NaN, infinity
-// and rows far above the geometric mean do not count; otherwise one row would leave no bits for the other
-// scores.
+// Finds the bounds of a codebook except T. All threads of the block get them. Rows out of reach, NaN,
+// infinity and rows far above the geometric mean do not count. Otherwise one such row would leave no bits for
+// the other scores.
 __device__ inline void find_bounds(const Shape& shape, const Packed& packed, int64_t book,
                                    double (&bounds)[4]) {
   const int64_t tiles = shape.padded_k / kPackCodewords;
@@ -274,8 +282,8 @@ __device__ inline void find_bounds(const Shape& shape, const Packed& packed, int
   bounds[2] = 0, bounds[3] = block_largest(count > 0 ? fminf(row, power(exponents / count + 4)) : 0);
 }
 
-// An operand of the tensor cores by a warp, and where its scores start; returns |b - b1| in units of the
-// halves.
+// Writes an operand of the tensor cores with one warp, and where its scores start. Returns |b - b1| in units
+// of the halves.
 __device__ inline double write_halves(const Shape& shape, const Packed& packed, int64_t code,
                                       const double (&bounds)[4]) {
   const int lane = threadIdx.x % kWarp;
@@ -297,7 +305,7 @@ __device__ inline double write_halves(const Shape& shape, const Packed& packed, 
   return sqrt(warp_sum(rest));
 }
 
-// The second half, a block: no number that shared memory held before the barrier is read here.
+// Runs the second half for a block. It reads nothing that shared memory held before the barrier.
 __device__ inline void write_operands(const Shape& shape, const Packed& packed) {
   const int64_t tiles = shape.padded_k / kPackCodewords;
   int64_t known = -1;
@@ -309,8 +317,9 @@ __device__ inline void write_operands(const Shape& shape, const Packed& packed) 
     double* target = packed.bounds + 4 * book;
     if (item % tiles == 0 && threadIdx.x == 0)
       target[0] = bounds[0], target[1] = bounds[1], target[3] = bounds[3];
-    const double rest = block_largest(
-        write_halves(shape, packed, code, bounds));  // doubles that are not negative order as their bits do
+    const double rest =
+        block_largest(write_halves(shape, packed, code, bounds));  // the bits of doubles that are not
+                                                                   // negative order as the doubles do
     if (threadIdx.x == 0) {
       atomicMax(reinterpret_cast<unsigned long long*>(target + 2),
                 static_cast<unsigned long long>(__double_as_longlong(rest)));
@@ -318,8 +327,8 @@ __device__ inline void write_operands(const Shape& shape, const Packed& packed) 
   }
 }
 
-// cleared: arrays that later kernels add to. A cooperative launch of at most kPackBlocks blocks to a
-// multiprocessor.
+// Packs the codebooks, and clears the arrays to which later kernels add. The launch is cooperative, with at
+// most kPackBlocks blocks on a multiprocessor.
 template <class Codeword, class Row>
 __global__ void __launch_bounds__(kThreads, kPackBlocks)
     pack_codebook(const Codeword* codebook, const Row* rows, const __grid_constant__ Shape shape,

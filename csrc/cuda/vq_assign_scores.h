@@ -1,12 +1,12 @@
 // The parts that the searches on tensor cores share: the scale of a row, its scores as integers, the two
-// least of them, and the decision whether the least is certain.
+// least scores, and the decision whether the least one is certain.
 //
 // The score of codeword k is |b|^2 / 2 - y.b with one float16 product (common/certificate.h). It is computed
-// as base + score. The base is so much larger than all scores that every sum has its exponent: the bits of
-// such sums are equidistant and order as integers do. Shifted, they leave room for the number of the column,
-// so that the least of three scores is one operation on integers, and brings its number with it.
-// The multiplication that shifts runs in another pipe. The four lanes of a row meet once, at the
-// end.
+// as base + score. The base is so much larger than all scores that every sum has the exponent of the base. So
+// the bits of these sums are equidistant, and order as integers do. After a shift, they leave room for the
+// number of the column. The least of three scores is then one operation on integers, and its number comes
+// with it. The shift is a multiplication, which runs in another pipe. The four lanes of a row exchange their
+// results once, at the end.
 #pragma once
 
 #include <climits>
@@ -25,8 +25,8 @@ __device__ inline Four<float> less_center(const Four<T>& x, const Four<float>& c
   return y;
 }
 
-// y = x - mu of a row that begins at x (nowhere: null), elements j to j + 3, j a multiple of four; zero
-// beyond the row.
+// Returns elements j to j + 3 of y = x - mu, for a row that begins at x. j is a multiple of four. Elements
+// after the end of the row, or of a null row, are zero.
 template <class T>
 __device__ inline Four<float> centered_four(const T* x, const Shape& shape, const float* center, int64_t j) {
   if (x == nullptr || j >= shape.d) return {};
@@ -47,7 +47,8 @@ __device__ inline float squared(const Four<float>& y, float sum) {
   return sum;
 }
 
-// Four scaled elements as two registers of a fragment in float16; to rest, the square of the rounding error.
+// Returns four scaled elements in float16, as two registers of a fragment. Adds the squares of the rounding
+// errors to `rest`.
 __device__ inline uint2 halves_of(const Four<float>& scaled, float& rest) {
   const uint2 halves{to_halves(scaled.values[0], scaled.values[1]),
                      to_halves(scaled.values[2], scaled.values[3])};
@@ -61,16 +62,16 @@ __device__ inline uint2 halves_of(const Four<float>& scaled, float& rest) {
   return halves;
 }
 
-// The power of two that takes all rows of a book to lengths below 2^15. float16 rows that are not centered
-// stay as they are.
+// The power of two that scales all rows of a codebook to lengths below 2^15. float16 rows without a center
+// keep their values.
 struct RowScale {
-  float up, down;  // for rows; for their products with the packed codewords
-  float least;     // length that a row counts with
+  float up, down;  // factors: for rows, and for their products with the packed codewords
+  float least;     // the least norm of a row; shorter rows count as if they had it
   float back;      // 1 / up
   bool centered;   // the center is not zero
 
   RowScale() = default;
-  // All lanes of a warp make one.
+  // All lanes of a warp call it.
   __device__ RowScale(const Shape& shape, const Packed& packed, int64_t book, bool halves) : centered(false) {
     for (int64_t j = threadIdx.x % kWarp; j - threadIdx.x % kWarp < shape.d; j += kWarp) {
       centered = centered || __any_sync(kAllLanes, j < shape.d && packed.center[book * shape.d + j] != 0);
@@ -81,8 +82,8 @@ struct RowScale {
     up = power(shift), back = power(-shift), down = power(code_exponent - 14 - shift),
     least = least_norm(code_exponent);
   }
-  // From the squares of scaled rows, or a little more; squares below 2^-126 may be lost. Infinity where a row
-  // is not a number.
+  // Returns the norm of a row from the square of the scaled row, rounded up a little. Squares below 2^-126
+  // may be lost, so a bound for them is added. A row with a NaN has norm infinity.
   __device__ float norm(float square, int64_t d) const {
     const float norm = fmaxf(rough_root(1.01f * square + static_cast<float>(d) * 0x1p-125f) * back, least);
     return isnan(square) ? INFINITY : norm;
@@ -92,7 +93,8 @@ struct RowScale {
   }
 };
 
-// The bound of a score of a book: the terms of fp16_error (common/certificate.h) in float32, a little larger.
+// The error bound of the scores of a codebook: the terms of fp16_error() (common/certificate.h) in float32,
+// rounded up a little.
 struct Certificate {
   float constant, norm, square, rest;
   float half_square, radius;  // H and G
@@ -117,18 +119,18 @@ struct Certificate {
   }
 };
 
-// A score with the number of its column, of those, at most 32, that a thread has of a row in a tile.
+// Returns a score with the number of its column. A thread has at most 32 columns of a row in a tile.
 __device__ inline int pack(float score, int column, int shift) {
   return multiply_add_integer(__float_as_int(score), shift, column);
 }
 
-// Scores are positive, so they order as integers.
+// Returns the least of four scores. They are positive, so they order as integers.
 __device__ inline float least_of_four(const float* scores) {
   const auto bits = [&](int i) { return __float_as_int(scores[i]); };
   return __int_as_float(lesser(least(bits(0), bits(1), bits(2)), bits(3)));
 }
 
-// The two least of packed scores.
+// The two least packed scores.
 struct TwoLeast {
   int best = INT_MAX, second = INT_MAX;
 
@@ -138,7 +140,7 @@ struct TwoLeast {
   }
 };
 
-// The least of kCount numbers that begin here.
+// Returns the least of the kCount numbers that begin at `first`.
 template <int kCount>
 __device__ inline int least_of(const int* first) {
   int found = first[0];
@@ -148,9 +150,9 @@ __device__ inline int least_of(const int* first) {
   return found;
 }
 
-// Numbers in a grid of three rows, one after the other: the least of each row and of each column. The two
-// least of all differ in the row or in the column, so the second is the lesser one of the second of the rows
-// and the second of the columns.
+// The least of each row and of each column, for numbers in a grid of three rows, one after the other. The two
+// least numbers are in different rows or in different columns. So the second least is the lesser of two
+// numbers: the second of the rows and the second of the columns.
 template <int kCount>
 struct Grid {
   static constexpr int kColumns = (kCount + 2) / 3;
@@ -166,10 +168,10 @@ struct Grid {
   }
 };
 
-// The second of numbers, at least three, of which the least is known.
+// Returns the second least of at least three numbers, given the least one.
 template <int kCount>
 __device__ inline int second_of(const int (&of)[kCount], int best) {
-  if constexpr (kCount == 3) {  // the sum of three less the other two
+  if constexpr (kCount == 3) {  // the sum of all three minus the other two
     const auto sum = [](int a, int b, int c) { return static_cast<unsigned>(a) + b + c; };
     return static_cast<int>(sum(of[0], of[1], of[2]) - best - greatest(of[0], of[1], of[2]));
   } else if constexpr (kCount == 4) {
@@ -181,12 +183,12 @@ __device__ inline int second_of(const int (&of)[kCount], int best) {
   }
 }
 
-// The two least so far, with the tile that the least is of.
+// The two least scores so far, and the tile of the least one.
 struct PackedTopTwo {
   TwoLeast found;
   int tile = 0;
 
-  // The packed scores of a tile.
+  // Adds the packed scores of a tile.
   template <int kCount>
   __device__ void add(const int (&scores)[kCount], int number) {
     int all[kCount + 1];
@@ -206,7 +208,7 @@ struct PackedTopTwo {
   }
 };
 
-// The same of a whole row.
+// The two least scores of a whole row, and the codeword of the least one.
 struct TopTwo {
   int best, second, index;
 
@@ -217,15 +219,15 @@ struct TopTwo {
   }
 };
 
-// The codeword of a column of lane t, in tiles of 4 kColumns: lane t of four has columns 2 t and 2 t + 1 of
-// every eight codewords.
+// Returns the codeword of a packed score of lane t, in tiles of 4 kColumns codewords. Lane t of a quad has
+// columns 2 t and 2 t + 1 of every eight codewords.
 template <int kColumns>
 __device__ inline int codeword_of(int tile, int packed_score, int t) {
   const int column = packed_score & ((1 << kColumnBits) - 1);
   return tile * (4 * kColumns) + column / 2 * 8 + t * 2 + column % 2;
 }
 
-// The best of the four lanes of a row.
+// Returns the two least scores of the four lanes of a row.
 template <int kColumns>
 __device__ inline TopTwo merge_quad(const PackedTopTwo& top) {
   TopTwo all{top.found.best, top.found.second,
@@ -238,25 +240,27 @@ __device__ inline TopTwo merge_quad(const PackedTopTwo& top) {
   return all;
 }
 
-// Rows of a warp are scored again by lanes 4 g and 4 g + 1 for row g, and the two others for row g + 8.
+// The row for which a lane scores codewords again: lanes 4 g and 4 g + 1 take row g of a warp, and the other
+// two lanes of the quad take row g + 8.
 constexpr int kWarpRows = 16;
 __device__ inline int row_of(int lane) { return lane / 4 + lane % 4 / 2 * 8; }
 
-// Member 0 to 3 of the four codewords that begin with this one.
+// Returns member 0 to 3 of the four codewords that begin with `first`.
 __device__ inline int member_of(int first, int member) { return first + member / 2 * 8 + member % 2; }
 
-// The four codewords of the best group of every row are scored again: a lane has two of the four, for the row
-// of row_of().
+// Scores the four codewords of the best group of every row again. A lane has two of the four, for the row of
+// row_of().
 struct Again {
   int best_code, lane;
   float dot[2] = {};
 
-  // Equal scores: two lanes of a row may have chosen differently.
+  // If scores are equal, the two lanes of a row may have chosen different groups: both take the first lane's
+  // group.
   __device__ Again(int code, int of_lane)
       : best_code(__shfl_sync(kAllLanes, code, of_lane & ~1)), lane(of_lane) {}
 
-  // A chunk of the 16 rows of the warp, and of the blocks of codewords: one product for rows g and g + 8,
-  // with the four codewords of each.
+  // Adds a chunk of the 16 rows of the warp and of the blocks of codewords. One product serves rows g and g +
+  // 8, with the four codewords of each.
   template <class Codewords>
   __device__ void add(const void* rows, const Codewords& codewords) {
     const int g = lane / 4, t = lane % 4;
@@ -290,10 +294,10 @@ struct Again {
     }
   }
 
-  // The first of the two codewords of this lane.
+  // Returns the first of the two codewords of this lane.
   __device__ int code() const { return member_of(best_code, lane % 2 * 2); }
 
-  // The best and the second of the four; the products are subtracted from start.
+  // Returns the best and the second of the four. The products are subtracted from `start`.
   __device__ TopTwo result(const float2& start, float down, int shift) const {
     const int member = lane % 2 * 2;
     const int first = pack(fmaf(-dot[0], down, start.x), member, shift),
@@ -304,7 +308,8 @@ struct Again {
   }
 };
 
-// The bounds that certify the rows of a book: float64 until here, so it is made once for a book.
+// The bounds that certify the rows of a codebook. Their computation uses float64, so it runs once per
+// codebook.
 struct Judge {
   Certificate certificate;
   Base base;
@@ -318,9 +323,9 @@ struct Judge {
         down(scale_down) {}
 };
 
-// The distance of a score from the least one of the row beyond which its codeword is certainly farther away.
+// The verdict on a row: `apart` tells whether a codeword is certainly farther away than the best one.
 struct Verdict {
-  float error;  // infinite where nothing is certain
+  float error;  // infinite if nothing is certain
   float unit;
 
   __device__ Verdict(float norm, float rest, const Certificate& certificate, const Base& base)
@@ -330,26 +335,28 @@ struct Verdict {
   __device__ bool apart(int best, int other) const {
     return static_cast<float>((other >> kColumnBits) - (best >> kColumnBits)) * unit > 2.02f * error;
   }
-  // The score, above the base, that a candidate has at most. NaN: score all by the definition.
+  // Returns the largest score, above the base, that a candidate can have. NaN means that the definition
+  // scores all codewords.
   __device__ float limit(int best, const Base& base) const {
     return holds() ? base.with_bits(best >> kColumnBits) + 2.2f * (error + unit) : NAN;
   }
 };
 
-// The rows that a warp leaves open in its first pass. A warp has a list of its own, so that the order of the
+// The rows that a warp leaves open in its first pass. Each warp has its own list, so that the order of the
 // rows is the same in every run.
 struct OpenRows {
   const Packed& packed;
-  const int64_t& room;  // of a list
+  const int64_t& room;  // entries of a list
   int list, count = 0;  // list: its number among all lists
 
   __device__ OpenRows(const Packed& of, int number, const int64_t& rows)
       : packed(of), room(rows), list(number) {}
 
-  // The place of row i in the arrays of all lists. It is computed again for every use, to save registers.
+  // Returns the place of row i in the arrays of all lists. It is computed again for every use, to save
+  // registers.
   __device__ int64_t place(int i) const { return opaque(list) * room + i; }
 
-  // All lanes of the warp call it.
+  // Appends the open rows of a warp. All lanes of the warp call it.
   __device__ void push(bool open, int64_t output, float limit) {
     const unsigned votes = __ballot_sync(kAllLanes, open);
     const int64_t at = place(count + __popc(votes & ((1u << threadIdx.x % kWarp) - 1)));

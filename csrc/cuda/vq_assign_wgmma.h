@@ -2,14 +2,14 @@
 // CPU, with its barriers, copies and layouts of shared memory. The warps of a block have roles, with rings of
 // barriers between them:
 //
-//   prepare   four warps copy 16 rows of x each and convert them to float16 tiles in the layout of the
-//             products. They also measure the length of each row and its rounding error. Only they know the
-//             type and the strides of x. (this file)
-//   multiply  two or three warpgroups multiply 64 rows each with 128 codewords at a time, and keep the least
+//   prepare   Four warps copy 16 rows of x each and convert them to float16 tiles in the layout of the
+//             products. They also measure the length of each row and its rounding error. Only this role knows
+//             the type and the strides of x. (this file)
+//   multiply  Two or three warpgroups multiply 64 rows each with 128 codewords at a time, and keep the least
 //             score of each lane. A warpgroup issues its products in its turn, and compares while the others
 //             multiply. A codebook that fits is copied once. Otherwise a thread of the last warpgroup copies
 //             a block of codewords whenever a place of the ring is free. (this file)
-//   finish    four warps merge the results of the lanes of a row, certify them, and write.
+//   finish    Four warps merge the results of the lanes of a row, certify them, and write.
 //             (vq_assign_wgmma_finish.h)
 //
 // All copies are bulk copies of one dimension, because the codebook is packed in the layout of the products
@@ -22,14 +22,14 @@ namespace uefl::cuda {
 namespace {
 
 // The blocks of the codebook in the order of multiplication. One thread of the last warpgroup copies them. If
-// each block has a place, it copies all blocks at once. Otherwise it first fills all places except one, and
-// then copies one block each time that its warpgroup begins to multiply one.
+// each block has a place, this thread copies all blocks at once. Otherwise it first fills all places except
+// one. Later it copies one block each time its warpgroup begins to multiply one.
 struct CodewordBlocks {
   Ring ring;
   int rounds, round, tile, chunk;
 
-  // Copies the next block; there must be one. Returns whether there are more. Each block of a pair copies one
-  // half to both, as soon as both have used the old content of the place.
+  // Copies the next block, which must exist. Returns true if there are more blocks. Each block of a pair
+  // copies one half to both, as soon as both have used the old content of the place.
   __device__ bool copy_next(const Packed& packed, const WgmmaPlan& plan, const Memory& memory, bool paired) {
     barrier_wait(memory.codewords_empty(ring.place), ring.parity ^ 1);
     const int64_t number =
@@ -53,7 +53,8 @@ struct CodewordBlocks {
   }
 };
 
-// Loads eight elements of a row, with zeros from number `left` on. Rows of 16-bit elements have all or none.
+// Loads eight elements of a row. The elements from number `left` on are zero. For 16-bit elements, `left` is
+// at least eight or at most zero.
 template <class T>
 __device__ inline void load_eight(const T* from, int left, float (&values)[8]) {
   constexpr int kAtOnce = sizeof(uint4) / sizeof(T);
@@ -67,9 +68,10 @@ __device__ inline void load_eight(const T* from, int left, float (&values)[8]) {
   }
 }
 
-// Lanes r and r + 16 take row r of a warp: each takes every second 16 bytes of the tile. With rows of 128
-// bytes, eight rows at once must use different banks. So each row takes its pieces in another order, given by
-// products with the row's number in GF(8). The pieces of the rows still differ after the swizzle.
+// Returns the order in which a row takes its pieces. Lanes r and r + 16 share row r of a warp: each takes
+// every second 16 bytes of the tile. If a row has 128 bytes, eight rows at once must use different banks. So
+// each row takes its pieces in another order, given by products with the number of the row in GF(8). The
+// pieces of the rows still differ after the swizzle.
 __device__ inline int piece_order(int row) { return (row << 1 & 7) ^ (row & 4 ? 3 : 0); }
 
 // Converts one chunk of 16 rows to a tile. Adds up the squares of the scaled elements and of their errors.
@@ -106,13 +108,13 @@ __device__ void convert(const unsigned char* raw, unsigned char* tile, int left,
   }
 }
 
-// Copies the rows of a warp, a chunk of 16 rows at a time.
+// Copies the rows of a warp, one chunk of 16 rows at a time.
 template <class T>
 struct RawRows {
   const T* x;
   Ring ring;
   int item = 0, chunk = 0;
-  const T* row = nullptr;  // row of this lane, if rows are not adjacent
+  const T* row = nullptr;  // the row of this lane, if rows are not adjacent
 
   __device__ void copy_next(const Shape& shape, const WgmmaPlan& plan, const Memory& memory, int items) {
     if (item == items) return;
@@ -152,7 +154,7 @@ __device__ void prepare(const T* x, const Shape& shape, const Packed& packed, co
   RowScale scale{};
   const float* center = nullptr;
   float square = 0, rest = 0;
-  int chunk = 0, ahead = plan.raw;  // copies run this many chunks ahead
+  int chunk = 0, ahead = plan.raw;  // copies run `ahead` chunks ahead
   for (int item = 0; item < items; rows.copy_next(shape, plan, memory, items)) {
     if (ahead > 0) {
       --ahead;
@@ -187,8 +189,8 @@ __device__ void prepare(const T* x, const Shape& shape, const Packed& packed, co
   }
 }
 
-// Keeps the two least scores of two rows with 128 codewords: of all of them (kCross), or of the least of
-// every four columns, with the number of the first of the four.
+// Keeps the two least scores of two rows with 128 codewords. kCross compares all scores. Otherwise only the
+// least of every four columns is compared, with the number of the first of the four.
 template <bool kCross>
 __device__ inline void compare(const float (&dot)[64], const Four<float>& early, const float* starts,
                                float down, int shift, int tile, PackedTopTwo (&top)[2]) {
@@ -214,11 +216,12 @@ __device__ inline void compare(const float (&dot)[64], const Four<float>& early,
   for (int r = 0; r < 2; ++r) top[r].add(packed[r], tile);
 }
 
-// Turns of the warpgroups: each has a named barrier, at which it waits for the warpgroup before it.
+// The turns of the warpgroups. Each warpgroup has a named barrier, at which it waits for the warpgroup before
+// it.
 template <int kGroups>
 struct Turns {
   static constexpr int kFirst = 1, kMeet = 2 * kGroupThreads;
-  bool in_turn, first, last;  // of the warpgroups
+  bool in_turn, first, last;  // first, last: whether this warpgroup is the first or the last
   int own, next;              // barriers
 
   __device__ Turns(int group, bool turns)
@@ -227,7 +230,8 @@ struct Turns {
         last(group + 1 == kGroups),
         own(kFirst + group),
         next(__shfl_sync(kAllLanes, last ? kFirst : own + 1, 0)) {}
-  // The last warpgroup passes the first turn, and the first warpgroup waits for the turn after the last one.
+  // The last warpgroup passes the first turn. At the end, the first warpgroup waits for the turn after the
+  // last one.
   __device__ void begin() const {
     if (last) pass();
   }
@@ -242,7 +246,7 @@ struct Turns {
   }
 };
 
-// Products of 64 rows with a block of codewords, 64 elements of each.
+// Multiplies 64 rows with a block of codewords, 64 elements of each.
 __device__ inline void multiply_chunk(float (&dot)[64], const uint32_t (&fragment)[4][4], Operand codewords) {
   UEFL_UNROLL
   for (int i = 0; i < 4; ++i) multiply_group(dot, fragment[i], codewords + i * kOperandStep, i > 0);
@@ -255,7 +259,7 @@ __device__ inline void multiply_chunk(float (&dot)[64], Operand rows, Operand co
   products_commit();
 }
 
-// The ring of codewords as a warpgroup reads them. Values computed once stay in registers: in a loop
+// The ring of codewords as a warpgroup reads it. Values that are computed once stay in registers. Otherwise
 // the compiler would compute the addresses again for every block.
 template <bool kMayPair>
 struct CodewordPlaces {
@@ -286,8 +290,8 @@ struct CodewordPlaces {
   __device__ const float* starts(int place) const { return first_starts + place * kStarts; }
 };
 
-// A warp of a warpgroup that multiplies. kLong: rows of more than one chunk, which the products read from
-// shared memory; others stay in registers.
+// A warp of a multiplying warpgroup. kLong: rows have more than one chunk, and the products read them from
+// shared memory. Shorter rows stay in registers.
 template <int kGroups, bool kLong, bool kCross>
 struct Multiplier {
   const Packed& packed;
@@ -324,7 +328,8 @@ struct Multiplier {
     if (copies != 0) copies = blocks.copy_next(packed, plan, memory, paired);
   }
 
-  // A last round without rows: the other warpgroups wait for its turns.
+  // Passes the turns of a last round in which this warpgroup has no rows, because the other warpgroups wait
+  // for them.
   __device__ void pass_turns() {
     for (int code_tile = 0; code_tile < code_tiles; ++code_tile) {
       turns.wait();
@@ -337,7 +342,7 @@ struct Multiplier {
     }
   }
 
-  // Short rows as the left operand.
+  // Loads short rows as the left operand.
   __device__ void load_rows(uint32_t (&fragment)[4][4]) const {
     const int row = threadIdx.x / kWarp % kGroupWarps * kWarpRows + threadIdx.x % kWarpRows,
               half = threadIdx.x / kWarpRows % 2;
@@ -347,10 +352,10 @@ struct Multiplier {
     if (kCross) barrier_arrive_by_warp(memory.tile_free(tiles.place, 0));  // else finish() does
   }
 
-  // The products of long rows with a tile of codewords, of which the last chunk is under way at the end.
-  // Returns the place of its codewords.
+  // Multiplies long rows with a tile of codewords. The products of the last chunk are still under way at the
+  // end. Returns the place of its codewords.
   __device__ int multiply_chunks(float (&dot)[64], int code_tile) {
-    int last = codewords.ring.place;  // the block of the products that are under way
+    int last = codewords.ring.place;  // the block whose products are under way
     multiply_chunk(dot, operand(memory.tile(tiles.place, 0)), codewords.block(), false);
     codewords.ring.advance();
     for (int chunk = 1; chunk < chunks; ++chunk, codewords.ring.advance()) {
@@ -368,7 +373,7 @@ struct Multiplier {
     return last;
   }
 
-  // The two least scores of two rows of a lane with all codewords of a book.
+  // Finds the two least scores of two rows of a lane with all codewords of a codebook.
   __device__ void multiply_item(float down, PackedTopTwo (&top)[2]) {
     uint32_t fragment[4][4];
     barrier_wait(memory.tile_ready(tiles.place, 0), tiles.parity);
@@ -431,7 +436,7 @@ struct Multiplier {
 // The state of a block for all items.
 struct State {
   CodewordBlocks blocks;
-  int open[kGroupWarps];  // rows on the lists of the finishing warps
+  int open[kGroupWarps];  // number of rows on the lists of the finishing warps
   Judge judges[kGroupWarps];
 };
 static_assert(sizeof(State) <= kWgmmaStaticBytes);
@@ -444,17 +449,18 @@ __global__ void __launch_bounds__(Layout<kGroups>::kThreads, 1)
 #if !defined(__CUDACC__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using Roles = Layout<kGroups>;
   const Memory memory{plan};
-  // Lane 0 has the number of the warp: the compiler must know that it is the same in all lanes.
+  // The shuffle tells the compiler that the number of the warp is the same in all lanes.
   const int role = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x / kGroupThreads), 0);
   __shared__ State states[kSharedCopies];
   State& state = states[shared_copy()];
   const bool paired = kLong && kGroups == 2 && plan.items.together == 2,
-             copies = threadIdx.x == kGroups * kGroupThreads;  // of the last warpgroup that multiplies
+             copies = threadIdx.x == kGroups * kGroupThreads;  // true for one thread of the last multiplying
+                                                               // warpgroup
   if (copies) memory.make_barriers(kGroups * kGroupWarps), barriers_are_there();
   paired ? cluster_sync() : __syncthreads();
   if (copies) {
     state.blocks = {{plan.codewords}, plan.items.rounds(blockIdx.x), 0, 0, 0};
-    bool more = true;  // a block with one round of one book may have fewer than there are places
+    bool more = true;  // with one round of one codebook, there may be fewer blocks than places
     for (int i = plan.resident ? 0 : 1; i < plan.codewords && more; ++i)
       more = state.blocks.copy_next(packed, plan, memory, paired);
   }
@@ -464,7 +470,7 @@ __global__ void __launch_bounds__(Layout<kGroups>::kThreads, 1)
   } else if (role <= kGroups) {
     more_registers<Roles::kMultiply>();
     Multiplier<kGroups, kLong, kCross>(packed, plan, memory, paired, state.blocks).run(shape, is_half(T{}));
-    // The memory is free once all have multiplied and the lists are complete.
+    // The memory is free when all warps have multiplied and the lists are complete.
     if (role > 2) return named_arrive(kDoneBarrier, Roles::kDone);
     named_wait(kDoneBarrier, Roles::kDone);
     search_open<false>(x, shape, packed, OpenLists(packed, state.open, kGroupWarps, plan.room), indices);
@@ -477,7 +483,7 @@ __global__ void __launch_bounds__(Layout<kGroups>::kThreads, 1)
   __syncwarp();
   if (paired) cluster_sync();  // no block ends while the other one may write to its memory
 #else
-  asm("trap;");  // the host launches this on sm_90 only
+  asm("trap;");  // the host launches this kernel on sm_90 only
 #endif
 }
 

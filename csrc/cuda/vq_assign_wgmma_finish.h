@@ -42,8 +42,8 @@ struct Memory {
   __device__ Barrier* slot_free(int place) const { return found(plan.tiles + place); }
   __device__ Barrier* raw_full(int place) const { return found(2 * plan.tiles + place); }
 
-  // A copy arrives once. A role arrives with one lane of each of its warps. If blocks share their reads of
-  // the codebook, the warps of all these blocks arrive.
+  // Initializes the barriers. A copy arrives once. A role arrives with one lane of each of its warps. If
+  // blocks share their reads of the codebook, the warps of all these blocks arrive.
   __device__ void make_barriers(int multiply_warps) const {
     for (int i = 0; i < plan.codewords; ++i) {
       barrier_init(codewords_full(i), 1);
@@ -87,7 +87,7 @@ __device__ inline Candidates candidates_of(const Found (&found)[4], int lane) {
   return all;
 }
 
-// A row of a lane and its codeword in its book. output is negative if the lane has no row.
+// A row of a lane and the index of its codeword. output is negative if the lane has no row.
 struct Choice {
   int64_t output;
   int index;
@@ -148,14 +148,13 @@ struct Take {
   }
 
   __device__ void copy(int rows, int lane) {
-    constexpr int kPiece = kTakePiece, kPieces = 2;  // that a lane has in flight
+    constexpr int kPiece = kTakePiece, kPieces = 2;  // kPieces: pieces that a lane has in flight
     int row, piece;
     steps.first(lane, row, piece);
     while (row < rows) {
       Piece<T, kPiece> value[kPieces];
       Piece<float, kPiece> close[kPieces];
-      const int place =
-          opaque(piece << 8 | row);  // of the piece that is read, then of the one that is written
+      const int place = opaque(piece << 8 | row);  // the piece that is read, and later written
       UEFL_UNROLL
       for (int i = 0; i < kPieces; ++i) {
         if (row < rows) {
@@ -180,7 +179,7 @@ struct Take {
   }
 };
 
-// Scores again the four codewords of a row's least group, and releases the row's tile. Returns the least two
+// Scores the four codewords of a row's least group again, and releases the row's tile. Returns the least two
 // of the four scores.
 template <bool kLong>
 __device__ TopTwo score_again(int least_code, int lane, int warp, int chunks, const Packed& packed,
@@ -189,7 +188,7 @@ __device__ TopTwo score_again(int least_code, int lane, int warp, int chunks, co
   const int first_tile = static_cast<int>(book) * plan.items.code_tiles;
   Again again(least_code, lane);
   for (int chunk = 0; chunk < chunks; ++chunk) {
-    again.lane = opaque(again.lane);  // else addresses stay in registers from chunk to chunk
+    again.lane = opaque(again.lane);  // otherwise addresses stay in registers from chunk to chunk
     again.add(memory.tile(place, chunk) + warp * (kWarpRows * kBlockElements * 2), [&](int block) {
       const int number = (first_tile + block) * chunks + chunk;
       return !kLong && plan.resident ? memory.codewords(number)
@@ -203,7 +202,7 @@ __device__ TopTwo score_again(int least_code, int lane, int warp, int chunks, co
   return again.result({start[0], start[1]}, judge.down, packed.shift);
 }
 
-// Quantizes the rows of a list, whose codewords the second pass has found.
+// Quantizes the rows of a list after the second pass has found their codewords.
 template <class T>
 __device__ void take_listed(const OpenRows& list, const Packed& packed, const int64_t* indices, Take<T>& take,
                             int lane) {
@@ -218,7 +217,7 @@ template <class T, bool kLong, bool kCross, int kDone>
 __device__ void finish(const T* x, const Shape& shape, const Packed& packed, const WgmmaPlan& plan,
                        const Memory& memory, bool exact, int64_t* indices, const Quantized& wanted,
                        Judge* judges, int* open) {
-  constexpr int kOf = kCross ? 2 : 8;  // codewords of a row to settle
+  constexpr int kOf = kCross ? 2 : 8;  // number of codewords between which a row is decided
   const int warp = threadIdx.x / kWarp % kGroupWarps;
   const int items = plan.items.number(blockIdx.x), chunks = kLong ? plan.chunks : 1;
   Pending* pending = memory.at<Pending>(plan.pending_at) + warp * kMostPending;

@@ -1,4 +1,5 @@
-// The plan of search_wgmma: rows for blocks and warpgroups, and the shared memory of a block for its rings.
+// The plan of search_wgmma: which rows each block and warpgroup takes, and how a block divides its shared
+// memory among its rings.
 #pragma once
 
 #include <algorithm>
@@ -15,13 +16,12 @@ constexpr int kWgmmaColumns = kBlockCodewords / 4, kBlockBytes = kBlockHalves * 
               kStartBytes = kStarts * sizeof(float);
 constexpr int kTileBytes = kGroupRows * kBlockElements * 2;  // one chunk of 64 rows in float16
 
-// Named barriers; the turns use the ones before them, and the second pass its own.
+// Named barriers. The turns use the numbers below these, and the second pass has its own number.
 constexpr int kDoneBarrier = 4, kOpenBarrier = 6;
 
-// The roles in the order of the warps. A thread starts with kLaunch registers, and the roles trade them:
-// their sum must not exceed the registers of the launch, or the multiplying warps wait forever.
-// A warp of its own for the copies does not fit: a quarter of a multiprocessor has 16384 registers, five
-// warps of 96.
+// The roles in the order of the warps. A thread starts with kLaunch registers, and the roles trade them.
+// Their sum must not exceed the registers of the launch, or the multiplying warps wait forever. There is no
+// separate warp for the copies: a quarter of a multiprocessor has 16384 registers, which is five warps of 96.
 template <int kGroups>
 struct Layout {
   static constexpr int kWarpgroups = kGroups + 2, kThreads = kWarpgroups * kGroupThreads;
@@ -45,26 +45,27 @@ struct Ring {
   }
 };
 
-// The 64 rows of one book that a warpgroup multiplies.
+// An item of work: the 64 rows of one codebook that a warpgroup multiplies.
 struct Item {
-  int64_t book, first, count;  // first: the first row of the item; count: all rows of the book
+  int64_t book, first, count;  // first: the first of these rows; count: all rows of the codebook
 
   __device__ int64_t output(const Shape& shape, int row) const { return (first + row) * shape.books + book; }
-  // The number of rows among the 16 that begin with this one.
+  // Returns how many of the 16 rows from number `from` on exist.
   UEFL_HOST_DEVICE int rows(int from) const {
     const int64_t left = count - first - from;
     return static_cast<int>(left < 0 ? 0 : left < kWarpRows ? left : kWarpRows);
   }
 };
 
-// The items of the blocks: warpgroup g takes number g, g + groups and so on of its block. With one book,
-// blocks get items one by one. With several books, the items of a round (one for each warpgroup) have the
-// same book, because the warpgroups share the codewords.
+// The order in which the blocks take items. Warpgroup g takes items g, g + groups and so on of its block.
+// With one codebook, blocks get items one by one. With several codebooks, the items of a round (one for each
+// warpgroup) have the same codebook, because the warpgroups share the codewords.
 struct Items {
-  int64_t rows;                         // of a book
-  unsigned dealt, books, groups, grid;  // rows of a book for this number of blocks
+  int64_t rows;                         // of one codebook
+  unsigned dealt, books, groups, grid;  // dealt: portions that the blocks take in turn; grid: number of
+                                        // blocks
   unsigned together = 1;                // blocks that share their reads of the codebook
-  int code_tiles;                       // blocks of 128 codewords in a book
+  int code_tiles;                       // blocks of 128 codewords in a codebook
 
   Items() = default;
   Items(const Shape& shape, int in_block, int64_t most_blocks)
@@ -76,16 +77,18 @@ struct Items {
     dealt = static_cast<unsigned>((rows + at_once - 1) / at_once * shape.books);
     grid = static_cast<unsigned>(std::min<int64_t>(dealt, most_blocks));
   }
-  // Makes pairs of blocks. A block may have no rows.
+  // Makes pairs of blocks. One block of a pair may have no rows.
   void pair(int64_t most_blocks) {
     together = 2;
     grid = static_cast<unsigned>(std::min<int64_t>((grid + 1) / 2, most_blocks / 2) * 2);
   }
-  // Divisions have 32 bits, because a division of 64 bits is a function call.
+  // Returns the number of items of a block. Divisions have 32 bits, because a division of 64 bits is a
+  // function call.
   UEFL_HOST_DEVICE int number(unsigned block) const {
     return static_cast<int>((dealt - block + grid - 1) / grid * (books == 1 ? 1 : groups));
   }
-  // A pair has the rounds of its first block, which has no fewer items than the other one.
+  // Returns the number of rounds of a block. Both blocks of a pair have the rounds of the first one, which
+  // has no fewer items than the other one.
   UEFL_HOST_DEVICE int rounds(unsigned block) const {
     return static_cast<int>((static_cast<unsigned>(number(block / together * together)) + groups - 1) /
                             groups);
@@ -102,7 +105,7 @@ struct Items {
   }
 };
 
-// Division by a number that the host knows, of numbers below 2^52: the instruction set has none, and a loop
+// Divides numbers below 2^52 by a number that the host knows. GPUs have no instruction for this, and a loop
 // would be a call.
 struct Divisor {
   int64_t by;
@@ -111,7 +114,7 @@ struct Divisor {
   Divisor() = default;
   explicit Divisor(int64_t number) : by(number), inverse(1.0 / static_cast<double>(number)) {}
   UEFL_HOST_DEVICE int64_t divide(int64_t value, int64_t& rest) const {
-    auto quotient = static_cast<int64_t>(static_cast<double>(value) * inverse);  // one off at most
+    auto quotient = static_cast<int64_t>(static_cast<double>(value) * inverse);  // at most one off
     rest = value - quotient * by;
     if (rest < 0) --quotient, rest += by;
     if (rest >= by) ++quotient, rest -= by;
@@ -119,7 +122,7 @@ struct Divisor {
   }
 };
 
-// The first element of the row of an output, as in Shape::begin(), and its book.
+// Finds the codebook of an output and the first element of its row, as Shape::begin() does.
 struct Origin {
   Divisor segments, inner;
 
@@ -133,10 +136,11 @@ struct Origin {
 
 constexpr int kTakePiece = 4;  // elements
 
-// The pieces of rows that the lanes of a warp take in turn: of one row first, then of the next one.
+// The order in which the lanes of a warp take the pieces of rows: all pieces of one row first, then of the
+// next one.
 struct Steps {
-  int pieces, rows_on, pieces_on;  // of a row; from a piece of a lane to its next one
-  unsigned inverse;                // of pieces
+  int pieces, rows_on, pieces_on;  // pieces of a row; steps from a piece of a lane to its next one
+  unsigned inverse;                // 65536 / pieces, rounded up
 
   Steps() = default;
   explicit Steps(int number)
@@ -150,57 +154,59 @@ struct Steps {
   }
 };
 
-// The result of a lane of a multiplying warp for a row: its least score and the next one, as the packed
-// integers of vq_assign_scores.h, and the tile of 128 codewords with the least score.
+// The result of a lane of a multiplying warp for a row: its two least scores, as the packed integers of
+// vq_assign_scores.h, and the tile of 128 codewords that has the least one.
 struct alignas(16) Found {
   TwoLeast scores;
   int tile, unused;
 };
 
-// The other state of the 64 rows of a tile: results of the four lanes of a row, length and rest of the
-// rows.
+// The results for the 64 rows of a tile: the scores of the four lanes of a row, and the length and the
+// rounding error of each row.
 struct Slot {
   Found found[kGroupRows][4];
   float norm[kGroupRows], rest[kGroupRows];
 };
 
-// A row that is open between two codewords, or two groups of four: their numbers in the book.
+// A row that is open between two codewords, or between two groups of four codewords, given by their indices.
 struct Pending {
   int64_t output;
   int first, next;
 };
 
 // A row that vq quantizes: its first element in x, its output, and the number of its codeword, counted over
-// all books.
+// all codebooks.
 struct Chosen {
   int64_t begin, output;
   int code;
 };
 
-constexpr int kMostPending = 2 * kWarpRows;  // of a finishing warp: those settled at once, and of one item
+constexpr int kMostPending = 2 * kWarpRows;  // of a finishing warp: rows that are settled at once, and rows
+                                             // of one item
 
-// The layout of shared memory. A kernel has it in constant memory, which saves registers for the pointers.
+// The layout of shared memory. A kernel keeps it in constant memory, which saves registers for the pointers.
 struct WgmmaPlan {
   Items items;
   Origin origin;
   Steps steps;
-  int64_t room = 0;  // of the list of open rows of a finishing warp
+  int64_t room = 0;  // entries of the list of open rows of a finishing warp
   int codewords = 0, tiles = 0,
-      raw = 0;  // places of the rings: blocks of codewords, tiles of rows and their slots, rows as they are
-  bool resident = false;  // every block of the codebook has a place of its own
+      raw = 0;  // places of the rings: blocks of codewords; tiles of rows and their slots; rows before their
+                // conversion
+  bool resident = false;  // every block of the codebook has its own place
   bool in_turn = false;   // the warpgroups multiply one after the other
-  bool dense = false;     // rows lie side by side, without gaps, and are one chunk each
+  bool dense = false;     // rows are adjacent, without gaps, and have one chunk each
   int chunks = 0, row_bytes = 0,
-      size = 0;  // blocks of 64 elements in a row; bytes between rows of a raw place; bytes in all
+      size = 0;  // blocks of 64 elements in a row; bytes between rows of a raw place; total bytes
   int starts_at = 0, tiles_at = 0, slots_at = 0, raw_at = 0, pending_at = 0, chosen_at = 0, barriers_at = 0;
 
   UEFL_HOST_DEVICE int barriers() const { return 2 * (codewords + tiles * (chunks + 1)) + kGroupWarps * raw; }
 };
 
-constexpr int kWgmmaStaticBytes = 1024;  // State, in vq_assign_wgmma.h, and alignment
+constexpr int kWgmmaStaticBytes = 1024;  // State in vq_assign_wgmma.h, and alignment
 
-// Lay the rings out in memory. At the end, the second pass reuses all memory except the barriers. Returns
-// whether they fit.
+// Lays the rings out in memory. At the end, the second pass reuses all memory except the barriers. Returns
+// true if they fit.
 inline bool place(WgmmaPlan& plan, int64_t d, int64_t limit) {
   int64_t size = 0;
   const auto take = [&](int64_t count, int64_t bytes) {
@@ -225,19 +231,19 @@ inline bool place(WgmmaPlan& plan, int64_t d, int64_t limit) {
 // The result has codewords = 0 if the memory is too small.
 inline WgmmaPlan divide(const Shape& shape, int groups, int64_t element_bytes, int64_t limit,
                         int64_t most_blocks) {
-  if (shape.d > 16 * kBlockElements) return {};  // far beyond what fits
+  if (shape.d > 16 * kBlockElements) return {};  // such rows do not fit
   WgmmaPlan plan;
   plan.items = Items(shape, groups, most_blocks);
   plan.origin = {Divisor(shape.segments), Divisor(shape.inner)};
   plan.steps = Steps(static_cast<int>(shape.d / kTakePiece));
   plan.chunks = static_cast<int>((shape.d + kBlockElements - 1) / kBlockElements);
   plan.row_bytes = static_cast<int>(std::min<int64_t>(shape.d, kBlockElements) * element_bytes);
-  const bool one = shape.outputs / shape.segments <= shape.inner;  // no outer stride to take
+  const bool one = shape.outputs / shape.segments <= shape.inner;  // there is no outer stride
   plan.dense = shape.books == 1 && plan.chunks == 1 && shape.inner_stride == shape.segments * shape.d &&
                (one || shape.outer_stride == shape.inner * shape.inner_stride);
   const int64_t blocks = shape.books * (shape.padded_k / kBlockCodewords) * plan.chunks;
-  // A tile for every warpgroup to begin with. Codewords that stay need no more; streamed rows want four
-  // blocks in flight.
+  // Every warpgroup begins with one tile. Codewords that stay need no more. Streamed rows need four blocks in
+  // flight.
   plan.tiles = groups, plan.raw = 1;
   plan.codewords = static_cast<int>(std::min<int64_t>(blocks, 64));
   plan.resident = plan.codewords == blocks && place(plan, shape.d, limit);
@@ -246,7 +252,7 @@ inline WgmmaPlan divide(const Shape& shape, int groups, int64_t element_bytes, i
     if (place(plan, shape.d, limit)) break;
   }
   if (!place(plan, shape.d, limit)) return {};
-  // The rest of the memory goes to rows under way first, then to room between the roles, then to more blocks
+  // The rest of the memory goes first to rows under way, then to room between the roles, then to more blocks
   // of codewords.
   const auto more = [&](int& what, int most) {
     while (what < most) {
@@ -259,11 +265,11 @@ inline WgmmaPlan divide(const Shape& shape, int groups, int64_t element_bytes, i
   more(plan.raw, 2), more(plan.tiles, groups + 1);
   if (!plan.resident) more(plan.codewords, static_cast<int>(std::min<int64_t>(blocks, 6)));
   more(plan.raw, 4), more(plan.tiles, 2 * groups), more(plan.raw, 6);
-  // A warpgroup multiplies by all chunks of a tile in its turn, and none of them is free before the last
-  // warpgroup has had its own.
+  // A warpgroup multiplies by all chunks of a tile in its turn. No chunk is free before the last warpgroup
+  // has had its turn.
   plan.in_turn = plan.resident || plan.codewords > plan.chunks;
   // With two warpgroups, reads of the codebook from the second-level cache would take longer than the
-  // products: pairs of blocks share them.
+  // products. So pairs of blocks share these reads.
   if (groups == 2 && plan.chunks > 1 && !plan.resident && shape.books == 1 &&
       std::min<int64_t>(plan.items.dealt, most_blocks) > 1)
     plan.items.pair(most_blocks);
@@ -272,7 +278,7 @@ inline WgmmaPlan divide(const Shape& shape, int groups, int64_t element_bytes, i
   return plan;
 }
 
-// Three warpgroups, unless long rows leave no room for the codewords then.
+// Plans three warpgroups, or two if long rows leave no room for the codewords otherwise.
 inline WgmmaPlan divide(const Shape& shape, int64_t element_bytes, int64_t limit, int64_t most_blocks) {
   const WgmmaPlan three = divide(shape, 3, element_bytes, limit, most_blocks);
   if (three.chunks == 1 || three.resident || three.codewords >= 4) return three;
@@ -280,7 +286,8 @@ inline WgmmaPlan divide(const Shape& shape, int64_t element_bytes, int64_t limit
   return two.codewords >= three.codewords ? two : three;
 }
 
-// Returns true if rows can be copied in bulk: elements side by side, rows at multiples of 16 bytes.
+// Returns true if rows can be copied in bulk: their elements are adjacent, and rows begin at multiples of 16
+// bytes.
 inline bool rows_in_bulk(const Shape& shape, const void* x, int64_t element_bytes) {
   const auto whole = [&](int64_t elements) { return elements * element_bytes % 16 == 0; };
   return shape.stride == 1 && whole(shape.d) && whole(shape.inner_stride) && whole(shape.outer_stride) &&
