@@ -1,14 +1,15 @@
-// mc_dropout_mlp on CUDA for one layer after the first dropout with at most 32 outputs, the usual head.
+// mc_dropout_mlp on CUDA for one layer after the first dropout with at most 32 outputs, which is the usual
+// head.
 //
-// Rows and weights are the same in every pass, so they are cut up once per call: a number is the sum of two
-// float16 numbers within 2^-23. A product takes three, because the product of the two low parts is left out.
-// Powers of two bring the largest of 32 units of a row, and the largest weight of 32 units, to 2^14 ... 2^15;
-// numbers below 2^-16 of it lose bits, at most 2^-39 of the largest. Two units lie in a register, as two
-// draws do in a word of Philox, so that one mask drops both.
+// Rows and weights are the same in every pass, so each call splits them once: a number becomes the sum of two
+// float16 numbers, to within 2^-23. A product takes three products of float16, because the product of the two
+// low parts is left out. Powers of two scale the largest of 32 units of a row, and the largest weight of 32
+// units, to 2^14 ... 2^15. Numbers below 2^-16 of the largest one lose bits, at most 2^-39 of it. A register
+// holds two units, as a word of Philox holds two draws, so one mask drops both.
 //
-// The loop over blocks of units is bound by instructions, 311 on sm_90a for 32 masks of a lane: 142 for
-// Philox, with its keys, 64 to make masks of its words, 32 to drop units, 24 products, 16 to add them up. 167
-// of them are for a unit that takes one in two cycles.
+// The loop over blocks of units is bound by instructions. For 32 masks of a lane it has 311 of them on
+// sm_90a: 142 for Philox with its keys, 64 that make masks of its words, 32 that drop units, 24 products, and
+// 16 that add up the products. 167 of them use a unit that takes one instruction in two cycles.
 #pragma once
 
 #include "cuda/mc_dropout_mlp_softmax.h"
@@ -17,30 +18,32 @@ namespace uefl::cuda {
 namespace mc_dropout {
 namespace {
 
-constexpr int kHeadSteps = 2;  // of 16 units in a block
+constexpr int kHeadSteps = 2;  // steps of 16 units in a block
 constexpr int kHeadVectors =
-    kVectors + kTileRows / 4;  // of a block of a tile: two float16 for a number, a scale for a row
+    kVectors + kTileRows / 4;  // in a block of a tile: two float16 for a number, a scale for a row
 
-// uint4 of a block of units: {first, rest} of each step, n8 block and lane, and the scale.
+// Returns the number of uint4 in a block of units: {first, rest} of each step, n8 block and lane, and the
+// scale.
 UEFL_HOST_DEVICE constexpr int head_weights(int n) { return kHeadSteps * n * kWarp + 1; }
 
-// 2^(14 - e) for a number in 2^e ... 2^(e + 1), and its inverse.
+// The power of two 2^(14 - e) for a number in 2^e ... 2^(e + 1), and its inverse.
 struct Scale {
   float there, back;
 
   __device__ explicit Scale(float most) {
-    const int exponent = __float_as_int(most) >> 23;  // of a number that is not negative: its upper bits
+    const int exponent = __float_as_int(most) >> 23;  // the upper bits of a number that is not negative
     const int bounded = exponent < 15 ? 15 : exponent;
     there = __int_as_float((268 - bounded) << 23), back = __int_as_float((bounded - 14) << 23);
   }
 };
 
-// Infinities and NaN, which no scale helps, are passed over.
+// Returns the larger magnitude, without infinities and NaN, for which no scale helps.
 __device__ inline float larger_size(float most, float value) {
   return fabsf(value) < INFINITY ? fmaxf(most, fabsf(value)) : most;
 }
 
-// Two numbers as float16, and the residuals as float16; the residual of a number that is not finite is NaN.
+// Splits two numbers into float16 values and their float16 residuals. The residual of a number that is not
+// finite is NaN.
 __device__ inline uint2 split(float low, float high) {
   const uint32_t first = to_halves(low, high);
   const auto left = [&](float value, uint32_t half) {
@@ -49,8 +52,8 @@ __device__ inline uint2 split(float low, float high) {
   return {first, to_halves(left(low, first), left(high, first >> 16))};
 }
 
-// weights [outputs, inputs], times the scale of the dropout: the units 8 t + 4 s ... 8 t + 4 s + 3 of step s.
-// A warp has a block of units.
+// Packs weights [outputs, inputs], times the scale of the dropout. Step s has the units 8 t + 4 s ... 8 t + 4
+// s + 3. A warp packs a block of units.
 template <int kBlocks>
 __global__ void pack_head_weights(const float* weights, int inputs, int outputs, float scale, int unit_blocks,
                                   uint4* packed) {
@@ -79,8 +82,9 @@ __global__ void pack_head_weights(const float* weights, int inputs, int outputs,
   }
 }
 
-// Vector h of lane 4 g + t of a block: units 8 t ... 8 t + 7 of row g + 8 h, vector 2 + h: their rests; then
-// the factors for the products of rows g and g + 8. A warp has a block of units of a tile.
+// Packs rows. In a block, vector h of lane 4 g + t has the units 8 t ... 8 t + 7 of row g + 8 h, and vector 2
+// + h has their rests. The factors for the products of rows g and g + 8 follow. A warp packs a block of units
+// of a tile.
 template <class T>
 __global__ void pack_head_rows(const T* x, int64_t rows, int inputs, int64_t row_stride, int64_t stride,
                                int unit_blocks, const uint4* weights, int n, int64_t blocks, uint4* packed) {
@@ -120,7 +124,7 @@ __device__ inline uint32_t kept(uint32_t word, const Halves& threshold) {
 #if defined(__CUDACC__)
   asm("lop3.b32 %0, %1, %2, %3, 0xe8;"
       : "=r"(mask)
-      : "r"(word), "r"(not_below), "r"(threshold.not_high));  // if not prevented, two of them
+      : "r"(word), "r"(not_below), "r"(threshold.not_high));  // without asm, the compiler emits two of them
   asm("prmt.b32 %0, %1, 0, 0xbb99;" : "=r"(mask) : "r"(mask));
 #else
   mask = (word & not_below) | (threshold.not_high & (word | not_below));
@@ -129,7 +133,7 @@ __device__ inline uint32_t kept(uint32_t word, const Halves& threshold) {
   return mask;
 }
 
-// sums[pass][n8 block] += kept units * weights, over one block of units.
+// Adds the products of kept units and weights over one block of units to sums[pass][n8 block].
 template <int kBlocks, int kRows>
 __device__ inline void multiply_kept(const uint4* units, const PhiloxWords (&words)[kPasses][kRows],
                                      const Halves& threshold, const uint4* weights, int lane,
@@ -174,7 +178,7 @@ __device__ inline void multiply_kept(const uint4* units, const PhiloxWords (&wor
   }
 }
 
-// A row's statistics of a slot, as far as a lane has them.
+// The statistics of a row in a slot, for the classes of one lane.
 template <int kClasses>
 struct Statistics {
   float mean[kClasses] = {}, moment[kClasses] = {}, entropy = 0;
@@ -196,24 +200,24 @@ struct Statistics {
   }
 };
 
-// Drops logits of a row, the classes kClasses t ... of lane t.
+// Drops logits of a row. Lane t has the classes from kClasses t on.
 template <int kClasses>
 __device__ inline void drop_logits(float (&logit)[kClasses], const Problem& problem, uint32_t pass,
                                    uint32_t row, int t, int outputs) {
   const PhiloxWords words = philox({{pass, row, 1, kClasses * t / 8u}}, static_cast<uint64_t>(*problem.seed));
   UEFL_UNROLL
   for (int j = 0; j < kClasses; ++j) {
-    // Of 16 classes a lane has half a call: the words 0 and 1, or 2 and 3.
+    // Of 16 classes, a lane uses half a call: words 0 and 1, or words 2 and 3.
     const uint32_t word = kClasses == 8 || t % 2 == 0 ? words.word[j / 2] : words.word[(j / 2 + 2) % 4];
     if ((j % 2 ? word : word << 16) < problem.thresholds[1] && kClasses * t + j < outputs) logit[j] = 0;
   }
 }
 
-// Four blocks to a multiprocessor leave a thread 128 registers: the statistics spill, once a pair of passes,
-// and the loop does not.
+// Runs the passes of a slot for a tile of rows. Four blocks on a multiprocessor leave a thread 128 registers.
+// Then the statistics spill once per pair of passes, but the loop does not.
 template <int kBlocks, bool kConsistent>
 __global__ void __launch_bounds__(kThreads, kBlocks == 2 ? 4 : 2) head(Problem problem) {
-  constexpr int kClasses = 2 * kBlocks;  // of a lane, in each of its two rows
+  constexpr int kClasses = 2 * kBlocks;  // classes of a lane, in each of its two rows
   const volatile uint2* keys = round_keys(problem.seed);
   const Item item(problem, thread() / kWarp);
   if (item.slot >= problem.slots) return;
@@ -244,7 +248,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks == 2 ? 4 : 2) head(Problem p
     UEFL_UNROLL
     for (int p = 0; p < kPasses; ++p) {
       if (pass + p >= problem.passes) break;
-      const float share = 1 / ++done;  // 1 after the first, to the last bit: one pass has no variance
+      const float share = 1 / ++done;  // exactly 1 after the first pass: one pass has no variance
       UEFL_UNROLL
       for (int h = 0; h < 2; ++h) {
         float logit[kClasses];
@@ -258,7 +262,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks == 2 ? 4 : 2) head(Problem p
         for (int j = 0; j < kClasses; ++j) softmax.most = fmaxf(softmax.most, logit[j]);
         softmax.most = row_max(softmax.most);
         UEFL_UNROLL
-        for (int j = 0; j < kClasses; ++j) logit[j] = softmax.add(logit[j]);  // its power
+        for (int j = 0; j < kClasses; ++j) logit[j] = softmax.add(logit[j]);  // becomes exp(logit - most)
         softmax.sum_up();
         statistics[h].add(logit, softmax, share);
       }

@@ -1,18 +1,19 @@
-// mc_dropout_mlp on CUDA, for sm_80 and later: a share of the passes of 16 rows in a warp, masks in
-// registers.
+// mc_dropout_mlp on CUDA, for sm_80 and later. A warp computes a share of the passes of 16 rows, with its
+// masks in registers.
 //
-//   pack_...  rows and weights, padded with zeros, in the order of the lanes; once per call
-//   head      one layer with at most 32 outputs: only the statistics leave the registers
+//   pack_...  writes rows and weights in the order of the lanes, padded with zeros; once per call
+//   head      computes one layer with at most 32 outputs: only the statistics leave the registers
 //             (mc_dropout_mlp_head.h)
-//   stack     any number of layers and classes: the activations of a pass lie in memory of the warp, the same
-//             for all passes, so that each mask is drawn once
-//   combine   the statistics of the slots
+//   stack     computes any number of layers and classes: the warp stores the activations of a pass in its own
+//             memory, the same for all passes, so that each mask is drawn once
+//   combine   combines the statistics of the slots
 //
-// A warp has a tile of 16 rows and a slot, which is a range of pairs of passes. The pair shares each load of
-// rows and weights. The slots depend only on the number of passes, and combine adds them up in their order;
-// so neither the grid nor the number of rows changes a bit of a row's results. They grow shorter, and the
-// longest of all tiles come first: the work at the end is short, and no multiprocessor waits for long. Warps
-// never wait for one another: a lane reads only values from itself or from an earlier kernel.
+// A warp has a tile of 16 rows and a slot, which is a range of pairs of passes. Both passes of a pair share
+// each load of rows and weights. The slots depend only on the number of passes, and combine adds them up in
+// their order. So the results of a row have the same bits for any grid and any number of rows. The slots
+// become shorter and shorter, and the longest slots of all tiles come first. So the work at the end is short,
+// and no multiprocessor waits for long. Warps never wait for one another: a lane reads only values from
+// itself or from an earlier kernel.
 #pragma once
 
 #include "cuda/mc_dropout_mlp_head.h"
@@ -21,7 +22,8 @@ namespace uefl::cuda {
 namespace mc_dropout {
 namespace {
 
-// One row's probabilities of a pass enter the statistics of its slot; done: passes so far, with this one.
+// Adds one row's probabilities of a pass to the statistics of its slot. `done` counts the passes so far,
+// including this one.
 template <int kClasses>
 __device__ inline void add_row(const Problem& problem, int64_t row, int first_class,
                                const float (&powers)[kClasses], const Softmax& softmax, float done) {
@@ -43,7 +45,7 @@ __device__ inline void add_row(const Problem& problem, int64_t row, int first_cl
   if (first_class == 0) problem.entropy[row] = softmax.nats() + (done > 1 ? problem.entropy[row] : 0);
 }
 
-// Adds the statistics of one more pass of a slot, with the logits in a buffer; a lane has classes 8 t ... 8 t
+// Adds one more pass to the statistics of a slot, from the logits in a buffer. A lane has classes 8 t ... 8 t
 // + 7 of each block of 32.
 __device__ inline void add_pass(const Problem& problem, const float4* logits, int64_t first_row, float done,
                                 int lane) {
@@ -91,7 +93,7 @@ __device__ inline float activate(McActivation activation, float x) {
   }
 }
 
-// Adds the bias to the sums of block o of a layer's outputs, and activates them unless they are logits.
+// Adds the bias to the sums of block o of a layer's outputs. Activates them unless they are logits.
 __device__ inline void finish_units(const float (&sums)[kPasses][kWideOutputs][4], const Problem& problem,
                                     int i, int o, int t, Units (&units)[kPasses]) {
   const Layer& layer = problem.layers[i];
@@ -107,7 +109,8 @@ __device__ inline void finish_units(const float (&sums)[kPasses][kWideOutputs][4
   }
 }
 
-// buffers: of each warp of the grid two of kPasses times `width` blocks.
+// Runs the passes of a slot for a tile of rows, for each item of work. In `buffers`, each warp of the grid
+// has two buffers of kPasses times `width` blocks.
 template <bool kConsistent>
 __global__ void __launch_bounds__(kThreads, 2) stack(Problem problem, float4* buffers, int width) {
   const volatile uint2* keys = round_keys(problem.seed);
@@ -125,7 +128,7 @@ __global__ void __launch_bounds__(kThreads, 2) stack(Problem problem, float4* bu
       const uint32_t pass = kPasses * pair;
       const int64_t first_row = int64_t{tile} * kTileRows;
       const auto row = static_cast<uint32_t>(problem.first_row + first_row + lane / 4);
-      // Units enter a stage: the dropout before a layer, or of the logits.
+      // Applies the dropout of a stage, which is before a layer or on the logits, and stores the units.
       const auto enter = [&](int stage, int block, Units(&units)[kPasses]) {
         const uint32_t threshold = problem.thresholds[stage];
         if (threshold > 0) {
@@ -165,7 +168,7 @@ __global__ void __launch_bounds__(kThreads, 2) stack(Problem problem, float4* bu
 }
 
 // Combines the slots of a row, by Chan's formula for means and moments. A thread takes a row and a class, or
-// the entropy of a row, and has the loads of eight slots under way.
+// the entropy of a row. It has the loads of eight slots under way.
 __global__ void combine(Problem problem, int64_t rows, float* mean_out, float* entropy_out,
                         float* variance_out) {
   constexpr int kLoads = 8;

@@ -1,18 +1,15 @@
-// The parts of the kernels of mc_dropout_mlp on CUDA: packed rows and weights, masks, products on tensor
+// The parts of the kernels of mc_dropout_mlp on CUDA: packed rows and weights, masks, and products on tensor
 // cores.
 //
-// Products run on tensor cores as three of tf32: a number is its first 11 bits and the first 11 bits of the
-// rest, together within 2^-21; the product of the two rests is left out. Tensor cores may truncate a sum, so
-// they sum 32 units, and these sums are added in float32. tf32 has the range of float32: nothing is scaled,
-// and NaN and infinities stay in their row.
-// stack uses these products, because its units change with every layer and pass; head has its own
-// (mc_dropout_mlp_head.h).
+// Each product runs on tensor cores as three products of tf32. A number is split into its first 11 bits and
+// the first 11 bits of the rest, together within 2^-21, and the product of the two rests is left out. Tensor
+// cores may truncate a sum, so they sum 32 units, and these sums are added in float32. tf32 has the range of
+// float32. So nothing is scaled, and NaN and infinities stay in their row. `stack` uses these products,
+// because its units change with every layer and pass. `head` has its own products (mc_dropout_mlp_head.h).
 //
-// The lane 4 g + t of a fragment takes row g (and g + 8). Which unit stands where in a sum is free, so t
-// takes the units 8 t ... 8 t + 7 of a block of 32: the numbers of one Philox call. Outputs are dealt alike,
-// 2 n t
-// ... 2 n t + 2 n - 1 of a block of 8 n, so that a lane computes the units of a layer that it needs for the
-// next.
+// Lane 4 g + t of a fragment takes row g (and g + 8). A sum may have its units in any order, so lane t takes
+// units 8 t ... 8 t + 7 of a block of 32: the numbers of one Philox call. In a block of 8 n outputs, lane t
+// computes outputs 2 n t ... 2 n t + 2 n - 1. So a lane computes the units that it needs for the next layer.
 #pragma once
 
 #include <cstdint>
@@ -25,49 +22,50 @@ namespace uefl::cuda {
 namespace mc_dropout {
 namespace {
 
-constexpr int kThreads = 128, kSide = kThreads / kWarp;  // a block of kSide warps
-constexpr int kTileRows = 16, kUnits = 32;               // of a tile, of a block of a sum
-constexpr int kVectors = kTileRows * kUnits / 4;         // float4 of a tile's block of units
-constexpr int kPasses = 2, kMostSlots = 24;              // that a warp works on at once; shares of the passes
+constexpr int kThreads = 128, kSide = kThreads / kWarp;  // a block has kSide warps
+constexpr int kTileRows = 16, kUnits = 32;               // rows of a tile; units of a block of a sum
+constexpr int kVectors = kTileRows * kUnits / 4;         // float4 in a tile's block of units
+constexpr int kPasses = 2, kMostSlots = 24;              // passes that a warp works on at once; shares of the
+                                                         // passes
 constexpr int kWideOutputs = 4,
-              kMostLayers = 32;  // n8 blocks of a block of outputs in stack; after the first dropout
+              kMostLayers = 32;  // n8 blocks in a block of outputs in stack; layers after the first dropout
 
 struct Layer {
   int inputs, outputs, unit_blocks, output_blocks;
-  const float4* weights;  // [output_blocks, unit_blocks, 4, n, 32] of pack_weights
+  const float4* weights;  // [output_blocks, unit_blocks, 4, n, 32] from pack_weights
   const float* bias;      // [outputs]
 };
 
-// A threshold of 16 bits in both halves of a word: its lower 15 bits, and what its upper one is not.
+// A threshold of 16 bits in both halves of a word: its lower 15 bits, and its inverted upper bit.
 struct Halves {
   uint32_t low, not_high;
 };
 
 struct Problem {
-  const float4* x;  // [tiles, unit_blocks, 4, 32] of pack_rows
+  const float4* x;  // [tiles, unit_blocks, 4, 32] from pack_rows
   int64_t first_row;
   int tiles, unit_blocks, depth, classes, padded_classes, slots;
   int side;  // slots of a tile that go to neighboring warps
   uint32_t passes;
-  uint32_t begin[kMostSlots + 1];  // slot s has the pairs of passes begin[s] ... begin[s + 1] - 1
-  float share[kMostSlots];         // the passes of slot s, divided by those of the slots 0 ... s
+  uint32_t begin[kMostSlots + 1];  // slot s has the pairs begin[s] ... begin[s + 1] - 1
+  float share[kMostSlots];         // the passes of slot s, divided by the passes of slots 0 ... s
   McActivation activation;
   bool consistent;
   const int64_t* seed;
   float logit_scale;
-  Halves halves;  // of thresholds[0]
-  uint32_t thresholds[kMostLayers +
-                      1];  // of the inputs, ..., of the logits; of 32 bits: the high half is compared
+  Halves halves;                         // of thresholds[0]
+  uint32_t thresholds[kMostLayers + 1];  // of 32 bits, in whose high half the threshold is compared: for the
+                                         // inputs, each layer, the logits
   Layer layers[kMostLayers];
-  float *mean, *moment, *entropy;  // of each slot: [slots, 16 tiles, padded_classes], twice, and [slots, 16
-                                   // tiles]; sums, except the mean
+  float *mean, *moment, *entropy;  // [slots, 16 tiles, padded_classes] twice, and [slots, 16 tiles]: means
+                                   // and sums of each slot
 
   __device__ int64_t rows() const { return int64_t{tiles} * kTileRows; }
   UEFL_HOST_DEVICE int64_t items() const { return int64_t{tiles} * ((slots + side - 1) / side * side); }
 };
 
-// One item of work of a warp, of items(): the first slots, which are the longest, of all tiles come
-// first. A slot that is not there, behind the last, is nothing to do.
+// One item of work of a warp. The first slots of all tiles, which are the longest, come first. A number after
+// the last slot stands for no work.
 struct Item {
   int tile, slot;
 
@@ -79,7 +77,7 @@ struct Item {
 __device__ inline int64_t thread() { return blockIdx.x * int64_t{blockDim.x} + threadIdx.x; }
 __device__ inline int64_t threads() { return gridDim.x * int64_t{blockDim.x}; }
 
-// Vector 2 h + q of lane 4 g + t of a block: units 8 t + 4 q ... of row g + 8 h.
+// Packs rows. In a block, vector 2 h + q of lane 4 g + t has the units from 8 t + 4 q on of row g + 8 h.
 template <class T>
 __global__ void pack_rows(const T* x, int64_t rows, int inputs, int64_t row_stride, int64_t stride,
                           int unit_blocks, int64_t vectors, float4* packed) {
@@ -97,8 +95,8 @@ __global__ void pack_rows(const T* x, int64_t rows, int inputs, int64_t row_stri
 __device__ inline float first_bits(float value) { return __int_as_float(__float_as_int(value) & ~0x1fff); }
 __device__ inline uint32_t bits(float value) { return static_cast<uint32_t>(__float_as_int(value)); }
 
-// weights [outputs, inputs] -> {first bits of units 8 t + 2 s and 8 t + 2 s + 1, and their rests}, times the
-// scale of the dropout.
+// Packs weights [outputs, inputs], times the scale of the dropout: the first bits of units 8 t + 2 s and 8 t
+// + 2 s + 1, and their rests.
 __global__ void pack_weights(const float* weights, int inputs, int outputs, int n, float scale,
                              int unit_blocks, int64_t vectors, float4* packed) {
   for (int64_t i = thread(); i < vectors; i += threads()) {
@@ -111,13 +109,13 @@ __global__ void pack_weights(const float* weights, int inputs, int outputs, int 
       return output < outputs && unit + j < inputs ? weights[output * inputs + unit + j] * scale : 0.0f;
     };
     const float first = at(0), second = at(1), head0 = first_bits(first), head1 = first_bits(second);
-    // Half of the last of the 11 bits of a rest more, so that cutting rounds.
+    // Adds half of the last bit that is kept, so that the cut rounds to nearest.
     const auto rounded = [](float rest) { return __int_as_float(static_cast<int>(bits(rest) + 0x1000)); };
     packed[i] = {head0, head1, first_bits(rounded(first - head0)), first_bits(rounded(second - head1))};
   }
 }
 
-// The part of a block of units that a lane has in one pass: eight of row g, eight of row g + 8.
+// The units of a lane in one pass, in a block of units: eight of row g and eight of row g + 8.
 struct Units {
   float row[2][8];
 };
@@ -141,8 +139,8 @@ __device__ inline void store_units(const Units& units, float4* block, int lane) 
   }
 }
 
-// The additions of each round to the key, in shared memory: registers for them would cost a third of the
-// warps.
+// Returns the additions to the key in each round. They are in shared memory, because registers for them would
+// cost a third of the warps.
 __device__ inline const volatile uint2* round_keys(const int64_t* seed) {
   __shared__ uint2 keys[kPhiloxRounds];
   const auto key = static_cast<uint64_t>(*seed);
@@ -162,16 +160,17 @@ __device__ inline Product multiply(uint32_t a, uint32_t b) {
   return {static_cast<uint32_t>(product), static_cast<uint32_t>(product >> 32)};
 }
 
-// Masks of a lane's two rows in a pair of passes, in one stream.
+// The masks of a lane's two rows in a pair of passes, in one stream.
 //
-// The counter is (pass, row, stream, call), so that most of the first three rounds is the same for all rows
-// or for all calls: constant parts are computed once, and a call costs seven rounds and two exclusive ors.
+// The counter is (pass, row, stream, call). So most of the first three rounds is the same for all rows or for
+// all calls. The constant parts are computed once, and a call costs seven rounds and two exclusive ors.
 template <bool kConsistent>
 struct Masks {
   static constexpr int kRows = kConsistent ? 1 : 2;
   const volatile uint2* keys;
-  uint32_t from_pass[kPasses], from_stream;  // to the third word of round 1 and to the first of round 2
-  uint32_t from_row[kRows], first[kPasses][kRows], second[kPasses][kRows];  // to the words of round 3
+  uint32_t from_pass[kPasses], from_stream;  // terms of the third word of round 1, and of the first word of
+                                             // round 2
+  uint32_t from_row[kRows], first[kPasses][kRows], second[kPasses][kRows];  // terms of the words of round 3
 
   __device__ Masks(const volatile uint2* keys, uint32_t first_pass, uint32_t first_row, uint32_t stream)
       : keys(keys) {
@@ -214,8 +213,8 @@ struct Masks {
     }
   }
 
-  // Drops of the eight units of a call; threshold: of 32 bits, so that a half word is compared where it
-  // stands, or 16 bits higher.
+  // Drops units among the eight of a call. The threshold has 32 bits, so that a half word is compared in
+  // place, or 16 bits higher.
   __device__ void drop(Units (&units)[kPasses], uint32_t threshold, uint32_t call) const {
     PhiloxWords words[kPasses][kRows];
     draw(call, words);
@@ -228,7 +227,7 @@ struct Masks {
   }
 };
 
-// sums[pass][n8 block] += units * weights, over one block of units.
+// Adds the products of units and weights over one block of units to sums[pass][n8 block].
 template <int kBlocks>
 __device__ inline void multiply_block(const Units (&units)[kPasses], const float4* weights, int lane,
                                       float (&sums)[kPasses][kBlocks][4]) {

@@ -1,4 +1,4 @@
-// The plan of a call of mc_dropout_mlp on CUDA: its parts, its memory, and the order of its launches:
+// The plan of a call of mc_dropout_mlp on CUDA: its parts, its memory, and the order of its launches. It is
 // plain C++, so that tests/cpp/test_cuda_mc_dropout.cpp runs what mc_dropout_mlp.cu launches.
 #pragma once
 
@@ -11,32 +11,32 @@ namespace uefl::cuda {
 namespace mc_dropout {
 namespace {
 
-// The workspace of a slab of rows stays below the first limit; the activations between the layers of stack
-// should stay in the second-level cache.
+// Limits of the memory. The workspace of a slab of rows stays below kSlabBytes. The activations between the
+// layers of `stack` stay below kBufferBytes, so that they are in the second-level cache.
 constexpr int64_t kSlabBytes = int64_t{256} << 20, kBufferBytes = int64_t{64} << 20;
 constexpr int64_t kNarrow = 16, kWide = 32;  // classes that head keeps in registers
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 struct Call {
-  std::vector<int64_t> widths;       // of the inputs, of each layer's outputs
-  std::vector<uint32_t> thresholds;  // of 16 bits: before each layer, of the logits
+  std::vector<int64_t> widths;       // of the inputs, and of each layer's outputs
+  std::vector<uint32_t> thresholds;  // of 16 bits: before each layer, and on the logits
   int64_t rows, passes;
   McActivation activation;
   bool consistent;
 };
 
 struct Plan {
-  int64_t rows, slab;  // in all; at once, a multiple of kTileRows
-  bool small;          // for head, else for stack
-  int n;               // n8 blocks of a block of outputs
+  int64_t rows, slab;  // all rows; rows at once, a multiple of kTileRows
+  bool small;          // head runs, otherwise stack
+  int n;               // n8 blocks in a block of outputs
   int inputs, width;   // of x; blocks of the widest layer
   int64_t tile_vectors, tail_warps;
   int64_t weight_vectors, row_vectors, buffer_vectors, moments;  // sizes of Arrays
   float scales[kMostLayers];                                     // of the dropout before each layer
   Problem problem{};                                             // except pointers and the current slab
 
-  // slab_bytes, buffer_bytes: other ones are for tests. depth at most kMostLayers.
+  // Tests pass other values of slab_bytes and buffer_bytes. The depth is at most kMostLayers.
   explicit Plan(const Call& call, int64_t slab_bytes = kSlabBytes, int64_t buffer_bytes = kBufferBytes)
       : rows(call.rows) {
     const int64_t depth = static_cast<int64_t>(call.widths.size()) - 1, classes = call.widths.back();
@@ -64,7 +64,7 @@ struct Plan {
       width = std::max(width, layer.output_blocks);
     }
     tile_vectors = problem.unit_blocks * int64_t{small ? kHeadVectors : kVectors};
-    const int64_t statistics = problem.slots * (2 * int64_t{problem.padded_classes} + 1);  // of a row
+    const int64_t statistics = problem.slots * (2 * int64_t{problem.padded_classes} + 1);  // numbers of a row
     const int64_t row_bytes = tile_vectors * int64_t{sizeof(float4)} / kTileRows + 4 * statistics;
     slab = std::min(ceil_div(rows, kTileRows), std::max<int64_t>(slab_bytes / row_bytes / kTileRows, 1)) *
            kTileRows;
@@ -72,7 +72,7 @@ struct Plan {
     const int64_t warp_vectors = 2 * kPasses * width * int64_t{kVectors},
                   most = slab / kTileRows * problem.slots;
     tail_warps = std::clamp<int64_t>(buffer_bytes / (warp_vectors * int64_t{sizeof(float4)}), 1, most);
-    tail_warps = ceil_div(tail_warps, kThreads / kWarp) * (kThreads / kWarp);  // of whole blocks
+    tail_warps = ceil_div(tail_warps, kThreads / kWarp) * (kThreads / kWarp);  // whole blocks
     buffer_vectors = small ? 0 : tail_warps * warp_vectors;
   }
 
@@ -81,8 +81,8 @@ struct Plan {
   }
 
  private:
-  // kSide slots share half of the pairs, the next slots half of the remaining pairs, and so on: few
-  // slots, and short ones for the end.
+  // Divides the passes into slots. kSide slots share half of the pairs, the next slots share half of the
+  // remaining pairs, and so on. This gives few slots, and short ones at the end.
   void share_passes() {
     const int64_t pairs = ceil_div(problem.passes, kPasses);
     for (int64_t begin = 0; begin < pairs;) {
@@ -108,11 +108,11 @@ struct Arrays {
   const int64_t* seed;
   float4 *weights, *rows, *buffers;
   float* moments;
-  float *mean, *entropy, *variance;  // wanted results
+  float *mean, *entropy, *variance;  // the results
 };
 
-// launch.over(threads, kernel, arguments): a kernel that loops, launch.all(...): one that has a thread for
-// everything.
+// Launches the kernels of a call. launch.over(threads, kernel, arguments) starts a kernel that loops.
+// launch.all(...) starts one that has a thread for each element.
 template <class T, class Launch>
 void run(const Plan& plan, const Arrays& arrays, const T* x, int64_t row_stride, int64_t stride,
          const Launch& launch) {

@@ -8,7 +8,7 @@ namespace uefl::cuda {
 namespace mc_dropout {
 namespace {
 
-// Sums over the four lanes of a row.
+// Return the sum, or the largest value, of the four lanes of a row.
 __device__ inline float row_sum(float value) {
   value += __shfl_xor_sync(kAllLanes, value, 1);
   return value + __shfl_xor_sync(kAllLanes, value, 2);
@@ -18,12 +18,12 @@ __device__ inline float row_max(float value) {
   return fmaxf(value, __shfl_xor_sync(kAllLanes, value, 2));
 }
 
-// The softmax of one row. fmaxf passes over a NaN; the total does not. The hardware computes the exponential
-// and the logarithm: the error of exp(x) is a few units of its last place and |x| more, which is below 2^-22
-// for every x <= 0; the error of the logarithm below 2^-19.
+// The softmax of one row. fmaxf() ignores a NaN, but the total does not. The hardware computes the
+// exponential and the logarithm. The error of exp(x) is a few units of its last place plus |x| units, which
+// is below 2^-22 for every x <= 0. The error of the logarithm is below 2^-19.
 struct Softmax {
   float most = -INFINITY, total = 0, weighted = 0,
-        inverse = 0;  // weighted: sum of exp(below) below; inverse: of the total
+        inverse = 0;  // weighted: sum of exp(below) below; inverse: 1 / total
 
   __device__ float power(float logit) const { return __expf(logit - most); }
   __device__ float add(float logit) {
@@ -39,7 +39,8 @@ struct Softmax {
   __device__ float nats() const { return __logf(total) - weighted * inverse; }
 };
 
-// Welford's update of a mean and of the sum of squared deviations; share: 1 / passes so far, with this one.
+// Updates a mean and the sum of squared deviations by Welford's formula. share is 1 / passes so far,
+// including this one.
 __device__ inline void update(float probability, float share, float& mean, float& moment) {
   const float deviation = probability - mean;
   mean += deviation * share;

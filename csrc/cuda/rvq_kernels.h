@@ -1,11 +1,12 @@
-// All stages of rvq for a few rows on CUDA, in one launch: a block keeps a row, its residual and the sum of
-// its codewords in shared memory from the first stage to the last. One launch per stage gives the same bits.
+// All stages of rvq for a few rows on CUDA, in one launch. A block keeps a row, its residual and the sum of
+// its codewords in shared memory from the first stage to the last one. One launch per stage gives the same
+// bits.
 //
-// There is no codebook to pack. A block reads the codewords as they are and compares |x - c|^2 in float32.
-// All terms are positive, so a score has a relative error below (d + 8) 2^-23, and underflow adds less than
-// d 2^-120. Where the two least scores are too close for that, the definition decides.
+// There is no codebook to pack. A block reads the codewords unchanged and compares |x - c|^2 in float32. All
+// terms are positive, so a score has a relative error below (d + 8) 2^-23, and underflow adds less than d
+// 2^-120. If the two least scores are closer than that, the definition decides.
 //
-// Bytes: all codebooks, for each row; they come from the second-level cache.
+// Bytes: all codebooks for each row, from the second-level cache.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +21,9 @@ namespace {
 
 constexpr int kMostStages = 64;
 constexpr int kRvqLanes = 8;                                         // lanes that share a codeword
-constexpr int kRvqBlocks = 2;                                        // most blocks on a multiprocessor
-constexpr int64_t kMostRvqElements = 1 << 17, kMostRvqWidth = 4096;  // most elements of each
+constexpr int kRvqBlocks = 2;                                        // largest number of blocks on a
+                                                                     // multiprocessor
+constexpr int64_t kMostRvqElements = 1 << 17, kMostRvqWidth = 4096;  // largest x, largest d
 
 struct RvqStage {
   const float* codewords;  // [books, k, d]
@@ -42,7 +44,7 @@ struct Rvq {
   int64_t codewords;
 };
 
-// Rounded to the type of x.
+// Returns the value rounded to the type of x.
 template <class T>
 __device__ inline float rounded(float value) {
   T out;
@@ -50,7 +52,7 @@ __device__ inline float rounded(float value) {
   return widen(out);
 }
 
-// The best so far, and the second best score; NaN never enters, ties go to the lower index.
+// The best and the second-best score so far. NaN never enters. Ties go to the lower index.
 struct FloatTopTwo {
   float best = INFINITY, second = INFINITY;
   int index = 0;
@@ -70,8 +72,8 @@ struct FloatTopTwo {
   }
 };
 
-// Returns the nearest codeword by float32, or a negative number if the definition must decide. All threads of
-// the block call it.
+// Returns the nearest codeword by float32 scores, or a negative number if the definition must decide. All
+// threads of the block call it.
 __device__ inline int nearest_in_float32(const float* row, const float* codewords, int k, int d) {
   __shared__ float bests[kThreads / kWarp], seconds[kThreads / kWarp];
   __shared__ int numbers[kThreads / kWarp];
@@ -129,8 +131,8 @@ __device__ inline int nearest_by_definition(const float* row, const float* codew
   return static_cast<int>(found.index);
 }
 
-// A cooperative launch of a block for each output; d is a multiple of four, and codewords begin at multiples
-// of 16 bytes.
+// Runs all stages. The launch is cooperative, with one block for each output. d is a multiple of four, and
+// codewords begin at multiples of 16 bytes.
 template <class T>
 __global__ void __launch_bounds__(kThreads, kRvqBlocks)
     rvq_few(const T* x, const __grid_constant__ Shape shape, const __grid_constant__ Rvq<T> wanted) {
@@ -164,7 +166,7 @@ __global__ void __launch_bounds__(kThreads, kRvqBlocks)
     if (threadIdx.x == 0) indices[number] = code, wanted.errors[number * shape.outputs + output] = error;
   }
   for (int j = threadIdx.x; j < d; j += blockDim.x) narrow(sum[j], wanted.quantized[output * d + j]);
-  grid_barrier();  // all counts are zero, and all errors are there
+  grid_barrier();  // after it, all counts are zero and all errors are stored
   for (int number = threadIdx.x; number < wanted.stages; number += blockDim.x) {
     const RvqStage& stage = wanted.stage[number];
     add_to(stage.counts + book * stage.k + indices[number], 1);

@@ -1,8 +1,8 @@
 // The transition ops and set_proportion_loss on CUDA, in log space like their definitions.
 //
-// A warp works on a row, or on a set: lanes stride over the classes and combine their results by shuffles.
-// float32 (float64 for float64 logits); the largest logit is taken off first, which costs large logits no
-// digits. A group or a target out of range reads nothing and gives NaN.
+// A warp works on a row or on a set. Its lanes stride over the classes and combine their results by shuffles.
+// The kernels compute in float32, or in float64 for float64 logits. They first subtract the largest logit, so
+// that large logits lose no digits. A group or a target out of range reads nothing and gives NaN.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ namespace {
 
 constexpr int kThreads = 128;
 
-// The type of the computation for a type of logits.
+// The type of the computation, for a type of logits.
 template <class T>
 using Wide = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
@@ -34,7 +34,7 @@ __device__ inline double exponential(double x) { return exp(x); }
 __device__ inline float logarithm(float x) { return logf(x); }
 __device__ inline double logarithm(double x) { return log(x); }
 
-// NaN is larger than everything and stays.
+// Returns the larger number. NaN counts as the largest.
 template <class W>
 __device__ W larger(W a, W b) {
   return a > b || a != a ? a : b;
@@ -47,7 +47,8 @@ __device__ W warp_max(W value) {
   return value;
 }
 
-// The largest of a row where weights (if any) are finite; NaN where any is NaN or +inf, 0 where all are -inf.
+// Returns the largest logit of a row among those with finite weights, if there are weights. Returns NaN if a
+// logit is NaN or +inf, and 0 if all are -inf.
 template <class T>
 __device__ Wide<T> largest(const T* z, const Wide<T>* weights, int64_t k, int64_t stride, int lane) {
   using W = Wide<T>;
@@ -61,7 +62,8 @@ __device__ Wide<T> largest(const T* z, const Wide<T>* weights, int64_t k, int64_
   return most == -W(INFINITY) ? W(0) : most;
 }
 
-// log of the sum over k of exp(z_k - off + weights_k); -inf where all are -inf, NaN where one is.
+// Returns the log of the sum over k of exp(z_k - off + weights_k). Returns -inf if all terms are -inf, and
+// NaN if one is NaN.
 template <class T>
 __device__ Wide<T> log_sum_exp(const T* z, int64_t k, int64_t stride, Wide<T> off, const Wide<T>* weights,
                                int lane) {
@@ -78,7 +80,7 @@ __device__ Wide<T> log_sum_exp(const T* z, int64_t k, int64_t stride, Wide<T> of
 __device__ inline int64_t first_warp() { return (blockIdx.x * int64_t{blockDim.x} + threadIdx.x) / kWarp; }
 __device__ inline int64_t warps() { return gridDim.x * int64_t{blockDim.x} / kWarp; }
 
-// loss [b], gradient [b, k] or null.
+// Computes loss [b], and gradient [b, k] unless it is null.
 template <class T>
 __global__ void nll(Problem<T> problem, const int64_t* targets, int64_t ignore_index, Wide<T>* loss,
                     T* gradient) {
@@ -112,7 +114,7 @@ __global__ void nll(Problem<T> problem, const int64_t* targets, int64_t ignore_i
   }
 }
 
-// log_g [b, m].
+// Computes log_g [b, m].
 template <class T>
 __global__ void probs(Problem<T> problem, Wide<T>* log_g) {
   using W = Wide<T>;
@@ -133,8 +135,8 @@ __global__ void probs(Problem<T> problem, Wide<T>* log_g) {
   }
 }
 
-// From grad and log_g [b, m] to gradient [b, k]: a lane has the classes lane, lane + 32, ... and adds the
-// sets up for each.
+// Computes gradient [b, k] from grad and log_g [b, m]. A lane has the classes lane, lane + 32, ... and adds
+// up the sets for each.
 template <class T>
 __global__ void probs_backward(Problem<T> problem, const Wide<T>* grad, const Wide<T>* log_g, T* gradient) {
   using W = Wide<T>;
@@ -152,7 +154,7 @@ __global__ void probs_backward(Problem<T> problem, const Wide<T>* grad, const Wi
       W slope = 0, counted = 0;
       for (int64_t m = 0; m < problem.m; ++m) {
         const W own = log_g[n * problem.m + m] + every, weight = grad[n * problem.m + m];
-        if (own == -W(INFINITY)) continue;  // a set that is not there
+        if (own == -W(INFINITY)) continue;  // this set has no share
         slope += weight *
                  exponential(shifted + problem.matrix[((inside ? group : 0) * problem.m + m) * k + j] - own);
         counted += weight;
@@ -172,7 +174,7 @@ struct SetProblem {
   Wide<T>*row_total, *class_total;  // [n] and [sets, k], workspace
 };
 
-// Invalid offsets are clamped to a range of rows: nothing outside is read.
+// Reads the range of a set. Invalid offsets are clamped to the rows, so that nothing outside is read.
 template <class T>
 __device__ void range(const SetProblem<T>& problem, int64_t s, int64_t& begin, int64_t& end) {
   begin = problem.offsets[s], end = problem.offsets[s + 1];
@@ -180,7 +182,7 @@ __device__ void range(const SetProblem<T>& problem, int64_t s, int64_t& begin, i
   end = end < begin ? begin : end > problem.n ? problem.n : end;
 }
 
-// row_total[n] = log of the sum over k of exp(z_nk), a warp to a row.
+// Computes row_total[n], the log of the sum over k of exp(z_nk), with one warp for each row.
 template <class T>
 __global__ void row_totals(SetProblem<T> problem) {
   using W = Wide<T>;
@@ -196,7 +198,8 @@ __global__ void row_totals(SetProblem<T> problem) {
   }
 }
 
-// class_total[s, k] = log of the sum over the rows of set s of p_nk, a warp to a class of a set.
+// Computes class_total[s, k], the log of the sum of p_nk over the rows of set s, with one warp for each class
+// of a set.
 template <class T>
 __global__ void class_totals(SetProblem<T> problem) {
   using W = Wide<T>;
@@ -218,7 +221,8 @@ __global__ void class_totals(SetProblem<T> problem) {
   }
 }
 
-// loss [sets], a warp to a set, and gradient [n, k] or null, a warp to a row; gradient was zeroed.
+// Computes loss [sets], with one warp for each set, and gradient [n, k] unless it is null, with one warp for
+// each row. The caller has zeroed the gradient.
 template <class T>
 __global__ void proportion(SetProblem<T> problem, Wide<T>* loss, T* gradient) {
   using W = Wide<T>;

@@ -1,9 +1,9 @@
-// vq_backward on CUDA: the gradient of vq with respect to x.
+// vq_backward on CUDA computes the gradient of vq with respect to x.
 //
-// Elementwise, except the five dot products of the rotation (common/rotation.h). If all tensors are
-// contiguous and nothing rotates, a thread takes four elements. Otherwise a warp has a segment of a row and
-// reads it once, or twice: the second reading finds it in the first-level cache. It computes in Wide: float,
-// or double if x or the codebook is float64 or it rotates.
+// The computation is elementwise, except for the five dot products of the rotation (common/rotation.h). If
+// all tensors are contiguous and nothing rotates, a thread takes four elements. Otherwise a warp takes a
+// segment of a row and reads it once or twice. The second time, the segment is in the first-level cache. Wide
+// is float, or double if x or the codebook is float64 or if the gradient is rotated.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,8 @@ namespace {
 struct View {
   int64_t inner, outer_stride, inner_stride, stride;  // [outer, inner, segments * d], strides in elements
 
-  // A division of 64 bits costs more than the arithmetic of a row; rows that lie evenly need none.
+  // Returns the place of an element. A division of 64 bits costs more than the arithmetic of a row. Rows that
+  // are evenly spaced need no division.
   __device__ int64_t begin(int64_t row, int64_t column) const {
     const int64_t gap = outer_stride - inner * inner_stride;
     return row * inner_stride + (gap == 0 ? 0 : row / inner * gap) + column * stride;
@@ -31,7 +32,7 @@ struct BackwardShape {
 };
 
 #if defined(__CUDACC__)
-// Rounded, where nvcc would contract a product and a sum: the reference rounds both.
+// Multiplies and rounds. nvcc would contract a product and a sum, but the reference rounds both.
 __device__ inline float multiply(float a, float b) { return __fmul_rn(a, b); }
 __device__ inline double multiply(double a, double b) { return __dmul_rn(a, b); }
 #else
@@ -41,8 +42,8 @@ inline Wide multiply(Wide a, Wide b) {
 }
 #endif
 
-// g: null where there is no gradient of `quantized`; codewords: in Wide. An index out of range reads nothing
-// and gives NaN.
+// Computes the gradient with one warp for each segment. g is null if there is no gradient of `quantized`. An
+// index out of range reads nothing and gives NaN.
 template <class T, class Wide>
 __global__ void __launch_bounds__(kThreads)
     backward(const T* x, const Wide* codewords, const int64_t* indices, const T* g, const double* pull,
@@ -86,7 +87,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// For x, g and out of the same layout, d a multiple of four and addresses aligned to Four; without rotation.
+// Computes the gradient without rotation, for x, g and out of the same layout. d is a multiple of four, and
+// addresses are aligned to Four.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     backward_dense(const Four<T>* x, const Four<float>* codewords, const int64_t* indices, const Four<T>* g,

@@ -1,11 +1,11 @@
-// The results that vq makes of indices: the codewords, the error and the counts, in one pass at the speed of
-// a copy.
+// Computes the results of vq from indices: the codewords, the error and the counts, in one pass at the speed
+// of a copy.
 //
 // A warp takes a tile of at most 32 rows that are adjacent in memory, and cuts it into pieces of 16 bytes of
 // x. Its lanes take the pieces in turn, and each lane has several in flight. So every access of a warp has
 // whole sectors, for any d. A piece is one element if the alignment and the strides allow no larger one.
 //
-// Bytes: x and quantized once each, 8 an index; codewords come from the caches.
+// Bytes: x and quantized once each, and 8 for an index. The codewords come from the caches.
 #pragma once
 
 #include <cstdint>
@@ -19,17 +19,17 @@
 namespace uefl::cuda {
 namespace {
 
-constexpr int kGatherBlocks = 3;     // to a multiprocessor
+constexpr int kGatherBlocks = 3;     // blocks on a multiprocessor
 constexpr int kMostCounters = 4096;  // codewords that a block counts in shared memory
 constexpr int kTilePieces =
-    512;  // of a warp; long rows come in small tiles, so that few rows are work for all warps
+    512;  // of a warp; tiles of long rows are small, so that few rows give work to all warps
 
-// The number of elements in 16 bytes of x; float64 is read by the element.
+// The number of elements in 16 bytes of x. float64 is read one element at a time.
 template <class T>
 constexpr int kPieceOf = sizeof(T) < sizeof(double) ? 16 / sizeof(T) : 1;
 
-// Stores a piece in one access; the compiler would split an assignment. The piece leaves the caches first, so
-// that the codewords stay.
+// Stores a piece in one access, while the compiler would split an assignment. The piece leaves the caches
+// first, so that the codewords stay in them.
 template <class T, int kCount>
 __device__ void store(const Piece<T, kCount>& piece, T* target) {
   if constexpr (kCount > 1 && sizeof piece <= sizeof(float4)) {
@@ -67,12 +67,13 @@ struct Gather {
   long long* counts;          // [codewords], zeroed
   Total error;
   int tile;     // rows of a tile, a multiple of abreast
-  int abreast;  // rows that a warp reads side by side: 8 if the elements of a row are apart, and elements of
-                // eight rows may be neighbors
-  bool in_counters;  // counts by way of 4 bytes of dynamic shared memory for each codeword
+  int abreast;  // rows that a warp reads together: 8 if elements of a row are apart, since elements of eight
+                // rows may then be adjacent
+  bool in_counters;  // a block first counts in shared memory, with 4 bytes for each codeword
 };
 
-// Tiles, and the place of the counts, for a grid of at most this number of blocks; returns the blocks.
+// Chooses the tiles and the place of the counts, for a grid of at most most_blocks blocks. Returns the number
+// of blocks.
 template <class T, class Codeword>
 int64_t divide_rows(Gather<T, Codeword>& wanted, const Shape& shape, int piece, int64_t most_blocks) {
   wanted.abreast = shape.stride == 1 ? 1 : 8;
@@ -85,8 +86,8 @@ int64_t divide_rows(Gather<T, Codeword>& wanted, const Shape& shape, int piece, 
   return blocks;
 }
 
-// The pieces of a tile that a lane takes. The lanes that share a row go on by a number of pieces, from the
-// end of a row to the beginning of their next row.
+// The pieces of a tile that a lane takes. The lanes that share a row step by a fixed number of pieces, from
+// the end of a row to the beginning of their next row.
 struct TileSteps {
   int first_row, first_piece, rows_on, pieces_on, pieces, abreast;
 
@@ -105,7 +106,7 @@ struct TileSteps {
 template <class T, class Codeword, int kPiece>
 __global__ void __launch_bounds__(kThreads, kGatherBlocks)
     gather(const T* x, Shape shape, Gather<T, Codeword> wanted) {
-  constexpr int kPieces = kPiece > 4 ? 2 : 4;  // of a lane under way
+  constexpr int kPieces = kPiece > 4 ? 2 : 4;  // pieces of a lane under way
   const int lane = threadIdx.x % kWarp, d = static_cast<int>(shape.d), pieces = d / kPiece;
   const int codewords = static_cast<int>(shape.books * shape.k);
   int* counters = reinterpret_cast<int*>(dynamic_memory());
