@@ -8,7 +8,7 @@
 namespace uefl::cpu {
 namespace {
 
-// Rounds as PyTorch does: in float32 for the narrower types.
+// Rounds as PyTorch does: narrower types are computed in float32.
 template <class T>
 T plus(T a, T b) {
   return narrow<T>(widen(a) + widen(b));
@@ -18,8 +18,8 @@ T minus(T a, T b) {
   return narrow<T>(widen(a) - widen(b));
 }
 
-// Rows [lo, hi) of a stage: adds the codewords to total and subtracts them from x into `residual`, which may
-// be null.
+// Adds the codewords of rows [lo, hi) of a stage to `total`, and writes x minus the codewords to `residual`,
+// which may be null.
 template <class T>
 void subtract(const RvqStage& stage, const StridedRows& x, int64_t lo, int64_t hi, T* residual, T* total) {
   const int64_t d = stage.codebook.d, segments = x.dim / d,

@@ -27,12 +27,12 @@ struct RvqRun {
   std::vector<RvqStage> stages;
   Metric metric;
   bool exact, few;  // few: Search::few() of all stages
-  void* residual;   // [N, D] in the dtype of x: room for the residuals, one after the other
-  void* total;      // the same for the sum of the codewords, zeroed by the caller
+  void* residual;   // [N, D] in the dtype of x; workspace for the residual
+  void* total;      // [N, D] in the dtype of x: the sum of the codewords, zeroed by the caller
 };
 
 // Writes indices, counts, sums and total. Returns the sum of (x - q)^2 of each stage. `by_codeword` divides
-// the codewords of a codebook among threads, `blocks` blocks of rows.
+// the codewords of a codebook among threads, and `blocks` divides blocks of rows.
 std::vector<double> rvq(const RvqRun& run, const Parallel& by_codeword, const Parallel& blocks);
 
 }  // namespace uefl::cpu

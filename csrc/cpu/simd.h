@@ -59,7 +59,7 @@ UEFL_INLINE void store(const Vector& value, void* to) {
   __builtin_memcpy(to, &value, sizeof value);
 }
 
-// The smaller and the larger of two; b where one is NaN.
+// Return the smaller or the larger of two numbers, or b if one is NaN.
 UEFL_INLINE Floats least(const Floats& a, const Floats& b) {
 #if defined(__AVX512F__)
   return (Floats)_mm512_min_ps((__m512)a, (__m512)b);
@@ -110,7 +110,7 @@ UEFL_INLINE float sum_across(const Floats& x) {
 }
 #endif
 
-// Loads or stores the first n elements; the other lanes are -infinity.
+// Load or store the first n elements. The other loaded lanes are -infinity.
 #if defined(__AVX512F__)
 UEFL_INLINE __mmask16 first(int64_t n) { return static_cast<__mmask16>((1u << n) - 1); }
 UEFL_INLINE void load_first(const float* from, int64_t n, Floats& out) {
@@ -142,7 +142,7 @@ UEFL_INLINE void store_first(const Floats& value, int64_t n, float* to) {
 }
 #endif
 
-// One bit per lane: a <= b.
+// Returns one bit per lane: a <= b.
 UEFL_INLINE uint32_t lanes_not_above(const Floats& a, const Floats& b) {
 #if defined(__AVX512F__)
   return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_LE_OQ);
@@ -157,14 +157,15 @@ UEFL_INLINE uint32_t lanes_not_above(const Floats& a, const Floats& b) {
 #endif
 }
 
-// x with infinity in one lane. Not through memory: reading a vector after a partial write stalls.
+// Returns x with infinity in one lane. It avoids memory, because reading a vector after a partial write
+// stalls.
 UEFL_INLINE Floats with_infinity(const Floats& x, int lane) {
   Ints numbers;
   for (int i = 0; i < kLanes; ++i) numbers[i] = i;
   return numbers == lane ? broadcast(__builtin_inff()) : x;
 }
 
-// sum -= a * b
+// Computes sum -= a * b.
 UEFL_INLINE void subtract_product(const Floats& a, const Floats& b, Floats& sum) {
 #if defined(__AVX512F__)
   sum = (Floats)_mm512_fnmadd_ps((__m512)a, (__m512)b, (__m512)sum);
@@ -177,7 +178,7 @@ UEFL_INLINE void subtract_product(const Floats& a, const Floats& b, Floats& sum)
 #endif
 }
 
-// kDoubles elements in float64.
+// Loads kDoubles elements as float64.
 UEFL_INLINE void widen(const float* from, Doubles& out) {
 #if defined(__AVX512F__)
   out = (Doubles)_mm512_cvtps_pd(_mm256_loadu_ps(from));
@@ -194,7 +195,7 @@ UEFL_INLINE void store_narrow(const Doubles& value, float* to) {
   store(__builtin_convertvector(value, HalfFloats), to);
 }
 
-// Without it the compiler loads an operand from memory for each use.
+// Keeps x in a register. Otherwise the compiler loads an operand from memory for each use.
 UEFL_INLINE void keep_in_register([[maybe_unused]] Doubles& x) {
 #if defined(__SSE2__)
   asm("" : "+v"(x));
@@ -203,7 +204,7 @@ UEFL_INLINE void keep_in_register([[maybe_unused]] Doubles& x) {
 #endif
 }
 
-// To the nearest integers, ties to even, of at most 2^62.
+// Rounds numbers of at most 2^62 to the nearest integers, ties to even.
 UEFL_INLINE SignedLongs rounded(const Doubles& x) {
 #if defined(__AVX512F__)
   return (SignedLongs)_mm512_cvtpd_epi64((__m512d)x);
@@ -224,8 +225,8 @@ UEFL_INLINE SignedLongs rounded(const Doubles& x) {
 #endif
 }
 
-// The two products of each pair of 16-bit numbers, added to a 32-bit sum. In assembly: with intrinsics GCC 12
-// copies every sum, or moves all products before all sums, which then spill.
+// Adds the two products of each pair of 16-bit numbers to a 32-bit sum. It is assembly because with
+// intrinsics GCC 12 copies every sum, or moves all products before all sums, which then spill.
 UEFL_INLINE void add_pair_products(const Ints& a, const Ints& b, Ints& sum) {
 #if defined(__AVX512VNNI__)
   asm("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
@@ -243,7 +244,7 @@ UEFL_INLINE void add_pair_products(const Ints& a, const Ints& b, Ints& sum) {
 }
 
 #if defined(__SSE2__)
-// To the nearest integers.
+// Rounds to the nearest integers.
 UEFL_INLINE Ints rounded(const Floats& x) {
 #if defined(__AVX512F__)
   return (Ints)_mm512_cvtps_epi32((__m512)x);
@@ -254,7 +255,7 @@ UEFL_INLINE Ints rounded(const Floats& x) {
 #endif
 }
 
-// Packs two vectors of numbers into pairs of 16 bits, in an order of its own.
+// Packs two vectors of numbers into pairs of 16 bits. The order of the pairs depends on the instruction set.
 UEFL_INLINE Ints pairs_of(const Ints& a, const Ints& b) {
 #if defined(__AVX512F__)
   return (Ints)_mm512_packs_epi32((__m512i)a, (__m512i)b);
@@ -266,7 +267,7 @@ UEFL_INLINE Ints pairs_of(const Ints& a, const Ints& b) {
 }
 #endif
 
-// sum += x * factor
+// Computes sum += x * factor.
 UEFL_INLINE void multiply_add(const Floats& x, float factor, Floats& sum) {
 #if defined(__AVX512F__)
   sum = (Floats)_mm512_fmadd_ps((__m512)x, _mm512_set1_ps(factor), (__m512)sum);
@@ -279,7 +280,7 @@ UEFL_INLINE void multiply_add(const Floats& x, float factor, Floats& sum) {
 #endif
 }
 
-// Transposes a square of vectors: one perfect shuffle moves each of its log2(kLanes) address bits by one.
+// Transposes a square of vectors. One perfect shuffle moves each of its log2(kLanes) address bits by one.
 UEFL_INLINE void transpose(Floats (&square)[kLanes]) {
 #if defined(__clang__)
 #define UEFL_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
@@ -300,7 +301,7 @@ UEFL_INLINE void transpose(Floats (&square)[kLanes]) {
 #undef UEFL_SHUFFLE
 }
 
-// Zero where word < threshold, by a bit mask, so that a dropped NaN becomes zero too.
+// Sets x to zero where word < threshold. A bit mask does this, so that a dropped NaN becomes zero too.
 UEFL_INLINE void keep_from(const Words& word, uint32_t threshold, Floats& x) {
 #if defined(__AVX512F__)
   const __mmask16 keep =
@@ -311,7 +312,7 @@ UEFL_INLINE void keep_from(const Words& word, uint32_t threshold, Floats& x) {
 #endif
 }
 
-// The 64-bit products of the low halves of x; the high halves are ignored.
+// Computes the 64-bit products of the low halves of x, and ignores the high halves.
 UEFL_INLINE void multiply(const Longs& x, uint32_t factor, Longs& product) {
 #if defined(__AVX512F__)
   product = (Longs)_mm512_mul_epu32((__m512i)x, _mm512_set1_epi64(factor));
@@ -322,7 +323,7 @@ UEFL_INLINE void multiply(const Longs& x, uint32_t factor, Longs& product) {
 #endif
 }
 
-// The low halves of even and odd, in turn.
+// Interleaves the low halves of `even` and `odd`.
 UEFL_INLINE void interleave(const Longs& even, const Longs& odd, Words& words) {
 #if defined(__AVX512F__)
   words = (Words)_mm512_mask_shuffle_epi32((__m512i)even, 0xaaaa, (__m512i)odd, _MM_PERM_CCAA);
@@ -332,7 +333,7 @@ UEFL_INLINE void interleave(const Longs& even, const Longs& odd, Words& words) {
 #endif
 }
 
-// a * b + c, rounded once where the instruction set can.
+// Returns a * b + c, rounded once if the instruction set can do so.
 UEFL_INLINE Floats fused(const Floats& a, const Floats& b, const Floats& c) {
 #if defined(__AVX512F__)
   return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
@@ -352,8 +353,8 @@ UEFL_INLINE Doubles fused(const Doubles& a, const Doubles& b, const Doubles& c) 
 #endif
 }
 
-// e^x for x <= 0 within 1.5 ulp (tests/cpp/test_transition.cpp); 0 where the result is below 2^-126; NaN
-// stays NaN. With n the integer nearest to x / ln 2, e^x = 2^n e^r, |r| <= ln 2 / 2.
+// Computes e^x for x <= 0 within 1.5 ulp (tests/cpp/test_transition.cpp), or 0 if the result is below 2^-126.
+// NaN stays NaN. With n the integer nearest to x / ln 2, e^x = 2^n e^r and |r| <= ln 2 / 2.
 UEFL_INLINE void small_exponential(Floats& x) {
   constexpr float kRound = 0x1.8p23f;  // adding and subtracting it rounds to an integer
   const Floats zero{};
@@ -373,7 +374,7 @@ UEFL_INLINE void small_exponential(Floats& x) {
   x = lost ? zero : p * (Floats)scale;
 }
 
-// ln x for normal x within 2 ulp: x = 2^n m, 1 / sqrt 2 <= m < sqrt 2.
+// Computes ln x for normal x within 2 ulp: x = 2^n m, 1 / sqrt 2 <= m < sqrt 2.
 UEFL_INLINE void normal_logarithm(Floats& x) {
   const Floats zero{};
   const Ints bits = (Ints)x - 0x3f3504f3;
@@ -395,11 +396,12 @@ UEFL_INLINE void normal_logarithm(Floats& x) {
   x = fused(n, zero + 0x1.63p-1f, f + tail);
 }
 
-// MC dropout uses the next two. Their order of operations differs from the two above, and both stay: results
-// keep their bits.
+// MC dropout uses the next two functions. Their order of operations differs from the two functions above.
+// Both pairs stay, so that results keep their bits.
 constexpr float kLeastExponent = -87;  // its exponential is still a normal float
 
-// exp(x) for x in [-87, 0] within 2 ulp; NaN stays NaN. 2^n times a polynomial on |r| <= ln(2) / 2 (Cephes).
+// Computes exp(x) for x in [-87, 0] within 2 ulp. NaN stays NaN. The result is 2^n times a polynomial on |r|
+// <= ln(2) / 2 (Cephes).
 UEFL_INLINE void exponential(const Floats& x, Floats& result) {
   const float round = 0x1.8p23f;  // adding it leaves the nearest integer in the low bits
   const Floats shifted = x * 1.44269504f + round, n = shifted - round;
@@ -414,8 +416,8 @@ UEFL_INLINE void exponential(const Floats& x, Floats& result) {
   result = (Floats)((Ints)p + ((Ints)shifted << 23));
 }
 
-// ln(x) for finite x >= 1, within 2 units in the last place of 1. A polynomial on [sqrt(1/2), sqrt(2))
-// (Cephes).
+// Computes ln(x) for finite x >= 1, within 2 units in the last place of 1. It uses a polynomial on
+// [sqrt(1/2), sqrt(2)) (Cephes).
 UEFL_INLINE void logarithm(const Floats& x, Floats& result) {
   const Ints bits = (Ints)x - 0x3f3504f3;  // bits of sqrt(1/2)
   const Ints exponent = bits >> 23;
@@ -429,7 +431,7 @@ UEFL_INLINE void logarithm(const Floats& x, Floats& result) {
   result = (p * m * square - 2.12194440e-4f * n) - 0.5f * square + m + 0.693359375f * n;
 }
 
-// act(x) with an absolute error below 1e-6 for |x| <= 8.
+// Applies an activation with an absolute error below 1e-6 for |x| <= 8.
 UEFL_INLINE void activate(McActivation activation, Floats& x) {
   const Floats size = x < 0.0f ? -x : x;
   const auto decay = [](const Floats& exponent, Floats& value) {
@@ -457,7 +459,7 @@ UEFL_INLINE void activate(McActivation activation, Floats& x) {
       const Floats p =
           ((((1.061405429f * t - 1.453152027f) * t + 1.421413741f) * t - 0.284496736f) * t + 0.254829592f) *
           t;
-      const Floats tail = 0.5f * p * e;  // of the normal distribution, above |x|
+      const Floats tail = 0.5f * p * e;  // probability of the normal distribution above |x|
       x = x * (x < 0.0f ? tail : 1.0f - tail);
       return;
     }

@@ -1,6 +1,7 @@
-// The memory layout of the rows of x, and conversions of elements of any dtype; every kernel and its callers
-// share this. All code here has internal linkage: files for different instruction sets include this header,
-// and the linker could otherwise merge a function compiled for AVX-512 into code for a CPU without it.
+// The memory layout of the rows of x, and conversions of elements of any dtype. Every kernel and its callers
+// share this file. All code here has internal linkage: files for different instruction sets include this
+// header, and the linker could otherwise merge a function compiled for AVX-512 into code for a CPU without
+// it.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +11,7 @@ namespace uefl::cpu {
 
 enum class Dtype { f32, bf16, f16, f64 };
 
-// x as [outer, inner, dim]; strides are in elements and may be zero or negative.
+// x as [outer, inner, dim]. Strides are in elements and may be zero or negative.
 struct StridedRows {
   const void* data;
   Dtype dtype;
@@ -39,8 +40,8 @@ inline float widen(float value) { return value; }
 inline double widen(double value) { return value; }
 inline float widen(BFloat16 value) { return float_from_bits(static_cast<uint32_t>(value.bits) << 16); }
 
-// Without branches, so that loops over it vectorize, and without subnormal floats, so that flush-to-zero does
-// not affect it.
+// Converts to float32. It has no branches, so that loops over it vectorize. It has no subnormal floats, so
+// that flush-to-zero does not affect it.
 inline float widen(Half value) {
   const uint32_t exponent = value.bits & 0x7c00u, bits = (value.bits & 0x7fffu) << 13;
   const float normal = float_from_bits(bits + ((exponent == 0x7c00u ? 224u : 112u) << 23));
@@ -49,7 +50,7 @@ inline float widen(Half value) {
   return value.bits & 0x8000u ? -magnitude : magnitude;
 }
 
-// The nearest value of a type, ties to even, as PyTorch rounds; without branches, like widen.
+// Returns the nearest value of a type, with ties to even, as PyTorch rounds. It has no branches, as widen().
 template <class T>
 inline T narrow(double value) {
   return static_cast<T>(value);
@@ -92,15 +93,15 @@ inline void with_type(Dtype dtype, const Body& body) {
   }
 }
 
-// Address of element `column` of row n, n in [0, outer * inner).
+// Returns the address of element `column` of row n, for n in [0, outer * inner).
 inline const char* element(const StridedRows& x, int64_t n, int64_t column) {
   const int64_t a = x.inner == 1 ? n : n / x.inner, b = x.inner == 1 ? 0 : n % x.inner;
   return static_cast<const char*>(x.data) +
          (a * x.outer_stride + b * x.inner_stride + column * x.dim_stride) * element_size(x.dtype);
 }
 
-// Views a strided [..., dim] array as StridedRows; false when its leading dimensions do not collapse into
-// two.
+// Views a strided [..., dim] array as StridedRows. Returns false if its leading dimensions do not collapse
+// into two.
 inline bool view_rows(const void* data, Dtype dtype, const int64_t* sizes, const int64_t* strides,
                       int64_t ndim, StridedRows& rows) {
   int64_t size[2] = {1, 1}, stride[2] = {0, 0};  // innermost first
@@ -116,7 +117,7 @@ inline bool view_rows(const void* data, Dtype dtype, const int64_t* sizes, const
       return false;
     }
   }
-  if (used < 2) {  // one run of rows: as [outer, 1, dim], which needs no division for addresses
+  if (used < 2) {  // one run of rows is [outer, 1, dim], which needs no division for addresses
     size[1] = size[0], stride[1] = stride[0];
     size[0] = 1, stride[0] = 0;
   }

@@ -13,7 +13,7 @@ namespace {
 
 const VqKernel& kernel() { return pick<&vq_portable, &vq_avx2, &vq_avx512>(); }
 
-// The least e >= -900 with value < 2^e.
+// Returns the least e >= -900 with value < 2^e.
 int exponent_of(double value) {
   int exponent = 0;
   std::frexp(value, &exponent);
@@ -77,8 +77,8 @@ void Vq::run(int64_t lo, int64_t hi) {
   }
 }
 
-// 2^shift of expected_shift() and fixed_point() in ops/vq/composed.py: the sum of N rows, each below
-// 2^exponent, stays below 2^62. Zero for a codeword with a row that is not finite.
+// Returns 2^shift of expected_shift() and fixed_point() in ops/vq/composed.py: the sum of N rows, each below
+// 2^exponent, stays below 2^62. Returns zero for a codeword with a row that is not finite.
 double Vq::scale(int64_t code) const {
   constexpr int kLeast = 31;
   const double largest = std::bit_cast<double>(largest_[code]);

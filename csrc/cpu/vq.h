@@ -1,10 +1,10 @@
-// vq on the CPU: search, gather, squared error and counts in one pass over blocks of rows, per-codeword sums
-// in a second one.
+// vq on the CPU. One pass over blocks of rows searches, gathers, and sums squared errors and counts. A second
+// pass sums the rows of each codeword.
 //
-// Results do not depend on the number of threads: each block owns its error sum, and counts and sums are
+// Results do not depend on the number of threads: each block has its own error sum, and counts and sums are
 // integers. The sums are 64-bit fixed-point numbers in the units of ops/vq/composed.py, so both agree bit for
-// bit. The unit of a codeword may depend on all its rows, which are known only after the search: hence the
-// second pass.
+// bit. The unit of a codeword may depend on all its rows, which are known only after the search. So the sums
+// need a second pass.
 #pragma once
 
 #include <cstdint>
@@ -25,25 +25,25 @@ struct VqOutput {
 
 class Vq {
  public:
-  // codewords: the codebook in the dtype of x, the source of `quantized`. All pointers must outlive the
+  // `codewords` is the codebook in the dtype of x, the source of `quantized`. All pointers must outlive the
   // object.
   Vq(const Search& search, const Codebook& codebook, const void* codewords, const StridedRows& x,
      const VqOutput& output);
 
   int64_t blocks() const { return static_cast<int64_t>(errors_.size()); }
 
-  // Blocks [lo, hi): writes quantized and indices, adds to counts. Thread-safe.
+  // Writes quantized and indices of blocks [lo, hi), and adds to counts. Thread-safe.
   void run(int64_t lo, int64_t hi);
 
-  // With sums only, after run() of all blocks: adds the rows of blocks [lo, hi). Thread-safe.
+  // Adds the rows of blocks [lo, hi) to the sums, after run() of all blocks. Thread-safe. For sums only.
   void add(int64_t lo, int64_t hi);
 
   int64_t codeword_count() const { return static_cast<int64_t>(largest_.size()); }
 
-  // After add() of all blocks: writes the sums of codewords [lo, hi). Thread-safe.
+  // Writes the sums of codewords [lo, hi), after add() of all blocks. Thread-safe.
   void write_sums(int64_t lo, int64_t hi);
 
-  // At the end: the sum of (x - q)^2, in float64.
+  // Returns the sum of (x - q)^2 in float64, after run() of all blocks.
   double error() const;
 
  private:
@@ -57,10 +57,10 @@ class Vq {
   const StridedRows x_;
   const VqOutput output_;
   const int64_t rows_, block_rows_;
-  std::vector<double> errors_;  // one per block
-  std::vector<int64_t>
-      largest_;     // per codeword the largest |x| of its rows, as bits, which sort like the values, NaN last
-  const int bits_;  // bits per row, so that all rows sum to at most 2^62
+  std::vector<double> errors_;    // one per block
+  std::vector<int64_t> largest_;  // for each codeword the largest |x| of its rows, as bits, which order as
+                                  // the values do, with NaN last
+  const int bits_;              // bits per row, so that all rows sum to at most 2^62
   std::vector<int> expected_;   // expected_shift() of each codeword; empty without sums
   std::vector<int64_t> fixed_;  // sums in the unit of the codeword
   std::mutex merge_;            // guards counts

@@ -7,7 +7,8 @@
 namespace uefl::cpu {
 namespace {
 
-// The sum over a row is eight partial sums, on every instruction set, so that all add in the same order.
+// The sum over a row consists of eight partial sums on every instruction set, so that all add in the same
+// order.
 constexpr int kSums = 8, kParts = kSums / kDoubles;
 
 UEFL_INLINE double sum(const Doubles (&parts)[kParts]) {
@@ -16,7 +17,7 @@ UEFL_INLINE double sum(const Doubles (&parts)[kParts]) {
   return ((lane[0] + lane[4]) + (lane[2] + lane[6])) + ((lane[1] + lane[5]) + (lane[3] + lane[7]));
 }
 
-// The next elements of x in float32 or float64, zero from the n-th on.
+// Loads the next elements of x as float32 or float64. They are zero from the n-th on.
 template <class T, class Vector>
 UEFL_INLINE void load(const T* x, int64_t n, Vector& out) {
   constexpr int kCount = sizeof out / sizeof out[0];
@@ -32,7 +33,7 @@ UEFL_INLINE void load(const T* x, int64_t n, Vector& out) {
   }
 }
 
-// Returns the squared distance of x to its codeword; raises largest to the bits of |x|.
+// Returns the squared distance between x and its codeword. Raises `largest` to the bits of |x|.
 template <class T>
 inline double compare_row(const T* x, const double* code, int64_t d, int64_t& largest) {
   Doubles total[kParts] = {}, value, codeword;
@@ -111,7 +112,7 @@ void add(const VqSums& sums) {
   with_type(sums.x.rows.dtype, [&]<class T>(const T*) { add_typed<T>(sums); });
 }
 
-// --- the gradient
+// The gradient.
 
 template <class T, class Vector>
 UEFL_INLINE void store(const Vector& value, T* out, int64_t n) {
@@ -155,7 +156,7 @@ inline void backward_rotated(const Segment<T, Codeword>& segment, double pull) {
     }
   }
   const Rotation turn = rotation({sum(xx), sum(qq), sum(xq), sum(xg), sum(qg)});
-  for (int64_t j = 0; j < segment.d; j += kDoubles) {  // second read, from the first-level cache
+  for (int64_t j = 0; j < segment.d; j += kDoubles) {  // reads again, from the first-level cache
     load_all(j);
     const Doubles gradient = g * turn.scale + (x * turn.along + q * turn.towards) + (x - q) * pull;
     store(gradient, segment.out + j, segment.d - j);

@@ -1,8 +1,9 @@
 // The search on AMX: tiles of 16 x 32 bfloat16, multiplied into 16 x 16 sums in float32.
 //
 // Rows and codewords are split into two bfloat16 each (common/certificate.h). Codewords are the left operand
-// and rows the right one, so each vector lane keeps the best and second-best score of one row: no reduction
-// at the end, and the six vectors of 32 rows stay in registers. In return, each row is transposed once.
+// and rows are the right one. So each vector lane keeps the best and second-best score of one row. This needs
+// no reduction at the end, and the six vectors of 32 rows stay in registers. In return, each row is
+// transposed once.
 #if defined(__x86_64__)
 #include "cpu/vq_assign_tiles.h"
 
@@ -10,12 +11,12 @@ namespace uefl::cpu {
 namespace {
 
 constexpr int kGroups = 6;  // pairs of row tiles that share one sweep over the codewords
-// Codewords that stay in the second-level cache while all rows of a tile pass.
+// Bytes of codewords that stay in the second-level cache while all rows of a tile pass by.
 constexpr int64_t kSweepBytes = 1 << 19;
 
-// The sums of all three products of 32 codewords and 32 rows. between() runs after every four tile products.
-// Eight loads serve twelve products: loading a tile of a long codeword from the second-level cache takes
-// longer than a product.
+// Computes the sums of all three products of 32 codewords and 32 rows. between() runs after every four tile
+// products. Eight loads serve twelve products, because loading a tile of a long codeword from the
+// second-level cache takes longer than a product.
 template <class Between>
 inline __attribute__((always_inline)) void multiply(const char* codewords, const char* y, int64_t part,
                                                     Products& products, const Between& between) {
@@ -49,11 +50,12 @@ struct PendingScores {
   const Products* products;
   const float* half_squares;
   BestTwo* top;
-  int code;  // the first one
+  int code;  // the first codeword
 };
 
-// The tile unit takes one of the two vector ports, so comparisons are free while products run. The
-// comparisons of one block of scores are issued in portions, one after every few products of the next block.
+// The comparisons of scores while products run. The tile unit takes one of the two vector ports, so the
+// comparisons are free. The comparisons of one block of scores are issued in portions, one after every few
+// products of the next block.
 class Comparisons {
  public:
   inline __attribute__((always_inline)) explicit Comparisons(const PendingScores& pending)
@@ -87,7 +89,7 @@ void top_two(const void* y, int64_t count, const void* panels, const float* half
   const ConfiguredTiles configured;
   const int64_t part = part_bytes(d), groups = (count + kPair - 1) / kPair;
   const int64_t sweep = kSweepBytes / (2 * part) + 1;
-  const int64_t steps = 3 * part / (2 * kTileBytes);  // of four products, in a block
+  const int64_t steps = 3 * part / (2 * kTileBytes);  // steps of four products in a block
   const int64_t bytes =
       (ahead.end - ahead.next + 63) / (steps * blocks * groups) + 1;  // lines to prefetch per step
   const int rate = static_cast<int>((int64_t{kPair} << 16) / steps) +

@@ -15,36 +15,40 @@
 namespace uefl::cpu {
 namespace {
 
-// Measured (docs/design/search-cpu.md). AMX pads elements and codewords to 32, and transposing rows costs as
-// much as a few codewords.
+// Returns true if AMX is faster, as measured (docs/design/search-cpu.md). AMX pads elements and codewords to
+// 32, and transposing rows costs as much as a few codewords.
 [[maybe_unused]] bool amx_pays(int64_t d, int64_t k) { return d >= 8 && k >= 32 && d * k >= 1 << 11; }
 
-// A half-precision pass saves time on long codewords only, because its candidates are scored again.
+// Returns true if a half-precision pass saves time. It does so on long codewords only, because its candidates
+// are scored again.
 [[maybe_unused]] bool one_product_pays(int64_t d, int64_t k) { return d >= 256 && k >= 128; }
 [[maybe_unused]] bool integers_pay(Isa isa, int64_t d, int64_t k) {
   if (isa == Isa::portable) return d >= 16 && d * k >= 1 << 11;
   return d >= (k < 512 ? 64 : 32) && k >= (isa == Isa::avx2 ? 64 : 32);
 }
 
-// The definition for every codeword costs less than a pass of scores, which takes blocks of codewords.
+// Returns true if the definition for every codeword costs less than a pass of scores, which takes blocks of
+// codewords.
 bool direct_pays(int64_t d, int64_t k) { return k <= 4 || d * k <= 32; }
 constexpr int64_t kDirectCodewords =
-    16;  // largest number of codewords for which it costs less than scores and candidates
+    16;  // largest number of codewords for which the definition costs less than scores and candidates
 
-constexpr int64_t kSmallK = 64;        // codewords: their scores with 16 rows fit into the tile registers
-constexpr int64_t kSkippedTiles = 16;  // tiles that skip the prefilter after a tile where it helped little
+constexpr int64_t kSmallK = 64;        // codewords whose scores with 16 rows fit into the tile registers
+constexpr int64_t kSkippedTiles = 16;  // tiles that skip the prefilter after a tile in which it helped little
 
-// A NaN (of a row, or from a mean that overflowed) must survive all later values: the bound is then infinite.
+// Raises `largest`. A NaN, from a row or from a mean that overflowed, must survive all later values. The
+// bound is then infinite.
 void raise(double& largest, double value) {
   if (!std::isnan(largest) && !(value <= largest)) largest = value;
 }
 
-// Tiles of long rows are smaller: with some codewords they stay in the second-level cache.
+// Returns the rows of a tile. Tiles of long rows are smaller, so that they and some codewords stay in the
+// second-level cache.
 int64_t tile_rows(int64_t at_most, int64_t d) {
   return std::min(at_most, std::max<int64_t>(64, (1 << 15) / d / 64 * 64));
 }
 
-// Elements [column, column + d) of row n in float64.
+// Converts elements [column, column + d) of row n to float64.
 void widen_row(const StridedRows& x, int64_t n, int64_t column, std::vector<double>& values) {
   const char* source = element(x, n, column);
   with_type(x.dtype, [&]<class T>(const T*) {
@@ -53,7 +57,7 @@ void widen_row(const StridedRows& x, int64_t n, int64_t column, std::vector<doub
   });
 }
 
-// The rows after `end`, up to `next` of them, where rows are contiguous.
+// Returns the rows after `end`, up to row `next`, if rows are contiguous.
 Ahead ahead_of(const StridedRows& x, int64_t end, int64_t next, int64_t column, int64_t d) {
   const bool in_one_piece = x.inner == 1 && x.dim_stride == 1 && x.outer_stride == d;
   return {element(x, end, column), element(x, in_one_piece ? std::min(end + next, x.outer) : end, column)};
@@ -96,9 +100,9 @@ void check_blocks(const SearchPlan& plan) {
 }
 
 int64_t block_rows(int64_t dim, int64_t k) {
-  // About 2^21 multiply-adds, some tens of microseconds, and at most 2^16 elements, which stay in the
-  // second-level cache. 192 is a multiple of 12, 6 and 4, so blocks are whole tiles on every instruction set,
-  // and equal on all of them, as the error sum requires.
+  // A block has about 2^21 multiply-adds, some tens of microseconds, and at most 2^16 elements, which stay in
+  // the second-level cache. 192 is a multiple of 12, 6 and 4. So blocks are whole tiles on every instruction
+  // set, and equal on all of them, as the error sum requires.
   const int64_t rows = std::min((int64_t{1} << 21) / (dim * k), (int64_t{1} << 16) / dim);
   return std::max<int64_t>(192, rows / 192 * 192);
 }
@@ -142,7 +146,7 @@ struct Search::FineTile {
   std::vector<float> scores;  // of rows that are scored again
 };
 
-// The same for the prefilter.
+// A tile of rows in the prefilter, and its results.
 struct Search::PrefilterTile {
   PrefilterTile(const PrefilterKernel& kernel, int64_t d)
       : kernel(kernel),
@@ -195,7 +199,7 @@ void Search::assign(const StridedRows& x, int64_t lo, int64_t hi, int64_t* indic
 
 void Search::assign(const StridedRows& x, int64_t lo, int64_t hi, int64_t* indices, Scratch& scratch) const {
   const int64_t segments = x.dim / d_;
-  if (x.dim_stride != 1 && x.dim > 1) {  // make the elements of a row contiguous first
+  if (x.dim_stride != 1 && x.dim > 1) {  // copy the row so that its elements are contiguous
     RowBuffer together(x);
     for (int64_t first = lo; first < hi; first += block_rows(x.dim)) {
       const int64_t last = std::min(first + block_rows(x.dim), hi);
@@ -223,7 +227,7 @@ void Search::assign_segment(const StridedRows& x, int64_t s, int64_t lo, int64_t
       end = std::min(start + tile.rows, hi);
       const int64_t in_vain = prefilter_tile(tile, x, s, start, end, indices, uncertain);
       see(tile.size, end - start);
-      // Only where both ways give the same result, which must not depend on earlier rows.
+      // Skip only if both ways give the same result, which must not depend on earlier rows.
       if (exact_ && 2 * in_vain > end - start) skipping = kSkippedTiles * tile.rows;
     } else {
       end = std::min(start + scratch.fine().rows, hi);
@@ -237,7 +241,7 @@ void Search::assign_segment(const StridedRows& x, int64_t s, int64_t lo, int64_t
 }
 
 // Runs the prefilter on rows [start, end). Rows with many codewords within the bound go to `uncertain`.
-// Returns their number.
+// Returns the number of these rows.
 int64_t Search::prefilter_tile(PrefilterTile& tile, const StridedRows& x, int64_t s, int64_t start,
                                int64_t end, int64_t* indices, std::vector<int64_t>& uncertain) const {
   const int64_t segments = x.dim / d_, count = end - start, before = uncertain.size();
@@ -247,14 +251,14 @@ int64_t Search::prefilter_tile(PrefilterTile& tile, const StridedRows& x, int64_
   for (int64_t r = 0; r < count; ++r) source[r] = element(x, start + r, s * d_);
   tile.kernel.load(source, count, x.dtype, d_, book.mean.data(), tile.y.get(), tile.size);
   for (int64_t r = 0; r < count; ++r) {
-    // slack: the rounding of best + margin and of the margin itself; |best| is at most about h + |y||b|.
+    // `slack` bounds the rounding of best + margin and of the margin. |best| is at most about h + |y||b|.
     const double error = prefilter_error(book, tile.size[r]);
     const double slack = 0x1p-22 * (book.half_square + std::sqrt(tile.size[r].square) * book.radius);
     found.margin[r] = error < 0x1p120 ? static_cast<float>(2.01 * error + slack) : NAN;
   }
   tile.kernel.candidates(tile.y.get(), count, book.prefilter.lines.get(), book.half_squares.data(), blocks_,
                          d_, book.unit, ahead_of(x, end, tile.rows, s * d_, d_), tile.scratch.get(), found);
-  // Scoring a codeword in float32 costs as much as the fine pass over about sixteen.
+  // Scoring a codeword in float32 costs as much as the fine pass over about sixteen codewords.
   const int most = static_cast<int>(std::clamp<int64_t>(k_ / 16, 4, Candidates::kMost));
   for (int64_t r = 0; r < count; ++r) {
     const float limit = found.best[r] + found.margin[r];
@@ -274,7 +278,7 @@ int64_t Search::prefilter_tile(PrefilterTile& tile, const StridedRows& x, int64_
   return static_cast<int64_t>(uncertain.size()) - before;
 }
 
-// The nearest of a few codewords, given in ascending order.
+// Returns the nearest of a few codewords, which are given in ascending order.
 int64_t Search::choose(PrefilterTile& tile, const StridedRows& x, int64_t s, int64_t n, const RowSize& size,
                        int* candidates, int count) const {
   const Book& book = this->book(s);
@@ -300,14 +304,14 @@ int64_t Search::choose(PrefilterTile& tile, const StridedRows& x, int64_t s, int
   return index;
 }
 
-// Steps 1 and 2 for rows [start, end). Rows without a certain winner go to `uncertain`.
+// Runs steps 1 and 2 for rows [start, end). Rows without a certain winner go to `uncertain`.
 void Search::certify(FineTile& tile, const StridedRows& x, int64_t s, int64_t start, int64_t end,
                      int64_t* indices, std::vector<int64_t>& uncertain) const {
   const int64_t segments = x.dim / d_, count = end - start;
   const Book& book = this->book(s);
   tile.top_two(x, start, count, s * d_, book.mean.data(), fine(book).lines.get(), book.half_squares.data(),
                blocks_);
-  // The bound of the largest row is usually enough for all and saves two square roots for each.
+  // The bound of the largest row is usually enough for all rows. It saves two square roots for each row.
   RowSize largest{0, 0};
   for (int64_t r = 0; r < count; ++r) {
     raise(largest.square, tile.size[r].square);
@@ -323,7 +327,7 @@ void Search::certify(FineTile& tile, const StridedRows& x, int64_t s, int64_t st
   }
 }
 
-// Step 3: scores the uncertain rows again.
+// Runs step 3: scores the uncertain rows again.
 void Search::rescore(const StridedRows& x, int64_t s, int64_t* indices, Scratch& scratch) const {
   std::vector<int64_t>& rows = scratch.uncertain_;
   if (k_ <= kDirectCodewords && !on_every_shape()) {
@@ -347,7 +351,7 @@ void Search::rescore(const StridedRows& x, int64_t s, int64_t* indices, Scratch&
       const int64_t n = rows[start + r];
       const float* score = &tile.scores[r * padded];
       widen_row(x, n, s * d_, values);
-      // Negated, so that a NaN or infinity, here or in a score, leaves no codeword out.
+      // The comparison is negated, so that a NaN or infinity, here or in a score, excludes no codeword.
       const double limit = least_of(score, padded) + 2 * error_bound(book, tile.size[r]);
       double best = std::numeric_limits<double>::infinity();
       int64_t index = 0;
@@ -362,8 +366,8 @@ void Search::rescore(const StridedRows& x, int64_t s, int64_t* indices, Scratch&
   rows.clear();
 }
 
-// Evaluates the definition for every codeword: for the rows with these numbers, or for `count` rows from
-// `first` on if `rows` is null.
+// Evaluates the definition for every codeword. The rows are the `count` ones from `first` on if `rows` is
+// null, otherwise the ones with these numbers.
 void Search::assign_direct(const StridedRows& x, int64_t s, const int64_t* rows, int64_t first, int64_t count,
                            int64_t* indices, Scratch& scratch) const {
   const int64_t segments = x.dim / d_;
@@ -388,7 +392,8 @@ void Search::assign_direct(const StridedRows& x, int64_t s, const int64_t* rows,
   }
 }
 
-// The definition. This file is compiled without contraction: a fused multiply-add would round differently.
+// Evaluates the definition. This file is compiled without contraction, because a fused multiply-add would
+// round differently.
 double Search::canonical(const double* row, const double* codeword) const {
   double total = 0;
   if (metric_ == Metric::l2) {

@@ -1,17 +1,19 @@
-// vq_assign on the CPU: the index of the nearest codeword of every segment of every row, exactly.
+// vq_assign on the CPU finds the exact index of the nearest codeword of every segment of every row.
 //
-// The float64 distance defines the answer (Search::canonical): terms rounded and added in the order of the
-// elements, ties to the lowest index, NaN never wins. Most rows do not need it:
-//   1. Score all codewords of a tile of rows in float32 or three bfloat16 products, keeping best and second
-//   best (vq_assign_kernel.h, per instruction set).
-//   2. Accept the best where the gap exceeds the error bound of common/certificate.h.
-//   3. Score the other rows again and evaluate the few codewords within the bound by the definition.
-// A few codewords, or short ones, need no score: the definition is as fast (vq_assign_direct_kernel.h).
-// Few rows are compared with the unpacked codebook (vq_assign_few_kernel.h), which costs less than packing
-// it; step 3 follows for the codewords within the bound. Long codewords first pass a prefilter in half the
-// bits (vq_prefilter.h). Rows with many codewords within its larger bound go to step 1. Where few are left,
-// each is scored in float32, and the definition decides among those still possible. So the result depends
-// only on the row and the codebook: not on the instruction set, the tile, the batch or the number of threads.
+// The float64 distance defines the result (Search::canonical): terms are rounded and added in the order of
+// the elements, ties go to the lowest index, and NaN never wins. Most rows do not need it:
+//   1. Score all codewords for a tile of rows in float32 or three bfloat16 products, and keep the best and
+//   the
+//      second-best score (vq_assign_kernel.h, for each instruction set).
+//   2. Accept the best one if the gap exceeds the error bound of common/certificate.h.
+//   3. Score the other rows again, and evaluate the few codewords within the bound by the definition.
+// A few codewords, or short ones, need no score, because the definition is as fast
+// (vq_assign_direct_kernel.h). Few rows are compared with the unpacked codebook (vq_assign_few_kernel.h),
+// which costs less than packing it. Step 3 follows for the codewords within the bound. Long codewords first
+// pass a prefilter in half the bits (vq_prefilter.h). Rows with many codewords within its larger bound go to
+// step 1. For the other rows, each of the few codewords is scored in float32, and the definition decides
+// among the ones that are still possible. So the result depends only on the row and the codebook. It does not
+// depend on the instruction set, the tile, the batch or the number of threads.
 #pragma once
 
 #include <cstdint>
@@ -29,10 +31,10 @@ namespace uefl::cpu {
 
 enum class Metric { l2, cosine };
 
-// Largest element of a codebook or of clustered rows: 2^60 squares of such elements sum in float64.
+// The largest element of a codebook or of clustered rows. 2^60 squares of such elements sum in float64.
 constexpr double kLargest = 0x1p480;
 
-// Contiguous [books, k, d]; one book serves all segments of x when books == 1.
+// Contiguous codebooks [books, k, d]. If books == 1, one codebook serves all segments of x.
 struct Codebook {
   const void* data;
   Dtype dtype;
@@ -44,7 +46,7 @@ struct PrefilterKernel;
 struct VqAssignKernel;
 struct RowSize;
 
-// The kernels for k codewords of d elements: the variant in use, or a simpler one where that is faster.
+// The kernels for k codewords of d elements: the variant in use, or a simpler one if that is faster.
 struct SearchPlan {
   Isa isa;
   const VqAssignKernel* kernel;
@@ -56,41 +58,41 @@ SearchPlan plan(int64_t d, int64_t k);
 // they share half_squares.
 void check_blocks(const SearchPlan& plan);
 
-// Rows per block of work: a function of the shape only, so that results per block do not depend on the
-// threads.
+// Returns the rows in a block of work. It depends on the shape only, so that results per block do not depend
+// on the threads.
 int64_t block_rows(int64_t dim, int64_t k);
 
 // A codebook prepared for one call.
 class Search {
  public:
-  // Copies the codebook, unless `few`: it must then outlive the search. exact = false skips steps 2 and 3 and
-  // everything in float64. Throws std::runtime_error with the name of the op when the codebook is not finite
-  // or exceeds kLargest; a search of few rows throws it from assign().
+  // Copies the codebook, unless `few` is true; then the codebook must outlive the search. exact = false skips
+  // steps 2 and 3 and everything in float64. Throws std::runtime_error with the name of the op if the
+  // codebook is not finite or exceeds kLargest. A search of few rows throws it from assign().
   Search(const Codebook& codebook, Metric metric, bool exact, const std::string& op = "vq_assign",
          const Parallel& parallel = on_this_thread, bool few = false);
 
-  // Returns whether packing the codebook does not pay: x has few rows, short enough for a bound in float32.
+  // Returns true if packing the codebook does not pay: x has few rows, short enough for a bound in float32.
   static bool few(const StridedRows& x, const Codebook& codebook);
 
-  // Memory for the searches of one thread; reusing it saves page faults in every call.
+  // The memory for the searches of one thread. Its reuse saves page faults in every call.
   class Scratch;
 
-  // Rows [lo, hi) of x, with dim = S * d, into indices[n * S + s]. Thread-safe with one scratch per thread.
-  // Long runs of rows are faster: uncertain rows are scored again together.
+  // Writes the codewords of rows [lo, hi) of x, with dim = S * d, to indices[n * S + s]. Thread-safe with one
+  // scratch per thread. Long runs of rows are faster, because uncertain rows are scored again together.
   void assign(const StridedRows& x, int64_t lo, int64_t hi, int64_t* indices, Scratch& scratch) const;
   void assign(const StridedRows& x, int64_t lo, int64_t hi, int64_t* indices) const;
 
-  // The codewords in float64, [books, k, d]; a search of few rows has only the chosen ones.
+  // Returns the codewords in float64, [books, k, d]. A search of few rows has only the chosen codewords.
   const double* codewords() const { return codewords_.get(); }
 
-  // x with one shared codebook, its segments viewed as rows where strides allow it: fuller tiles, the same
-  // results.
+  // For one shared codebook, returns x with its segments viewed as rows if its strides allow that. Tiles are
+  // then fuller, and the results are the same.
   StridedRows flatten_segments(const StridedRows& x) const;
 
   int64_t block_rows(int64_t dim) const { return cpu::block_rows(dim, k_); }
 
  private:
-  // Blocks of codewords minus the mean, as a kernel packs them; zero in the padding.
+  // Blocks of codewords minus the mean, as a kernel packs them. The padding is zero.
   struct Panels {
     std::unique_ptr<CacheLine[]> lines;
     double rest_radius;  // the largest |b - b1| of common/certificate.h
@@ -101,7 +103,7 @@ class Search {
     std::vector<float> half_squares;  // [blocks * block_codewords]: infinity in the padding
     double half_square, radius;       // the largest h and |b| of common/certificate.h
     Panels prefilter;
-    float unit;  // of the fixed-point numbers
+    float unit;  // unit of the fixed-point numbers
     std::unique_ptr<float[]>
         centered;         // [k, centered_pitch(d)]: the codewords minus the mean, if there is a prefilter
     mutable Panels fine;  // packed on first use if there is a prefilter
@@ -146,8 +148,8 @@ class Search {
   const Codebook codebook_;
   Metric metric_;
   bool exact_, few_;
-  std::string op_;     // of a search of few rows,
-  Parallel parallel_;  // and its threads
+  std::string op_;     // for a search of few rows
+  Parallel parallel_;  // threads for a search of few rows
   int64_t k_, d_;
   SearchPlan plan_;
   int64_t blocks_;
@@ -161,7 +163,7 @@ class Search::Scratch {
   explicit Scratch(const Search& search);
   ~Scratch();
 
-  // False once a row was not finite, or too large to square.
+  // Returns false after a row that was not finite or too large to square.
   bool finite() const { return finite_; }
 
  private:
@@ -173,7 +175,7 @@ class Search::Scratch {
   std::unique_ptr<FineTile> fine_;
   std::unique_ptr<PrefilterTile> prefilter_;
   std::vector<int64_t> uncertain_;
-  std::vector<double> values_;  // of the definition for a group of rows
+  std::vector<double> values_;  // values of the definition for a group of rows
   bool finite_ = true;
 };
 

@@ -8,19 +8,19 @@ namespace {
 
 constexpr int kPanels = 2, kCodewords = kPanels * kLanes;  // vectors of a block of codewords, and codewords
 #if defined(__AVX512F__)
-constexpr int kRows = 12;  // 12 x 2 sums, 2 vectors of codewords and a row element fill 27 of 32 registers
+constexpr int kRows = 12;  // 12 x 2 sums, 2 vectors of codewords and a row element take 27 of 32 registers
 #elif defined(__AVX2__)
-constexpr int kRows = 6;  // 15 of 16
+constexpr int kRows = 6;  // takes 15 of 16 registers
 #else
-constexpr int kRows = 4;  // 12 of 16, and products in flight
+constexpr int kRows = 4;  // takes 12 of 16 registers, and some for products in flight
 #endif
 constexpr int kGroups =
-    48 / kRows;  // groups of rows that pass by a block of codewords, which stays in the first-level cache
+    48 / kRows;  // groups of rows that pass by a block of codewords; the block stays in the first-level cache
 constexpr int64_t kLine = 64;  // bytes of a cache line, and the alignment of panels
 constexpr float kInfinity = __builtin_inff();
 
-// A group of rows is [ceil(d / 64)][kRows][64]: a constant distance between rows, so the compiler can address
-// each directly.
+// Returns the floats of a group of rows, which is [ceil(d / 64)][kRows][64]. The distance between rows is
+// constant, so the compiler can address each row directly.
 inline int64_t group_floats(int64_t d) { return (d + kChunk - 1) / kChunk * kChunk * kRows; }
 int64_t tile_bytes(int64_t, int64_t d) {
   return kGroups * group_floats(d) * static_cast<int64_t>(sizeof(float));
@@ -36,9 +36,9 @@ double pack(const float* code, int64_t d, int64_t lane, void* block) {
   return 0;
 }
 
-// |y|^2 of a row of a group, padded with zeros to whole vectors.
+// Returns |y|^2 of a row of a group, which is padded with zeros to whole vectors.
 inline double square_row(const float* row, int64_t d) {
-  Floats sum[2] = {}, value;  // two sums, so that one addition does not wait for the last
+  Floats sum[2] = {}, value;  // two sums, so that an addition does not wait for the one before it
   for (int64_t start = 0; start < d; start += kChunk, row += kRows * kChunk) {
     for (int64_t j = 0; j < kChunk && start + j < d; j += kLanes) {
       load(row + j, value);
@@ -62,8 +62,8 @@ void load_rows(const char* const* source, int64_t count, Dtype dtype, int64_t d,
   });
 }
 
-// Scores of each group of rows against each block of codewords, passed to sink(block, group, scores) in
-// registers.
+// Computes the scores of each group of rows with each block of codewords, and passes them in registers to
+// sink(block, group, scores).
 template <class Sink>
 UEFL_INLINE void score_blocks(const void* y, int64_t count, const void* panels, const float* half_squares,
                               int64_t blocks, int64_t d, Ahead ahead, const Sink& sink) {

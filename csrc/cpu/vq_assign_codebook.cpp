@@ -1,5 +1,6 @@
-// Prepares a codebook for a search: in float64, less its mean, packed for the passes of the plan. All in
-// parallel, including the first touch of the memory: nothing is zeroed before it is filled.
+// Prepares a codebook for a search: converts it to float64, subtracts its mean, and packs it for the passes
+// of the plan. All of this runs in parallel, including the first touch of the memory. Nothing is zeroed
+// before it is filled.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -13,14 +14,14 @@
 namespace uefl::cpu {
 namespace {
 
-// Infinite when a value is not finite, as after a mean that overflowed.
+// Returns the largest value, or infinity if a value is not finite, as after a mean that overflowed.
 double largest_of(const std::vector<double>& values) {
   const bool finite =
       std::all_of(values.begin(), values.end(), [](double value) { return std::isfinite(value); });
   return finite ? *std::max_element(values.begin(), values.end()) : std::numeric_limits<double>::infinity();
 }
 
-// Writes values in float64. Returns false where one is NaN or above kLargest.
+// Writes values in float64. Returns false if one is NaN or above kLargest.
 template <class T>
 bool widen_all(const T* values, int64_t count, double* out) {
   double wrong[4] = {};
@@ -68,7 +69,7 @@ Search::Search(const Codebook& codebook, Metric metric, bool exact, const std::s
       codewords_(new double[codebook.books * k_ * d_]),
       units_(metric == Metric::cosine && !few ? new double[codebook.books * k_ * d_] : nullptr),
       books_(codebook.books) {
-  if (few_) return;  // each codeword is looked at with its scores
+  if (few_) return;  // each codeword is checked with its scores
   check_blocks(plan_);
   std::atomic<bool> valid = true;
   parallel(codebook.books * k_, [&](int64_t lo, int64_t hi) {
@@ -93,8 +94,8 @@ void Search::require(bool valid, const std::string& op) {
       "re-initialize those codewords (or lower the learning rate)");
 }
 
-// Packs every codeword into its lane of a block: pack_codeword(k, block), which returns the squared error of
-// its first part.
+// Packs every codeword into its lane of a block. pack_codeword(k, block) returns the squared error of its
+// first part.
 template <class PackCodeword>
 void Search::pack(Panels& panels, int64_t block_bytes, const Parallel& parallel,
                   const PackCodeword& pack_codeword) const {
@@ -110,7 +111,7 @@ void Search::pack(Panels& panels, int64_t block_bytes, const Parallel& parallel,
   panels.rest_radius = std::sqrt(largest_of(rest));
 }
 
-// Codeword k minus the mean. Returns its squared length.
+// Computes codeword k minus the mean. Returns its squared length.
 double Search::center(const Book& book, int64_t k, float* code) const {
   const double* codeword = book.codewords + k * d_;
   const float* mean = book.mean.data();
@@ -128,7 +129,8 @@ double Search::center(const Book& book, int64_t k, float* code) const {
   return (square[0] + square[1]) + (square[2] + square[3]);
 }
 
-// The mean of the codewords, summed in portions that do not depend on the threads; zeros for cosine.
+// Returns the mean of the codewords, or zeros for cosine. It is summed in portions that do not depend on the
+// threads.
 std::vector<float> Search::mean(const Book& book, const Parallel& parallel) const {
   constexpr int64_t kPortion = 512;  // codewords
   const int64_t portions = metric_ == Metric::l2 ? (k_ + kPortion - 1) / kPortion : 0;
@@ -175,7 +177,8 @@ void Search::prepare(Book& book, const Parallel& parallel) const {
   });
 }
 
-// The codewords packed for the kernel; with a prefilter, the first thread that needs them packs them.
+// Returns the codewords packed for the kernel. If there is a prefilter, the first thread that needs them
+// packs them.
 const Search::Panels& Search::fine(const Book& book, const Parallel& parallel) const {
   std::call_once(book.fine_once, [&] {
     const VqAssignKernel& kernel = *plan_.kernel;

@@ -1,5 +1,6 @@
-// The definition for every codeword, with the rows in the lanes: terms rounded and added in the order of the
-// elements, as this file is compiled without contraction (a fused multiply-add would round differently).
+// Evaluates the definition for every codeword, with the rows in the lanes. Terms are rounded and added in the
+// order of the elements. This file is compiled without contraction, because a fused multiply-add would round
+// differently.
 #include "cpu/simd.h"
 #include "cpu/variant.h"
 #include "cpu/vq_assign_direct_kernel.h"
@@ -7,11 +8,11 @@
 namespace uefl::cpu {
 namespace {
 
-constexpr int kVectors = 2, kRows = kVectors * kDoubles;  // of a group of rows
+constexpr int kVectors = 2, kRows = kVectors * kDoubles;  // rows of a group
 constexpr int kCodewords = 4;   // codewords of a step: their sums with a group fill the registers
-constexpr int64_t kSlab = 128;  // elements of a group that stay in the first-level cache
+constexpr int64_t kSlab = 128;  // elements of a group; they stay in the first-level cache
 
-// Element j of kDoubles rows.
+// Loads element j of kDoubles rows.
 template <class T>
 UEFL_INLINE void gather(const T* const* rows, int64_t j, Doubles& out) {
   if constexpr (sizeof(T) == sizeof(double)) {
@@ -25,7 +26,8 @@ UEFL_INLINE void gather(const T* const* rows, int64_t j, Doubles& out) {
   }
 }
 
-// Adds the terms of the first `count` elements of a group to the sums with kCount codewords, d apart.
+// Adds the terms of the first `count` elements of a group to the sums with kCount codewords, which are d
+// elements apart.
 template <bool kEuclidean, int kCount>
 UEFL_INLINE void add_terms(const Doubles (*x)[kVectors], int64_t count, const double* codewords, int64_t d,
                            Doubles (&sum)[kCount][kVectors]) {
@@ -51,7 +53,8 @@ struct Nearest {
   SignedLongs index[kVectors];
 };
 
-// Continues the sums of kCount codewords over elements [from, from + count); the last ones complete them.
+// Continues the sums of kCount codewords over elements [from, from + count). The last elements complete the
+// sums.
 template <bool kEuclidean, int kCount>
 UEFL_INLINE void step(const DirectRun& run, const Doubles (*x)[kVectors], int64_t from, int64_t count,
                       int64_t code, Nearest& nearest) {

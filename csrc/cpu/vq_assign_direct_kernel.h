@@ -1,5 +1,5 @@
-// Evaluates the definition of the search for every codeword, without scores. Each instruction set has this
-// interface.
+// Evaluates the definition of the search for every codeword, without scores. Each instruction set implements
+// this interface.
 #pragma once
 
 #include <cstdint>
@@ -18,12 +18,12 @@ struct DirectRun {
   const double* codewords;  // [k, d]
   int64_t k, d;
   bool euclidean;
-  double* values;  // room for [k][kDirectGroup]
+  double* values;  // workspace for [k][kDirectGroup]
 };
 
 struct VqAssignDirectKernel {
-  // Writes the nearest codeword of each row, the first of equals, and 0 for a row of NaN. Returns false when
-  // a distance is not finite.
+  // Writes the nearest codeword of each row. Ties go to the lowest index, and a row with a NaN gets 0.
+  // Returns false if a distance is not finite.
   bool (*nearest)(const DirectRun& run, int64_t* index);
 };
 

@@ -1,4 +1,5 @@
-// The search for few rows: all scores in float32, then the definition for the codewords within the bound.
+// The search for few rows. It scores all codewords in float32, and evaluates the definition for the codewords
+// within the bound.
 #include "cpu/vq_assign_few.h"
 
 #include <algorithm>
@@ -11,23 +12,23 @@ namespace uefl::cpu {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr int64_t kFew = 96;               // rows, at most (docs/design/search-cpu.md)
-constexpr float kLargestScore = 0x1p120f;  // of which sums and bounds do not overflow
+constexpr int64_t kFew = 96;               // largest number of rows (docs/design/search-cpu.md)
+constexpr float kLargestScore = 0x1p120f;  // sums and bounds of smaller scores do not overflow
 constexpr int64_t kOneThread = 1 << 20;    // products that a second thread does not speed up
 
 double square_of(const float* row, int64_t step, int64_t d) {
-  constexpr int64_t kSums = 4;  // hide the latency of an addition
+  constexpr int64_t kSums = 4;  // sums that hide the latency of an addition
   double sum[kSums] = {};
   for (int64_t j = 0; j < d; ++j) sum[j % kSums] += static_cast<double>(row[j * step]) * row[j * step];
   return (sum[0] + sum[1]) + (sum[2] + sum[3]);
 }
 
-// The limit in float32, rounded up; infinity for NaN.
+// Returns the limit in float32, rounded up, or infinity for NaN.
 float rounded_up(double limit) {
   return std::isnan(limit) ? kInfinity : std::nextafter(static_cast<float>(limit), kInfinity);
 }
 
-// Finds the codewords with a score of at most the limit for a row. A score of NaN leaves none out.
+// Finds the codewords whose score for a row is at most the limit. A score of NaN excludes none.
 void find(const FewRun& run, int64_t row, float limit, std::vector<int64_t>& found) {
   found.clear();
   for (int64_t k = 0; k < run.k; ++k) {
@@ -44,8 +45,8 @@ bool Search::few(const StridedRows& x, const Codebook& codebook) {
          codebook.d <= kLongest && !plan(codebook.d, codebook.k).direct && !on_every_shape();
 }
 
-// The score that the nearest codeword of a row of that square may have at most; infinity where scores may
-// have overflowed.
+// Returns the largest score that the nearest codeword of a row with this square can have, or infinity if
+// scores may have overflowed.
 double Search::few_limit(float least, double square) const {
   const double d = static_cast<double>(d_), unit = (d + 8) * 0x1p-23;
   if (!exact_) return least;
@@ -68,7 +69,7 @@ void Search::check_codeword(const double* code) const {
   require(valid, op_);
 }
 
-// The nearest of some codewords by the definition; codeword: room for one.
+// Returns the nearest of some codewords by the definition. `codeword` is workspace for one codeword.
 int64_t Search::nearest(const std::vector<int64_t>& candidates, const double* row, double* codeword) const {
   double best = std::numeric_limits<double>::infinity();
   int64_t index = candidates.front();
@@ -83,7 +84,7 @@ int64_t Search::nearest(const std::vector<int64_t>& candidates, const double* ro
   return index;
 }
 
-// Writes rows [lo, lo + count) of segment s in float32, as the layout says.
+// Writes rows [lo, lo + count) of segment s in float32, in the given layout.
 void Search::widen_rows(const StridedRows& x, int64_t s, int64_t lo, int64_t count, const FewLayout& layout,
                         float* rows) const {
   const int64_t step = layout.step();
@@ -100,7 +101,7 @@ void Search::assign_few(const StridedRows& x, int64_t s, int64_t lo, int64_t hi,
                         Scratch& scratch) const {
   const VqAssignFewKernel& kernel = few_kernel();
   const int64_t segments = x.dim / d_, count = hi - lo;
-  const int64_t first = books_.size() == 1 ? 0 : s * k_;  // codeword of the book
+  const int64_t first = books_.size() == 1 ? 0 : s * k_;  // first codeword of the codebook
   const FewLayout layout(kernel.lanes, count, d_);
   std::vector<float> rows(layout.size(count)), scores(layout.scores(k_), kInfinity), limits(count);
   widen_rows(x, s, lo, count, layout, rows.data());
@@ -119,7 +120,7 @@ void Search::assign_few(const StridedRows& x, int64_t s, int64_t lo, int64_t hi,
 
   kernel.least(run, limits.data());
   for (int64_t r = 0; r < count; ++r) {
-    // a distance is small only from a finite row, whose square is then of no use
+    // A small distance comes from a finite row, whose square is then not needed.
     const bool small = metric_ == Metric::l2 && limits[r] < kLargestScore;
     const double square = small ? 0 : square_of(&rows[layout.start(r)], layout.step(), d_);
     scratch.finite_ = scratch.finite_ && std::isfinite(square);
@@ -138,7 +139,7 @@ void Search::assign_few(const StridedRows& x, int64_t s, int64_t lo, int64_t hi,
     }
     double* const code = &codewords_[index * d_];
     widen_codeword(index, code);
-    // a small score is that of a finite codeword
+    // A small score comes from a finite codeword.
     if (!(std::abs(scores[(index - first) * layout.score_pitch + r]) < kLargestScore)) check_codeword(code);
     indices[(lo + r) * segments + s] = index - first;
   }

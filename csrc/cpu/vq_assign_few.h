@@ -20,10 +20,10 @@ inline const VqAssignDirectKernel& direct_kernel() {
   return pick<&vq_assign_direct_portable, &vq_assign_direct_avx2, &vq_assign_direct_avx512>();
 }
 
-constexpr int64_t kLongest = 1 << 16;  // elements for which rounding in float32 has a bound
+constexpr int64_t kLongest = 1 << 16;  // largest d for which rounding in float32 has a bound
 constexpr int64_t kStep = 16;          // scores that are compared together
 
-// The smallest of some scores, without NaN; infinity if there is none.
+// Returns the smallest of some scores without NaN, or infinity if there is none.
 inline float least_of(const float* scores, int64_t count) {
   float least[kStep];
   std::fill(least, least + kStep, std::numeric_limits<float>::infinity());
@@ -38,8 +38,8 @@ inline float least_of(const float* scores, int64_t count) {
   return *std::min_element(least, least + kStep);
 }
 
-// code / |code| with the norm summed in order; a zero codeword, or one with a norm that underflows, stays
-// zero.
+// Writes code / |code|, with the norm summed in order. A zero codeword, or one with a norm that underflows,
+// stays zero.
 inline void to_unit(const double* code, int64_t d, double* unit) {
   double square = 0;
   for (int64_t j = 0; j < d; ++j) square += code[j] * code[j];

@@ -1,4 +1,4 @@
-// Few rows against a codebook as it lies in memory: each codeword is read once for all rows.
+// Scores few rows with an unpacked codebook. Each codeword is read once for all rows.
 #include "cpu/simd.h"
 #include "cpu/variant.h"
 #include "cpu/vq_assign_few_kernel.h"
@@ -6,14 +6,14 @@
 namespace uefl::cpu {
 namespace {
 
-constexpr int kRows = 4;  // of a pass over a codeword, where rows lie one after the other
+constexpr int kRows = 4;  // rows of a pass over a codeword, for rows that lie one after the other
 constexpr int kWide =
-    4 * kLanes;  // elements of a step of a single row: four sums hide the latency of an addition
-// Groups of rows and codewords of a step, where rows lie in groups: their sums, a vector of each group, one
+    4 * kLanes;  // elements of a step for a single row; four sums hide the latency of an addition
+// Groups of rows and codewords of a step, for rows in groups. Their sums, a vector of each group, one
 // codeword and one difference fill the registers.
 constexpr int kGroups = 2, kCodewords = kLanes == 16 ? 8 : 6;
 
-// Adds the part of one vector of elements to the sums of a row: of squared differences, or of products.
+// Adds one vector of elements to the sums of a row: of squared differences, or of products.
 template <bool euclidean>
 UEFL_INLINE void add(const Floats& x, const Floats& code, Floats& sum) {
   if constexpr (euclidean) {
@@ -24,7 +24,8 @@ UEFL_INLINE void add(const Floats& x, const Floats& code, Floats& sum) {
   }
 }
 
-// The sums of kCount rows with one codeword; rest: its last elements, which fill no vector, and zeros.
+// Computes the sums of kCount rows with one codeword. `rest` has the last elements, which fill no vector, and
+// zeros.
 template <bool euclidean, int kCount>
 UEFL_INLINE void sum_rows(const float* rows, int64_t pitch, const float* code, const Floats& rest, int64_t d,
                           float* out) {
@@ -60,11 +61,11 @@ UEFL_INLINE void sum_rows(const float* rows, int64_t pitch, const float* code, c
     Floats total = sum[r][0];
     if constexpr (kSums == 4) total = (total + sum[r][1]) + (sum[r][2] + sum[r][3]);
     const float sum_of_all = sum_across(total);
-    out[r] = sum_of_all + (sum_of_all - sum_of_all);  // NaN for infinity: the caller evaluates it
+    out[r] = sum_of_all + (sum_of_all - sum_of_all);  // turns infinity into NaN, which the caller evaluates
   }
 }
 
-// -1 / |c|, or NaN if the square is out of range.
+// Returns -1 / |c|, or NaN if the square is out of range.
 UEFL_INLINE float cosine_factor(const float* code, int64_t d) {
   Floats sum{}, c;
   int64_t j = 0;
@@ -77,7 +78,7 @@ UEFL_INLINE float cosine_factor(const float* code, int64_t d) {
   return square >= 0x1p-100f && square <= 0x1p100f ? -1 / __builtin_sqrtf(square) : __builtin_nanf("");
 }
 
-// All rows, which lie one after the other, with one codeword.
+// Scores all rows, which lie one after the other, with one codeword.
 template <bool euclidean>
 void score_code(const FewRun& run, const float* code, float* out) {
   float last[kLanes] = {};
@@ -93,15 +94,15 @@ void score_code(const FewRun& run, const float* code, float* out) {
   for (r = 0; r < run.count; ++r) out[r] *= factor;
 }
 
-// The codewords of a step in float32, with the places of their scores; the last one again where fewer are
-// left.
+// The codewords of a step in float32, and the places of their scores. If fewer codewords are left, the last
+// one is repeated.
 struct Step {
   const float* code[kCodewords];
   float* out[kCodewords];
   float factor[kCodewords];
 };
 
-// kCount groups of rows with the codewords of a step.
+// Scores kCount groups of rows with the codewords of a step.
 template <bool euclidean, int kCount>
 UEFL_INLINE void score_groups(const FewRun& run, int64_t group, const Step& step) {
   const float* const rows = run.rows + group * run.layout.group_pitch;
@@ -120,7 +121,7 @@ UEFL_INLINE void score_groups(const FewRun& run, int64_t group, const Step& step
   for (int c = 0; c < kCodewords; ++c) {
 #pragma GCC unroll 2
     for (int g = 0; g < kCount; ++g) {
-      Floats score = sum[c][g] + (sum[c][g] - sum[c][g]);  // NaN for infinity
+      Floats score = sum[c][g] + (sum[c][g] - sum[c][g]);  // turns infinity into NaN
       if constexpr (!euclidean) score *= broadcast(step.factor[c]);
       store(score, step.out[c] + (group + g) * kLanes);
     }
@@ -135,7 +136,7 @@ void score_step(const FewRun& run, const Step& step) {
   for (; group < groups; ++group) score_groups<euclidean, 1>(run, group, step);
 }
 
-// Codeword k in float32: in place, or converted into `room`.
+// Returns codeword k in float32: in place, or converted into `room`.
 const float* float_code(const FewRun& run, int64_t k, float* room) {
   const float* found = room;
   with_type(run.dtype, [&]<class T>(const T*) {
@@ -175,7 +176,8 @@ void score(const FewRun& run, int64_t lo, int64_t hi) {
   run.euclidean ? score_codewords<true>(run, lo, hi) : score_codewords<false>(run, lo, hi);
 }
 
-// Scores lie in vectors: of one codeword and a group of rows, or of several codewords with all rows.
+// Returns the number of vectors with scores. A vector has scores of one codeword and a group of rows, or of
+// several codewords and all rows.
 int64_t vectors_of(const FewRun& run) {
   const int64_t pitch = run.layout.score_pitch;
   return run.layout.grouped ? pitch / kLanes : 1;
@@ -217,7 +219,7 @@ void pick(const FewRun& run, const float* limits, int64_t* codes) {
     for (int64_t step = 0; step < steps; ++step) {
       const int64_t place = (step * vectors + v) * kLanes;
       load(run.scores + place, scores);
-      // NaN becomes the limit
+      // `most` turns NaN into the limit.
       for (uint32_t found = lanes_not_above(most(scores, limit), limit); found; found &= found - 1) {
         const int64_t at = place + __builtin_ctz(found), row = at % pitch, code = at / pitch;
         if (row < run.count && code < run.k) codes[row] = codes[row] == kNoCode ? code : kSeveralCodes;

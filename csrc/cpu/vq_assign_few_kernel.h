@@ -1,4 +1,4 @@
-// The search for few rows: what each instruction set offers.
+// The search for few rows: the interface that each instruction set implements.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,8 @@
 
 namespace uefl::cpu {
 
-// How the rows of a call lie in memory: one after the other, or in groups with a row in each lane of a
-// vector, where no sum across lanes is needed. Padding is zero.
+// The layout of the rows of a call. They lie one after the other, or in groups with a row in each lane of a
+// vector, where no sum across lanes is needed. The padding is zero.
 struct FewLayout {
   FewLayout(int64_t lanes, int64_t count, int64_t d)
       : grouped(count * (d + kSumAcross) >= lanes * d),
@@ -19,18 +19,18 @@ struct FewLayout {
     while (score_pitch < count) score_pitch *= 2;
   }
 
-  // The first element of a row, and the floats from one element to the next.
+  // The first element of a row, and the number of floats from one element to the next.
   int64_t start(int64_t row) const {
     return grouped ? row / lanes * group_pitch + row % lanes : row * row_pitch;
   }
   int64_t step() const { return grouped ? lanes : 1; }
-  // Floats of all rows, and of the scores of k codewords.
+  // The number of floats of all rows, and of the scores of k codewords.
   int64_t size(int64_t count) const {
     return grouped ? score_pitch / lanes * group_pitch : count * row_pitch;
   }
   int64_t scores(int64_t k) const { return (k * score_pitch + lanes - 1) / lanes * lanes; }
 
-  static constexpr int64_t kSumAcross = 28;  // a sum across lanes takes as long as so many elements
+  static constexpr int64_t kSumAcross = 28;  // elements that take as long as a sum across lanes
   bool grouped;
   int64_t lanes, row_pitch, group_pitch;
   int64_t score_pitch;  // scores of a codeword: a multiple of the lanes, or a power of two that divides them
@@ -44,21 +44,21 @@ struct FewRun {
   Dtype dtype;            // of the codewords, not f64
   int64_t k, d;
   bool euclidean;
-  float* scores;  // [k, score_pitch], filled up with infinity
+  float* scores;  // [k, score_pitch], padded with infinity
 };
 
 constexpr int64_t kNoCode = -1, kSeveralCodes = -2;
 
 struct VqAssignFewKernel {
   int64_t lanes;
-  // Writes the scores of codewords [lo, hi) with all rows: |x - c|^2, of a relative error below
-  // (d + 8) 2^-23; or for cosine -<x, c> / |c|, of an error below (d + 8) 2^-23 |x|, and NaN where |c|^2
-  // leaves [2^-100, 2^100]. Infinity and NaN give NaN. Underflow adds an error of d 2^-120, for cosine d
-  // 2^-70.
+  // Writes the scores of codewords [lo, hi) with all rows. For l2 these are |x - c|^2, with a relative error
+  // below (d + 8) 2^-23. For cosine they are -<x, c> / |c|, with an error below (d + 8) 2^-23 |x|, and NaN if
+  // |c|^2 is outside [2^-100, 2^100]. Infinity and NaN give NaN. Underflow adds an error of d 2^-120, or d
+  // 2^-70 for cosine.
   void (*score)(const FewRun& run, int64_t lo, int64_t hi);
-  // Writes the least score of each row, NaN left out.
+  // Writes the least score of each row, without NaN.
   void (*least)(const FewRun& run, float* least);
-  // Writes for each row the codeword whose score is at most the limit, or NaN; or that there are several.
+  // Writes for each row the codeword whose score is at most the limit or NaN, or a mark if there are several.
   void (*pick)(const FewRun& run, const float* limits, int64_t* codes);
 };
 

@@ -1,4 +1,4 @@
-// The search on one tile of rows: the interface of each instruction set.
+// The search on one tile of rows: the interface that each instruction set implements.
 #pragma once
 
 #include <cstdint>
@@ -15,34 +15,35 @@ struct RowSize {
   double square, rest;
 };
 
-// The rows that will be loaded next, if they are contiguous; a kernel may prefetch them.
+// The rows that will be loaded next, if they are contiguous. A kernel may prefetch them.
 struct Ahead {
   const char *next, *end;
 };
 
-// The entry points of one instruction set. A tile holds up to `rows` rows; a block holds `block_codewords`
+// The entry points of one instruction set. A tile has up to `rows` rows, and a block has `block_codewords`
 // codewords.
 struct VqAssignKernel {
   Arithmetic arithmetic;
   int rows, block_codewords;
-  // Memory for a tile of `count` rows and for a block of codewords: multiples of 64, so they stay aligned.
+  // Return the bytes of a tile of `count` rows, and of a block of codewords. Both are multiples of 64, so
+  // they stay aligned.
   int64_t (*tile_bytes)(int64_t count, int64_t d);
   int64_t (*block_bytes)(int64_t d);
-  // Writes one centered codeword into its lane of a zeroed block. Returns |b - b1|^2 where the arithmetic has
+  // Writes one centered codeword into its lane of a zeroed block. Returns |b - b1|^2 if the arithmetic has
   // parts.
   double (*pack)(const float* code, int64_t d, int64_t lane, void* block);
-  // y = row - mean for the contiguous rows at source[0 .. count), and the size of each; both have room for
-  // all rows of the tile.
+  // Writes y = row - mean for the contiguous rows at source[0 .. count), and the size of each row. Both
+  // arrays have room for all rows of the tile.
   void (*load)(const char* const* source, int64_t count, Dtype dtype, int64_t d, const float* mean, void* y,
                RowSize* size);
-  // Best and second-best score of each row over all blocks, and the codeword of the best.
+  // Finds the best and second-best score of each row over all blocks, and the codeword of the best score.
   void (*top_two)(const void* y, int64_t count, const void* panels, const float* half_squares, int64_t blocks,
                   int64_t d, Ahead ahead, float* best, float* second, int64_t* index);
-  // All scores, [count][blocks * block_codewords].
+  // Writes all scores, [count][blocks * block_codewords].
   void (*scores)(const void* y, int64_t count, const void* panels, const float* half_squares, int64_t blocks,
                  int64_t d, float* out);
-  // Both in one, for a kernel that searches rows while it loads them and has no top_two. Its load() and
-  // scores() take up to kRescored rows.
+  // Runs load() and top_two() in one, for a kernel that searches rows while it loads them and has no top_two.
+  // Its load() and scores() take up to kRescored rows.
   void (*load_top_two)(const char* const* source, int64_t count, Dtype dtype, int64_t d, const float* mean,
                        void* y, RowSize* size, const void* panels, const float* half_squares, int64_t blocks,
                        float* best, float* second, int64_t* index) = nullptr;
@@ -57,7 +58,7 @@ namespace {
 
 constexpr int64_t kChunk = 64;  // elements of a row that are loaded together
 
-// Float32 sums of d squares are too small by less than 1 % plus underflow.
+// Bounds |y|^2. A float32 sum of d squares is too small by less than 1 % plus underflow.
 inline double square_bound(double sum, int64_t d) { return 1.01 * sum + static_cast<double>(d) * 0x1p-125; }
 
 template <class T>
@@ -65,8 +66,8 @@ inline float center(T value, float mean) {
   return static_cast<float>(widen(value) - mean);  // in float64 for float64, then rounded once
 }
 
-// Elements [start, min(start + 64, d)) of kRows rows, minus the mean, into chunk [kRows][64], padded with
-// zeros to a multiple of kFill. Rows from `count` on repeat the last.
+// Loads elements [start, min(start + 64, d)) of kRows rows, minus the mean, into a chunk [kRows][64], padded
+// with zeros to a multiple of kFill. Rows from `count` on repeat the last row.
 template <class T, int kRows, int kFill>
 inline void load_chunk(const char* const* source, int64_t count, int64_t start, int64_t d, const float* mean,
                        float* chunk) {

@@ -1,9 +1,9 @@
-// The search on AMX among up to 64 codewords, in the same three products as vq_assign.amx.cpp.
+// The search on AMX among up to 64 codewords, with the same three products as vq_assign.amx.cpp.
 //
 // The sums of 16 rows and all codewords fit into the tile registers, so a row is read once. Rows are the left
-// operand, which takes them as they are in memory; the sums are transposed instead, because they are fewer.
-// While 16 rows are multiplied, the next 16 are split row after row: memory is read without a pause, and the
-// vector port that the tile unit leaves free is busy.
+// operand, which has their layout in memory. The sums are transposed instead, because they are fewer. While
+// 16 rows are multiplied, the next 16 are split one by one. So memory is read without a pause, and the vector
+// port that the tile unit does not use is busy.
 #if defined(__x86_64__)
 #include "cpu/vq_assign_tiles.h"
 
@@ -14,12 +14,12 @@ constexpr int kRows = 192;
 
 inline int64_t steps_of(int64_t d) { return (d + kDepth - 1) / kDepth; }
 
-// 16 rows: [depth][2 parts] tiles. A tile of rows is two of them: one is multiplied while the other is
-// filled.
+// Returns the bytes of 16 rows: [depth][2 parts] tiles. A tile of rows consists of two such groups: one is
+// multiplied while the other one is filled.
 inline int64_t group_bytes(int64_t d) { return steps_of(d) * 2 * kTileBytes; }
 int64_t two_groups(int64_t, int64_t d) { return 2 * group_bytes(d); }
 
-// 32 codewords as right operands: [depth][2 parts][2] tiles of [16 words][16 codewords].
+// Returns the bytes of 32 codewords as right operands: [depth][2 parts][2] tiles of [16 words][16 codewords].
 int64_t small_k_block_bytes(int64_t d) { return steps_of(d) * 4 * kTileBytes; }
 
 double pack_columns(const float* code, int64_t d, int64_t lane, void* block) {
@@ -28,7 +28,7 @@ double pack_columns(const float* code, int64_t d, int64_t lane, void* block) {
   for (int64_t start = 0; start < d; start += kDepth) {
     alignas(64) char packed[4 * kTileBytes] = {};
     const int64_t n = d - start < kDepth ? d - start : kDepth;
-    // two tiles of each part; one line of each is filled
+    // Fills one line of two tiles of each part.
     squares += pack<2>(code + start, n, 0, packed);
     for (int part = 0; part < 2; ++part, target += 2 * kTileBytes) {
       for (int w = 0; w < kTile; ++w)
@@ -99,13 +99,13 @@ class RowSplitter {
   __m512 square_ = _mm512_setzero_ps(), rest_ = _mm512_setzero_ps();
 };
 
-// TileSums of 16 rows with 16 codewords in each tile.
+// The sums of 16 rows with 16 codewords in each tile.
 struct alignas(64) TileSums {
   float product[4][kTile][kTile];
 };
 
-// Tiles 0 to 3 += 16 rows times the 16 codewords of each of 2 * kBlocks tiles. between() runs after every
-// three products.
+// Adds the products of 16 rows and the 16 codewords of each of 2 * kBlocks tiles to tiles 0 to 3. between()
+// runs after every three products.
 template <int kBlocks, class Between>
 inline __attribute__((always_inline)) void multiply(const char* rows, const char* panels, int64_t d,
                                                     TileSums& sums, const Between& between) {

@@ -1,5 +1,5 @@
-// Rows and codewords as tiles of AMX: 16 x 32 bfloat16, in two parts for three products (vq_assign.amx.cpp)
-// or the first part for one (vq_prefilter.amx.cpp).
+// Rows and codewords as tiles of AMX: 16 x 32 bfloat16. They have two parts for three products
+// (vq_assign.amx.cpp) or only the first part for one product (vq_prefilter.amx.cpp).
 #pragma once
 
 #include "cpu/amx.h"
@@ -13,10 +13,11 @@ constexpr int kPair = 2 * kTile;      // rows, and codewords, multiplied togethe
 constexpr int64_t kDepth = 32;        // elements in one tile
 constexpr int64_t kTileBytes = 1024;  // [16][32] bfloat16
 
-// One part of 32 rows or codewords (the nearest bfloat16, or the nearest to the rest): [depth][2] tiles.
+// Returns the bytes of one part of 32 rows or codewords, [depth][2] tiles. A part is the nearest bfloat16, or
+// the nearest bfloat16 to the rest.
 inline int64_t part_bytes(int64_t d) { return (d + kDepth - 1) / kDepth * 2 * kTileBytes; }
 
-// 32 codewords, or a tile of rows, of kParts parts each.
+// Returns the bytes of 32 codewords, or of a tile of rows, with kParts parts each.
 template <int kParts>
 int64_t block_bytes(int64_t d) {
   return kParts * part_bytes(d);
@@ -26,25 +27,25 @@ int64_t tile_bytes(int64_t count, int64_t d) {
   return (count + kPair - 1) / kPair * kParts * part_bytes(d);
 }
 
-// The bfloat16 nearest to each of 32 values, ties away from zero, and the bfloat16 nearest to the rest.
+// The bfloat16 nearest to each of 32 values, with ties away from zero, and the bfloat16 nearest to the rest.
 // Element j shares a word with element j + 16, in rows and codewords alike, so packing needs no shuffle.
 struct Split {
   __m512i first, second;
   __m512 rest[2];  // value - first
 };
 
-// The bfloat16 nearest to each value, in the high half of its word; the low half is undefined.
+// Returns the bfloat16 nearest to each value, in the high half of its word. The low half is undefined.
 inline __attribute__((always_inline)) __m512i nearest(__m512 value) {
   return _mm512_add_epi32(_mm512_castps_si512(value), _mm512_set1_epi32(0x8000));
 }
 
-// The rest of a value after nearest().
+// Returns the rest of a value after nearest().
 inline __attribute__((always_inline)) __m512 rest_of(__m512 value, __m512i rounded) {
   return _mm512_sub_ps(
       value, _mm512_castsi512_ps(_mm512_and_si512(rounded, _mm512_set1_epi32(static_cast<int>(0xffff0000)))));
 }
 
-// Words of two bfloat16: the low half from low, the high half from high.
+// Returns words of two bfloat16: the low half from `low`, the high half from `high`.
 inline __attribute__((always_inline)) __m512i words(__m512i low, __m512i high) {
   return _mm512_ternarylogic_epi32(_mm512_srli_epi32(low, 16), high,
                                    _mm512_set1_epi32(static_cast<int>(0xffff0000)), 0xf8);
@@ -57,11 +58,11 @@ inline __attribute__((always_inline)) void split(const __m512 (&value)[2], Split
   out.second = words(nearest(out.rest[0]), nearest(out.rest[1]));
 }
 
-// Codewords keep their order in a tile: [16][16 words].
+// Packs a codeword. Codewords keep their order in a tile: [16][16 words].
 template <int kParts>
 double pack(const float* code, int64_t d, int64_t lane, void* block) {
   char* target = static_cast<char*>(block) + lane / kTile * kTileBytes + lane % kTile * 64;
-  __m512d squares = _mm512_setzero_pd();  // in float64, where the squares do not underflow
+  __m512d squares = _mm512_setzero_pd();  // float64, in which the squares do not underflow
   for (int64_t start = 0; start < d; start += kDepth, target += 2 * kTileBytes) {
     const int64_t n = d - start < kDepth ? d - start : kDepth;
     const uint32_t mask = 0xffffffffu >> (kDepth - n);
@@ -80,7 +81,7 @@ double pack(const float* code, int64_t d, int64_t lane, void* block) {
   return _mm512_reduce_add_pd(squares);
 }
 
-// Transposes [16][16] of 32 bits.
+// Transposes [16][16] words of 32 bits.
 inline __attribute__((always_inline)) void transpose(const void* source, int64_t stride, void* target,
                                                      int64_t target_stride) {
   __m512i a[16], b[16];
@@ -109,15 +110,14 @@ inline __attribute__((always_inline)) void transpose(const void* source, int64_t
   for (int i = 0; i < 16; ++i) _mm512_storeu_si512(static_cast<char*>(target) + i * target_stride, a[i]);
 }
 
-// Rows are columns of a tile: [16 words][16 rows]. A row is read in one go, which suits the hardware
-// prefetcher; then the columns are formed.
+// Packs rows, which are columns of a tile: [16 words][16 rows]. A row is first read in one go, which suits
+// the hardware prefetcher. Then the columns are formed.
 template <class T, int kParts>
 void load_columns(const char* const* source, int64_t count, int64_t d, const float* mean, char* y,
                   RowSize* size) {
   constexpr int64_t kSlab = 512;
-  alignas(64)
-      __m512i parts[kParts][kTile]
-                   [kSlab / kDepth + 1];  // one more: rows a power of two apart would share sets of the cache
+  alignas(64) __m512i parts[kParts][kTile][kSlab / kDepth + 1];  // one more, because rows a power of two
+                                                                 // apart would share sets of the cache
   alignas(64) float chunk[kTile][kChunk];
   double square[kTile] = {}, left[kTile] = {};
   for (int64_t slab = 0; slab < d; slab += kSlab) {
@@ -186,7 +186,8 @@ void load(const char* const* source, int64_t count, Dtype dtype, int64_t d, cons
   });
 }
 
-// 32 codewords times 32 rows: summed in tiles 0 to 3, then stored in memory for the scores.
+// The products of 32 codewords and 32 rows. They are summed in tiles 0 to 3, and then stored in memory for
+// the scores.
 struct alignas(64) Products {
   float value[kPair][2][kTile];
 
@@ -196,7 +197,7 @@ struct alignas(64) Products {
     _tile_zero(2);
     _tile_zero(3);
   }
-  // The codewords of tiles 4 and 5 times the rows of tiles 6 and 7.
+  // Adds the products of the codewords of tiles 4 and 5 and the rows of tiles 6 and 7.
   static inline __attribute__((always_inline)) void add() {
     _tile_dpbf16ps(0, 4, 6);
     _tile_dpbf16ps(1, 4, 7);
@@ -209,7 +210,7 @@ struct alignas(64) Products {
     _tile_stored(2, value[kTile][0], sizeof value[0]);
     _tile_stored(3, value[kTile][1], sizeof value[0]);
   }
-  // Scores of codeword k with 16 rows.
+  // Returns the scores of codeword k with 16 rows.
   inline __attribute__((always_inline)) __m512 score(int k, int half, const float* half_squares) const {
     return _mm512_sub_ps(_mm512_set1_ps(half_squares[k]), _mm512_load_ps(value[k][half]));
   }

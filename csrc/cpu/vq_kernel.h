@@ -1,4 +1,5 @@
-// The steps of vq after the search, on one run of rows, and the gradient.
+// The steps of vq after the search, on one run of rows, and the gradient: the interface that each instruction
+// set implements.
 #pragma once
 
 #include <cstdint>
@@ -9,12 +10,11 @@
 
 namespace uefl::cpu {
 
-// Pointers to [N, ..] are to the first row of the run; the elements of a row of x are contiguous.
+// A run of rows. Pointers to [N, ..] are to its first row, and the elements of a row of x are contiguous.
 struct VqRun {
   Span x;
   int64_t rows, d;
-  int64_t
-      codebook_step;  // codewords from the codebook of one segment to the next: k, or 0 for a shared codebook
+  int64_t codebook_step;   // codewords between the codebooks of two segments: k, or 0 for a shared codebook
   const int64_t* indices;  // [N, S]
   const char* codewords;   // [.., k, d] in the dtype of x
   const double* exact;     // the same, in float64
@@ -27,7 +27,7 @@ struct VqSums {
   Span x;
   int64_t rows, d, codebook_step;
   const int64_t* indices;
-  const double* scales;  // [.., k] units of `fixed` in 1.0; 0: leave the rows of this codeword out
+  const double* scales;  // [.., k] units of `fixed` in 1.0; 0 excludes the rows of this codeword
   int64_t* fixed;        // [.., k, d]
 };
 
@@ -41,9 +41,9 @@ struct VqBackwardRun {
 };
 
 struct VqKernel {
-  // Writes quantized, adds to counts, raises largest, returns the sum of (x - codeword)^2.
+  // Writes quantized, adds to counts and raises largest. Returns the sum of (x - codeword)^2.
   double (*replace)(const VqRun& run);
-  // Adds the rows to fixed.
+  // Adds the rows to `fixed`.
   void (*add)(const VqSums& sums);
   // Writes the gradient.
   void (*backward)(const VqBackwardRun& run);

@@ -1,8 +1,8 @@
-// The prefilter on AMX: one product of bfloat16 instead of three.
+// The prefilter on AMX, with one product of bfloat16 instead of three.
 //
-// A chunk of codewords is scored, keeping the best score of each row, and then scanned for scores near the
-// best. The tile unit leaves one of the two vector ports to these comparisons. They are issued in portions,
-// one after every few products of later codewords.
+// The kernel scores a chunk of codewords, keeps the best score of each row, and then scans the chunk for
+// scores near the best one. The tile unit does not use one of the two vector ports, so it is free for these
+// comparisons. They are issued in portions, one after every few products of later codewords.
 #if defined(__x86_64__)
 #include "cpu/vq_assign_tiles.h"
 #include "cpu/vq_prefilter_candidates.h"
@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kChunkBlocks = 8;  // blocks that are scanned together; their scores with 32 rows take 32 KiB
 
-// The products of 32 codewords and 32 rows. between() runs after every four of them.
+// Computes the products of 32 codewords and 32 rows. between() runs after every four of them.
 template <class Between>
 inline __attribute__((always_inline)) void multiply(const char* codewords, const char* y, int64_t part,
                                                     Products& products, const Between& between) {
@@ -36,7 +36,7 @@ struct Chunk {
   int64_t row;
 };
 
-// The best score of each row of a chunk so far.
+// Finds the best score of each row of a chunk so far.
 class Lowest {
  public:
   inline __attribute__((always_inline)) Lowest(const Chunk& chunk, const Candidates& found) : chunk_(chunk) {
@@ -62,7 +62,7 @@ class Lowest {
   int done_ = 0;
 };
 
-// Lists the codewords with scores near the best.
+// Lists the codewords with scores near the best one.
 class Close {
  public:
   inline __attribute__((always_inline)) Close(const Chunk& chunk, Candidates& found)
@@ -110,7 +110,7 @@ void candidates(const void* y, int64_t count, const void* panels, const float* h
   const ConfiguredTiles configured;
   const int64_t part = part_bytes(d), groups = (count + kPair - 1) / kPair,
                 chunks = (blocks + kChunkBlocks - 1) / kChunkBlocks;
-  const int64_t steps = part / (2 * kTileBytes);  // of four products, in a block
+  const int64_t steps = part / (2 * kTileBytes);  // steps of four products in a block
   const int64_t bytes =
       (ahead.end - ahead.next + 63) / (steps * blocks * groups) + 1;  // lines to prefetch per step
   const char* line = ahead.next;
@@ -129,7 +129,7 @@ void candidates(const void* y, int64_t count, const void* panels, const float* h
                           static_cast<int>(end - begin) * kPair, g * kPair};
       Close close(waiting, out);
       Lowest lowest(current, out);
-      // In units of 2^-16 codewords per step.
+      // `rate` is in units of 2^-16 codewords per step.
       const int rate = static_cast<int>((int64_t{waiting.count} << 16) / (steps * (end - begin))) + 1;
       const int lowest_rate = static_cast<int>((int64_t{kPair} << 16) / steps) + 1;
       int progress = 0;

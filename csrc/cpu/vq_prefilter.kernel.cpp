@@ -1,4 +1,4 @@
-// The prefilter in 16-bit fixed point: an instruction multiplies twice the elements of an FMA, and the sums
+// The prefilter in 16-bit fixed point. An instruction multiplies twice the elements of an FMA, and the sums
 // are exact. AMX has its own prefilter, vq_prefilter.amx.cpp.
 #if defined(__SSE2__) && (!defined(__AVX512F__) || defined(__AVX512VNNI__))  // elsewhere float32 is as fast
 #include "cpu/variant.h"
@@ -9,15 +9,15 @@ namespace {
 
 constexpr int kPanels = 2, kCodewords = kPanels * kLanes;  // vectors of a block of codewords, and codewords
 #if defined(__AVX512F__)
-// 12 x 2 sums, 2 vectors of codewords and a row element fill 27 of 32 registers.
+// 12 x 2 sums, 2 vectors of codewords and a row element take 27 of 32 registers.
 constexpr int kRows = 12, kGroups = 4;
 #elif defined(__AVX2__)
-// 12 sums, 2 vectors of codewords, a row element and products: 16 of 16.
+// 12 sums, 2 vectors of codewords, a row element and products take all 16 registers.
 constexpr int kRows = 6, kGroups = 8;
 #else
 constexpr int kRows = 4, kGroups = 12;
 #endif
-// Groups of rows pass by a block of codewords, which stays in the first-level cache.
+// The rows of a tile. Its groups pass by a block of codewords, which stays in the first-level cache.
 constexpr int kTileRows = kRows * kGroups;
 constexpr int kChunkBlocks = 16;        // blocks of scores that are scanned together
 constexpr int64_t kDepth = 2 * kLanes;  // elements that are packed together, into kLanes words
@@ -25,8 +25,8 @@ constexpr int64_t kLine = 64;
 
 inline int64_t words(int64_t d) { return (d + kDepth - 1) / kDepth * kLanes; }
 
-// A tile: the unit of each row; its words [groups][ceil(words / 64)][kRows][64], so that each row has a
-// constant offset; a buffer for the floats of a row.
+// A tile has the unit of each row, its words [groups][ceil(words / 64)][kRows][64], in which each row has a
+// constant offset, and a buffer for the floats of a row.
 constexpr int64_t kUnitBytes = (kTileRows * 4 + kLine - 1) / kLine * kLine;
 inline int64_t group_words(int64_t d) { return (words(d) + kChunk - 1) / kChunk * kChunk * kRows; }
 int64_t tile_bytes(int64_t, int64_t d) {
@@ -34,8 +34,8 @@ int64_t tile_bytes(int64_t, int64_t d) {
 }
 int64_t block_bytes(int64_t d) { return words(d) * kCodewords * 4; }
 
-// kDepth elements in units, as pairs in kLanes words. The order of the elements does not matter as long as
-// rows and codewords agree. Adds the squared rounding errors.
+// Converts kDepth elements to units, as pairs in kLanes words. The order of the elements does not matter as
+// long as rows and codewords agree. Adds the squared rounding errors to `rest`.
 UEFL_INLINE Ints quantize(const float* values, float unit, float per_unit, Floats& rest) {
   Ints integers[2];
 #pragma GCC unroll 2
@@ -67,7 +67,7 @@ double pack(const float* code, int64_t d, float unit, int64_t lane, void* block)
   return square_bound(sum_across(rest), d);
 }
 
-// A row minus the mean, padded with zeros to a multiple of kDepth.
+// Writes a row minus the mean, padded with zeros to a multiple of kDepth.
 template <class T>
 inline void center_row(const T* x, int64_t d, const float* mean, float* y) {
   for (int64_t j = 0; j < d; ++j) y[j] = center(x[j], mean[j]);
@@ -105,7 +105,7 @@ void load_rows(const char* const* source, int64_t count, Dtype dtype, int64_t d,
   }
 }
 
-// Notes the codewords of some blocks, from number ``first`` on, with a score of row r within its margin.
+// Lists the codewords of some blocks, from number `first` on, whose score with row r is within its margin.
 inline void note_close(const float (*scores)[kTileRows][kCodewords], int64_t blocks, int64_t first, int r,
                        Candidates& out) {
   const Floats limit = broadcast(out.best[r] + out.margin[r]);
@@ -129,7 +129,7 @@ void candidates(const void* y, int64_t count, const void* panels, const float* h
                 steps = blocks * groups * ((depth + kChunk - 1) / kChunk);
   const int64_t lines =
       ((ahead.end - ahead.next + kLine - 1) / kLine + steps - 1) / steps;       // lines to prefetch per step
-  auto* const scores = static_cast<float (*)[kTileRows][kCodewords]>(scratch);  // of a chunk of blocks
+  auto* const scores = static_cast<float (*)[kTileRows][kCodewords]>(scratch);  // scores of a chunk of blocks
   Floats lowest[kTileRows];
   for (int r = 0; r < kTileRows; ++r) out.best[r] = __builtin_inff(), out.count[r] = 0;
   for (int64_t begin = 0; begin < blocks; begin += kChunkBlocks) {

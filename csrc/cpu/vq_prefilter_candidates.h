@@ -7,7 +7,8 @@
 namespace uefl::cpu {
 namespace {
 
-// Adds a codeword. When the list is full, first drops the codewords that the best score so far rules out.
+// Adds a codeword to the list. If the list is full, it first drops the codewords that the best score so far
+// excludes.
 __attribute__((noinline)) void note(Candidates& found, int64_t row, int code, float score) {
   int& count = found.count[row];
   if (count == Candidates::kMost) {

@@ -15,13 +15,13 @@
 
 namespace uefl {
 
-// A unit is dropped when its 16 random bits are below this: with probability round(65536 p) / 65536, at most
-// 65535 / 65536.
+// Returns the threshold of a dropout rate. A unit is dropped if its 16 random bits are below the threshold.
+// This has probability round(65536 p) / 65536, at most 65535 / 65536.
 inline uint32_t dropout_threshold(double p) {
   return static_cast<uint32_t>(std::min(65535.0, std::nearbyint(p * 65536)));
 }
 
-// The name has passed the check.
+// Returns the activation of a name that has passed the check.
 inline McActivation activation_of(const std::string& name) {
   return name == "gelu"   ? McActivation::gelu
          : name == "relu" ? McActivation::relu

@@ -10,8 +10,8 @@
 
 namespace uefl {
 
-// Sizes of a valid search: x [..., segments * d], codebook [k, d] (books = 1) or [books, k, d] with books =
-// segments.
+// The sizes of a valid search: x [..., segments * d], codebook [k, d] (books = 1) or [books, k, d] with books
+// = segments.
 struct SearchSizes {
   int64_t books, k, d, segments;
 };

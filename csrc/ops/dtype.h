@@ -1,4 +1,4 @@
-// The element type of a tensor as the kernels name it.
+// Converts the element type of a tensor to the name that the kernels use.
 #pragma once
 
 #include <torch/csrc/stable/tensor.h>
@@ -16,7 +16,7 @@ inline cpu::Dtype dtype_of(const torch::stable::Tensor& tensor) {
       return cpu::Dtype::bf16;
     case ScalarType::Half:
       return cpu::Dtype::f16;
-    default:  // the checks of the op have rejected all others
+    default:  // the checks of the op have rejected other dtypes
       return cpu::Dtype::f64;
   }
 }

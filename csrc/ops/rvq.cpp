@@ -31,7 +31,7 @@ std::vector<SearchInput> inputs_of(const Tensor& x, const std::vector<Tensor>& c
   return inputs;
 }
 
-// From [stages][positions] to [positions][stages].
+// Transposes [stages][positions] to [positions][stages].
 void transpose(const std::vector<int64_t>& from, int64_t stages, int64_t positions, int64_t* to) {
   for (int64_t stage = 0; stage < stages; ++stage) {
     for (int64_t i = 0; i < positions; ++i) to[i * stages + stage] = from[stage * positions + i];
@@ -49,7 +49,7 @@ void write_losses(const std::vector<double>& errors, double factor, Tensor& loss
   }
 }
 
-// rotation: for the backward pass only.
+// Runs rvq. `rotation` is for the backward pass only.
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> rvq(const Tensor& x, std::vector<Tensor> codebooks,
                                                        std::string metric, bool exact, bool with_sums,
                                                        double codebook_weight, double commitment_weight,

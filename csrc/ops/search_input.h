@@ -1,4 +1,4 @@
-// The input of the ops that search on the CPU, and the division of work among torch's threads.
+// The input of the ops that search on the CPU, and the division of their work among torch's threads.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
@@ -15,19 +15,19 @@
 
 namespace uefl {
 
-// For a codebook, which may be small.
+// Divides the codewords of a codebook among threads. A codebook may have few codewords.
 inline void in_parallel(int64_t count, const std::function<void(int64_t, int64_t)>& work) {
   torch::stable::parallel_for(0, count, 16, work);
 }
 
-// Blocks of rows. An error, which only a search of few rows throws here, does not pass through torch's
-// threads.
+// Divides blocks of rows among threads. Only a search of few rows throws an error here, and the error must
+// not pass through torch's threads.
 template <class Work>
 void for_blocks(bool few, int64_t blocks, const Work& work) {
   few ? work(0, blocks) : torch::stable::parallel_for(0, blocks, 1, work);
 }
 
-// The rows of a tensor; where its strides do not allow that, the tensor becomes a contiguous copy.
+// Returns the rows of a tensor. If its strides do not allow that, the tensor becomes a contiguous copy.
 inline cpu::StridedRows rows_of(torch::stable::Tensor& tensor) {
   cpu::StridedRows rows;
   const auto view = [&] {
@@ -41,7 +41,7 @@ inline cpu::StridedRows rows_of(torch::stable::Tensor& tensor) {
   return rows;
 }
 
-// x and the codebook for the kernels; owns the tensors.
+// x and the codebook for the kernels, with the tensors that own their memory.
 struct SearchInput {
   SearchInput(const std::string& op, const torch::stable::Tensor& x_given,
               const torch::stable::Tensor& codebook_given, const std::string& metric_name)

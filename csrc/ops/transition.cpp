@@ -18,7 +18,7 @@ namespace {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// Losses and constants: float64 for float64 logits, else float32.
+// Returns the dtype of losses and constants: float64 for float64 logits, otherwise float32.
 ScalarType wide(const Tensor& logits) {
   return logits.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
 }
@@ -30,13 +30,13 @@ Tensor dense(const Tensor& tensor, ScalarType dtype) {
 cpu::StridedRows rows_of(const Tensor& logits) {
   cpu::StridedRows rows;
   cpu::view_rows(logits.const_data_ptr(), dtype_of(logits), logits.sizes().data(), logits.strides().data(), 2,
-                 rows);  // two always fit
+                 rows);  // two dimensions always fit
   return rows;
 }
 
 const int64_t* indices(const Tensor& tensor) { return static_cast<const int64_t*>(tensor.const_data_ptr()); }
 
-// The shared arguments of the transition ops; holds the tensors that the kernels read.
+// The arguments that the transition ops share, with the tensors that the kernels read.
 struct TransitionInput {
   TransitionInput(const char* op, const Tensor& logits_given, const Tensor& log_transition,
                   const Tensor& log_marginal, const std::optional<Tensor>& groups_given)

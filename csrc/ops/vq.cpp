@@ -35,7 +35,7 @@ Tensor vq_assign(const Tensor& x, const Tensor& codebook, std::string metric, bo
   return indices;
 }
 
-// rotation: for the backward pass only.
+// Runs vq. `rotation` is for the backward pass only.
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> vq(const Tensor& x, const Tensor& codebook,
                                                       std::string metric, bool exact, bool with_sums,
                                                       double codebook_weight, double commitment_weight,
@@ -77,7 +77,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> vq(const Tensor& x, const Ten
   return {quantized, indices, loss, counts, sums};
 }
 
-// Rows per task of a thread, enough to pay for starting it.
+// Returns the rows in a task of a thread, enough to pay for starting it.
 int64_t backward_rows(int64_t dim) { return std::max<int64_t>(1, (1 << 15) / dim); }
 
 Tensor vq_backward(const Tensor& x, const Tensor& codebook, const Tensor& indices,

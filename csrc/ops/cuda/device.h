@@ -1,4 +1,4 @@
-// Properties of devices and kernels, read from the driver once in a process.
+// Properties of devices and kernels, which are read from the driver once in a process.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -16,7 +16,7 @@ namespace uefl::cuda {
 struct Device {
   int64_t multiprocessors = 1,
           shared = 0;  // shared: most bytes of a block, static and dynamic together
-  int major = 0;       // of the compute capability
+  int major = 0;       // major number of the compute capability
 };
 
 inline std::vector<Device> ask_devices() {
@@ -35,7 +35,7 @@ inline std::vector<Device> ask_devices() {
   return found;
 }
 
-// The device of the launches, which a guard has set to the device of the tensors.
+// Returns the current device, which a guard has set to the device of the tensors.
 inline const Device& current_device() {
   static const std::vector<Device> devices = ask_devices();
   static const Device none;
@@ -44,7 +44,7 @@ inline const Device& current_device() {
   return known ? devices[static_cast<size_t>(index)] : none;
 }
 
-// Allows a kernel this number of bytes of dynamic shared memory on the current device. The driver is called
+// Allows a kernel this number of bytes of dynamic shared memory on the current device. It calls the driver
 // only if the number grows.
 template <class Kernel>
 void allow_shared(const char* op, Kernel kernel, int64_t bytes) {

@@ -1,4 +1,4 @@
-// Registers mc_dropout_mlp_plan.h with torch.
+// Registers mc_dropout_mlp and dropout_mask on CUDA (mc_dropout_mlp_plan.h).
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -38,7 +38,7 @@ struct Launch {
   void over(int64_t threads, Kernel kernel, const Arguments&... arguments) const {
     kernel<<<blocks(threads), kThreads, 0, stream>>>(arguments...);
   }
-  // A slab has far fewer warps than the limit of a grid.
+  // Launches the kernels of a call. A slab has far fewer warps than the limit of a grid.
   template <class Kernel, class... Arguments>
   void all(int64_t threads, Kernel kernel, const Arguments&... arguments) const {
     over(threads, kernel, arguments...);
@@ -52,7 +52,7 @@ void with_type(ScalarType type, const Body& body) {
       return body(float{});
     case ScalarType::Half:
       return body(__half{});
-    default:  // the checks have rejected all others
+    default:  // the checks have rejected other dtypes
       return body(__nv_bfloat16{});
   }
 }

@@ -1,4 +1,4 @@
-// Registers an op on CUDA: in uefl_cuda, and in uefl for the GPUs that this library has machine code for. On
+// Registers an op on CUDA: in uefl_cuda, and in uefl for the GPUs for which this library has machine code. On
 // other GPUs, an op of uefl calls the op of uefl_portable, which Python defines.
 #pragma once
 
@@ -18,7 +18,7 @@ namespace {
 
 __global__ void built() {}
 
-// Returns whether the driver finds code for a GPU. The driver is asked once for each GPU.
+// Returns true if the driver finds code for a GPU. The driver is asked once for each GPU.
 inline bool built_for(int32_t index) {
   static const std::vector<bool> found = [] {
     int count = 0;
@@ -29,7 +29,7 @@ inline bool built_for(int32_t index) {
       cudaFuncAttributes attributes;
       devices[static_cast<size_t>(device)] = cudaFuncGetAttributes(&attributes, built) == cudaSuccess;
     }
-    (void)cudaGetLastError();  // of the devices without code
+    (void)cudaGetLastError();  // clears the error of a device without code
     return devices;
   }();
   return static_cast<size_t>(index) < found.size() && found[static_cast<size_t>(index)];
@@ -49,7 +49,7 @@ void call_portable(StableIValue* stack) {
   TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(name.c_str(), "", stack, TORCH_ABI_VERSION));
 }
 
-// The first argument of every op is a tensor.
+// Finds the device of a call: the first argument of every op is a tensor.
 template <OpName kName, auto kOp>
 void where_built(StableIValue* stack, uint64_t arguments, uint64_t results) {
   int32_t index = 0;
@@ -61,7 +61,7 @@ void where_built(StableIValue* stack, uint64_t arguments, uint64_t results) {
 }  // namespace
 }  // namespace uefl::cuda
 
-// boxed: the result of TORCH_BOX for a function.
+// Registers a boxed function, which is the result of TORCH_BOX for a function.
 #define UEFL_CUDA_OP(name, ...)                                                \
   STABLE_TORCH_LIBRARY_IMPL(uefl_cuda, CUDA, m) { m.impl(name, __VA_ARGS__); } \
   STABLE_TORCH_LIBRARY_IMPL(uefl, CUDA, m) { m.impl(name, (&uefl::cuda::where_built<name, __VA_ARGS__>)); }

@@ -1,4 +1,4 @@
-// The launch of row_sums.h, for the ops that end with it.
+// Launches row_sums.h, for the ops that end with it.
 #pragma once
 
 #include "cuda/row_sums.h"

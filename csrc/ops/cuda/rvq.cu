@@ -1,4 +1,5 @@
-// rvq on CUDA: one launch for a few rows and small codebooks; else one stage at a time, as in Python.
+// rvq on CUDA. A few rows with small codebooks take one launch. Otherwise the stages run one at a time, as in
+// Python.
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -69,7 +70,7 @@ void launch(const T* x, Shape shape, Rvq<T> wanted, cudaStream_t stream) {
   STD_TORCH_CHECK(error == cudaSuccess, "rvq: the kernel did not launch: ", cudaGetErrorString(error));
 }
 
-// Without sums; rotation is for the backward pass only.
+// Runs all stages in one launch, without sums. `rotation` is for the backward pass only.
 Results in_one_launch(const Tensor& x, const std::vector<Tensor>& codebooks, double weight) {
   const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
   const SearchSizes sizes = check_search("rvq", x, codebooks[0], "l2");

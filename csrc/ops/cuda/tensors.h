@@ -1,4 +1,4 @@
-// The parts that the ops on CUDA share with torch: element types, x as rows, the device.
+// The parts that the ops on CUDA share: element types, x as rows, and the device of the tensors.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -28,13 +28,13 @@ void with_type(torch::headeronly::ScalarType type, const Body& body) {
       return body(double{});
     case ScalarType::Half:
       return body(__half{});
-    default:  // the checks of the ops have rejected all others
+    default:  // the checks of the ops have rejected other dtypes
       return body(__nv_bfloat16{});
   }
 }
 
-// Returns x as [outer, inner, D]: a view of dense, channels-first and transposed layouts, and a copy of
-// layouts that two strides cannot describe. x becomes the viewed tensor.
+// Returns x as [outer, inner, D]. The result is a view of dense, channels-first and transposed layouts, and a
+// copy of layouts that two strides cannot describe. x becomes the viewed tensor.
 inline Shape shape_of(torch::stable::Tensor& x, const SearchSizes& sizes) {
   if (x.dim() > 2) x = torch::stable::flatten(x, 1, -2);
   const int64_t last = x.dim() - 1;
@@ -48,8 +48,7 @@ inline Shape shape_of(torch::stable::Tensor& x, const SearchSizes& sizes) {
   return shape;
 }
 
-// Returns the spans of these tensors, with elements of 8 bytes. The kernel that packs the codebook zeroes
-// them.
+// Returns the spans of tensors with elements of 8 bytes. The kernel that packs the codebook zeroes them.
 inline Spans spans_of(std::initializer_list<torch::stable::Tensor*> tensors) {
   Spans spans{};
   int64_t i = 0;

@@ -1,4 +1,4 @@
-// Launches of transition_kernels.h, and the registration with torch.
+// Launches the kernels of transition_kernels.h, and registers the ops with torch.
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -21,7 +21,7 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 using torch::stable::accelerator::DeviceGuard;
 
-// Blocks for this number of warps; the kernels loop.
+// Returns the number of blocks for this number of warps. The kernels loop.
 unsigned blocks(int64_t count) {
   constexpr int64_t kToBlock = kThreads / kWarp;
   return static_cast<unsigned>(std::clamp<int64_t>((count + kToBlock - 1) / kToBlock, 1, 1 << 20));
@@ -35,7 +35,7 @@ Tensor dense(const Tensor& tensor, ScalarType dtype) {
   return torch::stable::contiguous(tensor.scalar_type() == dtype ? tensor : torch::stable::to(tensor, dtype));
 }
 
-// The arguments that the transition ops share; holds the tensors that the kernels read, and keeps their
+// The arguments that the transition ops share. It holds the tensors that the kernels read, and keeps their
 // device current.
 struct Input {
   Input(const char* op, const Tensor& logits, const Tensor& log_transition, const Tensor& log_marginal,

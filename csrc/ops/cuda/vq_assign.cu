@@ -1,4 +1,4 @@
-// The choice of the search for a call, the launches, and the registration with torch.
+// Chooses the search for a call, launches it, and registers the op with torch.
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -24,11 +24,11 @@ namespace {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// streamed: mma where the rows of a block do not fit into shared memory.
+// The kinds of search. `streamed` is mma for rows that do not fit into shared memory.
 enum class Search { streamed, mma, wgmma };
 
 // Divides one allocation into the arrays of Packed and the parts of an error, each at a multiple of 16 bytes.
-// open: the number of rows that the lists of all blocks can store.
+// `open` is the number of rows that the lists of all blocks can store.
 Packed carve(const Shape& shape, int64_t open, int64_t warps, const Tensor& x, Tensor& workspace,
              double*& parts) {
   const int64_t codewords = shape.books * shape.padded_k;
@@ -68,9 +68,9 @@ Packed carve(const Shape& shape, int64_t open, int64_t warps, const Tensor& x, T
 constexpr bool kBuiltForSm90a =
     std::string_view(UEFL_CUDA_ARCHITECTURES).find("90a") != std::string_view::npos;
 
-// The fastest allowed first pass. The passes are ordered from the fastest to the slowest. A shape that one
-// pass cannot handle goes to the next. UEFL_CUDA_SEARCH names the fastest allowed one, to compare them, and
-// as a workaround if one is wrong on some GPU.
+// Returns the fastest allowed first pass. The passes are ordered from the fastest to the slowest, and a shape
+// that one pass cannot handle goes to the next one. UEFL_CUDA_SEARCH names the fastest allowed pass, to
+// compare passes, or as a workaround if one is wrong on some GPU.
 Search fastest_allowed() {
   const char* value = std::getenv("UEFL_CUDA_SEARCH");
   const std::string choice = value ? value : "";
@@ -136,7 +136,7 @@ void launch_wgmma(const T* x, const Shape& shape, const Packed& packed, const Wg
   launch(all ? search_wgmma<T, 3, false, true> : search_wgmma<T, 3, false, false>, Layout<3>::kThreads);
 }
 
-// The plan of wgmma for these rows; codewords = 0 if wgmma cannot search them.
+// Returns the plan of wgmma for these rows, with codewords = 0 if wgmma cannot search them.
 WgmmaPlan plan_of(const Shape& shape, const Tensor& rows) {
   const auto element_bytes = static_cast<int64_t>(rows.element_size());
   if (rows.scalar_type() == ScalarType::Double || !rows_in_bulk(shape, rows.const_data_ptr(), element_bytes))
@@ -144,7 +144,7 @@ WgmmaPlan plan_of(const Shape& shape, const Tensor& rows) {
   return divide(shape, element_bytes, current_device().shared, current_device().multiprocessors);
 }
 
-// Launches the kernel before the search.
+// Launches the kernel that packs the codebook before the search.
 template <class Codeword, class Row>
 void launch_pack(const char* op, const Codeword* codebook, const Row* rows, Shape shape, Packed packed,
                  Spans cleared, cudaStream_t stream) {
@@ -156,7 +156,7 @@ void launch_pack(const char* op, const Codeword* codebook, const Row* rows, Shap
   STD_TORCH_CHECK(error == cudaSuccess, op, ": the kernel did not launch: ", cudaGetErrorString(error));
 }
 
-// Zeroes spans where no search runs that would do it.
+// Zeroes the spans if no search runs, since a search would do it.
 void clear(const Spans& spans, cudaStream_t stream) {
   for (int i = 0; i < kSpans; ++i) {
     if (spans.size[i] > 0)
@@ -164,14 +164,14 @@ void clear(const Spans& spans, cudaStream_t stream) {
   }
 }
 
-// The search that runs here: wgmma if it has a plan, else mma if a tile fits shared memory.
+// Returns the search that runs here: wgmma if it has a plan, otherwise mma if a tile fits into shared memory.
 Search search_of(const Shape& shape, const WgmmaPlan& plan) {
   const bool whole = mma_bytes(shape.d) + kMmaStaticBytes <= current_device().shared;
   if (!whole || fastest_allowed() == Search::streamed) return Search::streamed;
   return plan.codewords > 0 ? Search::wgmma : Search::mma;
 }
 
-// Places for the rows that a search leaves open.
+// Returns the number of rows that the lists of a search must be able to store.
 int64_t open_places(const Shape& shape, Search search, const WgmmaPlan& plan) {
   if (search == Search::wgmma) return plan.items.grid * kGroupWarps * plan.room;
   return mma_blocks(shape) * kMmaLists * mma_room(shape, mma_blocks(shape));

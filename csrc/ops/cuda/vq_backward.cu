@@ -1,4 +1,4 @@
-// Launches of vq_backward_kernels.h, and the registration with torch.
+// Launches the kernels of vq_backward_kernels.h, and registers the op with torch.
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -19,8 +19,8 @@ namespace {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// Returns x as [outer, inner, D]: a view, or a copy if two strides cannot describe the layout. The tensor
-// becomes the viewed one.
+// Returns a tensor as [outer, inner, D]: a view, or a copy if two strides cannot describe the layout. The
+// tensor becomes the viewed one.
 View view(Tensor& tensor) {
   if (tensor.dim() > 2) tensor = torch::stable::flatten(tensor, 1, -2);
   const int64_t last = tensor.dim() - 1;
@@ -104,7 +104,7 @@ Tensor vq_backward(const Tensor& x, const Tensor& codebook, const Tensor& indice
     case ScalarType::Half:
       with(__half{});
       break;
-    default:  // check_search has rejected all others
+    default:  // check_search has rejected other dtypes
       with(__nv_bfloat16{});
   }
   if (out.const_data_ptr() != grad_x.const_data_ptr())

@@ -23,7 +23,7 @@ namespace {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// Returns true if all pieces of this number of bytes are aligned to it.
+// Returns true if the kernel can read x in pieces of 16 bytes and the codewords with the same alignment.
 bool in_pieces(const void* x, const Shape& shape, int64_t element_bytes, const void* codewords) {
   const int64_t piece = 16 / element_bytes;
   return reinterpret_cast<uintptr_t>(x) % 16 == 0 && reinterpret_cast<uintptr_t>(codewords) % 16 == 0 &&
@@ -53,7 +53,7 @@ struct Results {
   Tensor quantized, indices, counts, largest, sums;
 };
 
-// The error goes to total; with scales the rows are summed.
+// Searches and quantizes. The error goes to `total`. With scales, the rows of each codeword are summed.
 Results run(const char* op, const Tensor& x, const Tensor& codebook, const std::optional<Tensor>& scales,
             const std::string& metric, bool exact, const SearchSizes& sizes, const Total& total) {
   const int64_t counted = sizes.books * sizes.k, with_sums = scales ? counted : 0;
@@ -127,7 +127,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> vq_forward(const Tens
   return {made.quantized, made.indices, error, made.counts, made.largest, made.sums};
 }
 
-// Without sums; rotation is for the backward pass only.
+// Runs vq without sums. `rotation` is for the backward pass only.
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> vq(const Tensor& x, const Tensor& codebook,
                                                       std::string metric, bool exact, bool /*with_sums*/,
                                                       double codebook_weight, double commitment_weight,
@@ -153,7 +153,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> vq(const Tensor& x, const Ten
           torch::stable::new_empty(x, {0}, ScalarType::Double)};
 }
 
-// vq with sums is composed in Python, where torch converts the sums from whole numbers.
+// Runs vq. Python composes vq with sums, because torch converts the sums from integers there.
 void vq_or_sums(StableIValue* stack, uint64_t arguments, uint64_t results) {
   constexpr int kWithSums = 4;
   torch::stable::detail::to<bool>(stack[kWithSums]) ? call_portable<"vq">(stack)
