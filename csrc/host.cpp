@@ -33,7 +33,8 @@ std::string shape_of(const py::array& array) {
   return "[" + text + "]";
 }
 
-// The kernels read elements through typed pointers, so a misaligned array is copied, too.
+// Returns a contiguous array. The kernels read elements through typed pointers, so a misaligned array is
+// copied, too.
 py::array contiguous(const py::array& array) {
   return py::array::ensure(array,
                            static_cast<int>(py::array::c_style) | py::detail::npy_api::NPY_ARRAY_ALIGNED_);
@@ -108,7 +109,7 @@ py::array_t<int64_t> vq_assign(py::array x, const py::array& codebook_given, con
   return indices;
 }
 
-// uefl_kernels/numpy.py has checked the arguments.
+// Runs k-means. uefl_kernels/numpy.py has checked the arguments.
 py::tuple kmeans(py::array x, int64_t k,
                  const std::optional<py::array_t<double, py::array::c_style>>& weights,
                  const std::optional<py::array>& init_given, const std::string& method, bool spherical,

@@ -29,7 +29,7 @@ bool tiles_permitted() {
 }
 #endif
 
-// The first variant that needs the feature; all better variants need it too.
+// Returns the first variant that needs the feature. All better variants need it too.
 Isa needed_by(const std::string& feature) {
   if (feature.rfind("amx", 0) == 0 || feature == "avx512bf16") return Isa::amx;
   if (feature == "avx512vnni") return Isa::avx512vnni;
@@ -46,7 +46,7 @@ bool supported(Isa isa) {
   return true;
 }
 
-// The value of an environment variable, or null if it is unset or empty.
+// Returns the value of an environment variable, or null if it is unset or empty.
 const char* setting(const char* variable) {
   const char* value = std::getenv(variable);
   return value && *value ? value : nullptr;

@@ -9,17 +9,17 @@ namespace uefl::cpu {
 
 enum class Isa { portable, avx2, avx512, avx512vnni, amx };  // each one includes all before it
 
-// Chosen at the first call. Throws std::runtime_error when UEFL_CPU is not a variant, or one that this CPU
-// cannot run.
+// Returns the instruction set, which is chosen at the first call. Throws std::runtime_error if UEFL_CPU is
+// not a variant, or is one that this CPU cannot run.
 Isa isa();
 
-// True when UEFL_CPU_EVERY_SHAPE is set: the instruction set then runs on every shape, even where a simpler
-// one is faster. For tests.
+// Returns true if UEFL_CPU_EVERY_SHAPE is set. The instruction set then runs on every shape, even if a
+// simpler one is faster. Tests use this.
 bool on_every_shape();
 
 const char* name(Isa isa);
 
-// The best variant of a kernel for the instruction set in use.
+// Returns the best variant of a kernel for the instruction set in use.
 template <const auto* portable, const auto* avx2, const auto* avx512, const auto* avx512vnni = avx512>
 const auto& pick() {
 #if defined(__x86_64__)
@@ -30,7 +30,7 @@ const auto& pick() {
   return *portable;
 }
 
-// Each feature that a variant needs, and whether this CPU and its operating system have it.
+// Returns each feature that a variant needs, and whether this CPU and its operating system have it.
 std::vector<std::pair<std::string, bool>> features();
 
 }  // namespace uefl::cpu

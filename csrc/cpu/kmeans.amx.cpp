@@ -14,9 +14,10 @@ constexpr int64_t kTileBytes = kTile * kDepth;
 
 inline int64_t padded(int64_t d) { return (d + kDepth - 1) / kDepth * kDepth; }
 
-// Memory of 16 rows: for each 64 elements, a row-major tile of their high digits, then a tile of their low
-// digits. Memory of a group of candidates: for each 64 elements, a tile [16 runs of 4 elements][16
-// columns][4]. Columns 0 to 7 hold the high digits of the candidates, columns 8 to 15 the low digits.
+// Returns the bytes of a row. 16 rows have, for each 64 elements, a row-major tile of their high digits, then
+// a tile of their low digits. A group of candidates has, for each 64 elements, a tile [16 runs of 4
+// elements][16 columns][4]. Columns 0 to 7 hold the high digits of the candidates, and columns 8 to 15 the
+// low digits.
 int64_t row_bytes(int64_t d) { return 2 * padded(d); }
 int64_t group_bytes(int64_t d) { return padded(d) / kDepth * kTileBytes; }
 
@@ -54,7 +55,7 @@ void pack(const int16_t* values, int64_t d, int64_t lane, char* group) {
   }
 }
 
-// Products of the high and of the low digits of 16 rows with the columns of a group.
+// The products of the high and of the low digits of 16 rows with the columns of a group.
 struct alignas(64) DigitProducts {
   int32_t high[kTile][kTile], low[kTile][kTile];
 };

@@ -45,11 +45,11 @@ class DenseLloyd : public Lloyd {
 
   const PreparedProblem& prepared_;
   const Dense& dense_;
-  // Bounds of all rows, if they save time, and bounds of the sample that decides whether they do.
+  // The bounds of all rows, if they save time, and the bounds of the sample that decides whether they do.
   std::optional<KMeansBounds> bounds_, sample_;
   std::vector<int64_t> sample_labels_;
-  int64_t one_in_ = 8;  // bounds save time if at most one distance in one_in_ has to be computed; with
-                        // more single distances, a search is faster
+  int64_t one_in_ = 8;  // bounds save time if at most one distance in one_in_ is computed; with more of them,
+                        // a search is faster
 };
 
 bool DenseLloyd::assign() {
@@ -77,13 +77,13 @@ bool DenseLloyd::assign() {
                      nullptr);
 }
 
-// Returns whether bounds of the previous iteration rule out most distances of the sample. With more centers
-// than elements in a row, the bounds would take more memory than x in float32, and reading them would take
-// half the time of a search.
+// Returns true if the bounds of the previous iteration exclude most distances of the sample. With more
+// centers than elements in a row, the bounds would take more memory than x in float32, and reading them would
+// take half the time of a search.
 bool DenseLloyd::bounds_pay() {
   if (KMeansBounds::width(k_) > dense_.d || dense_.n < kLeastRows || max_iter_ - iterations_ < kLeastRounds)
     return false;
-  if (isa() >= Isa::avx512vnni && !on_every_shape()) return false;  // the search is as fast here
+  if (isa() >= Isa::avx512vnni && !on_every_shape()) return false;  // a full search is as fast here
   bool pay = false;
   if (sample_) {
     sample_->follow(centers_, on_this_thread);

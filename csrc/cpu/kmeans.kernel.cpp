@@ -30,8 +30,8 @@ bool range_typed(const Dense& x, int64_t lo, int64_t hi, double* low, double* hi
                 all_most = ab_most > ce_most ? ab_most : ce_most;
         least[j] = all_least < least[j] ? all_least : least[j];
         most[j] = all_most > most[j] ? all_most : most[j];
-        zero[j] +=
-            ((a[j] * 0 + b[j] * 0) + (c[j] * 0 + e[j] * 0));  // NaN from the first element that is not finite
+        zero[j] += ((a[j] * 0 + b[j] * 0) + (c[j] * 0 + e[j] * 0));  // NaN after the first element that is
+                                                                     // not finite
       }
     }
     for (int64_t j = 0; j < columns; ++j) {
@@ -90,8 +90,8 @@ constexpr int kSums = 8;  // the same on every instruction set, so that all add 
 constexpr int kOrdered = kSums / kDoubles;  // vectors of a sum in that order
 
 // Adds squared differences of kRows rows, x_pitch apart, and kCenters centers, pitch apart, to sums of kParts
-// vectors. The sums begin at zero if `fresh`. The sums of successive rows are `width` apart. The bits of
-// sums of fewer than kOrdered vectors are not promised, so these use fused multiply-adds.
+// vectors. The sums begin at zero if `fresh`. The sums of successive rows are `width` apart. Sums of fewer
+// than kOrdered vectors may have any bits, so these use fused multiply-adds.
 template <int kRows, int kCenters, int kParts, class T, class Center>
 UEFL_INLINE void add_squares(const T* x, int64_t x_pitch, const Center* centers, int64_t pitch, int64_t count,
                              bool fresh, double (*sums)[kSums], int64_t width) {
@@ -119,7 +119,7 @@ UEFL_INLINE void add_squares(const T* x, int64_t x_pitch, const Center* centers,
 #pragma GCC unroll 4
       for (int p = 0; p < kParts; ++p) {
         widen(centers + c * pitch + j + p * kDoubles, other);
-        keep_in_register(other);  // for all rows
+        keep_in_register(other);  // once for all rows
 #pragma GCC unroll 2
         for (int r = 0; r < kRows; ++r) {
           const Doubles difference = value[r][p] - other;
@@ -282,7 +282,7 @@ void products(const float* y, const float* centers, int64_t pitch, const int32_t
     store(sums_across(sum), out + i);
   }
   for (; i < count; ++i) {
-    constexpr int kParts = 4;  // independent sums, so that one addition does not wait for the last
+    constexpr int kParts = 4;  // independent sums, so that an addition does not wait for the one before it
     Floats sum[kParts] = {}, value, other;
     const float* b = centers + code[i] * pitch;
     for (int64_t j = 0; j < pitch; j += kParts * kLanes) {

@@ -70,8 +70,8 @@ void KMeansBounds::follow(const KMeansCenters& centers, const Parallel& parallel
   const double most_way = *std::max_element(ways_.begin(), ways_.end()), half_square = most_square_ / 2,
                radius = std::sqrt(most_square_);
   error_ = 2 * score_error(d_, half_square, radius, most_norm_ * most_norm_, true);
-  // The values of reach, the bounds and the limits are rounded to float32: about 5 * 2^-24 of their terms is
-  // lost in addition.
+  // reach, the bounds and the limits are rounded to float32, which loses about 5 * 2^-24 of their terms in
+  // addition.
   slack_ = error_ + 0x1p-20 * (half_square + most_norm_ * (radius + 2 * most_way));
 }
 
@@ -92,11 +92,11 @@ int64_t KMeansBounds::assign(int64_t first, int64_t last, int64_t* labels) {
       return true;
     };
     int32_t label = static_cast<int32_t>(labels[row]);
-    // No other center is nearer if its bound exceeds the largest possible score of the own center.
+    // No other center is nearer if its bound exceeds the largest possible score of the row's own center.
     const double upper_bound = double{own_[row]} + half_squares_[label] + double{norm} * way_[label] + slack_;
     if (upper_bound < kInfinity && all_ruled_out(upper_bound)) continue;
 
-    // Score the own center, then each center that its bound does not rule out.
+    // Score the row's own center, then each center that its bound does not exclude.
     kernel_.center(x_, row * stride_, mean_.data(), y.data());
     float product;
     kernel_.products(y.data(), centered_.data(), pitch_, &label, 1, &product);

@@ -17,7 +17,7 @@ struct Dense {
   }
 };
 
-// Integers instead of elements: round((x - middle) * scale).
+// A grid that turns elements into integers: round((x - middle) * scale).
 struct Rounding {
   const double* middle;  // [d]
   const double* scale;   // [d]
@@ -26,38 +26,40 @@ struct Rounding {
 };
 
 struct KMeansKernel {
-  // Lowers low and raises high, [d]; false when an element is not finite.
+  // Lowers low [d] and raises high [d] to the range of the columns. Returns false if an element is not
+  // finite.
   bool (*range)(const Dense& x, int64_t lo, int64_t hi, double* low, double* high);
-  // One row as 15-bit integers. Adds them and their squares to the column sums.
+  // Writes a row as 15-bit integers. Adds them and their squares to the column sums.
   void (*quantize)(const Dense& x, int64_t row, const Rounding& rounding, int16_t* values, int64_t* sums,
                    int64_t* squares);
   // Adds a row of this weight to its new cluster and subtracts it from its old one, which may be null.
   void (*move)(const Dense& x, int64_t row, const Rounding& rounding, double weight, int64_t* to,
                int64_t* from);
-  // The mean [d] of the rows that have added to these sums: middle + sums / scale / mass.
+  // Writes the mean [d] of the rows that were added to these sums: middle + sums / scale / mass.
   void (*mean)(const int64_t* sums, int64_t d, const Rounding& rounding, double mass, double* values);
-  // Squared distance of a row to a center [d] of the same dtype, in the order of square_norms.
+  // Returns the squared distance of a row to a center [d] of the same dtype, in the order of square_norms.
   double (*distance)(const Dense& x, int64_t row, const char* center);
-  // The same distances of rows [lo, hi) to each of k centers [k, d] in float64: out [hi - lo, k].
+  // Writes the same distances of rows [lo, hi) to each of k centers [k, d] in float64: out [hi - lo, k].
   void (*distances)(const Dense& x, int64_t lo, int64_t hi, const double* centers, int64_t k, double* out);
-  // The same distances up to rounding, faster. Apart from underflow, the relative error is at most
-  // (d + 8) 2^-53.
+  // Writes these distances up to rounding, and faster. Apart from underflow, the relative error is at most (d
+  // + 8) 2^-53.
   void (*scores)(const Dense& x, int64_t lo, int64_t hi, const double* centers, int64_t k, double* out);
-  // y = row - mean in float32; the caller has padded y with zeros to a multiple of 64. Returns the sum of
-  // squares of y.
+  // Writes y = row - mean in float32. The caller has padded y with zeros to a multiple of 64. Returns the sum
+  // of the squares of y.
   float (*center)(const Dense& x, int64_t row, const float* mean, float* y);
-  // -y.b for `count` of the centers [k, pitch], pitch a multiple of 64.
+  // Writes -y.b for `count` of the centers [k, pitch]. pitch is a multiple of 64.
   void (*products)(const float* y, const float* centers, int64_t pitch, const int32_t* code, int64_t count,
                    float* out);
-  // One bit for each of 64 centers: half_squares + reach - norm * way <= limit.
+  // Returns one bit for each of 64 centers: half_squares + reach - norm * way <= limit.
   uint64_t (*possible)(const float* reach, const float* half_squares, const float* way, float norm,
                        float limit);
-  // distances = min(distances, nearest), both [count]. Returns the sum of their potentials: shifted left when
-  // weights is null, else multiplied by the weight and rounded.
+  // Computes distances = min(distances, nearest), both [count]. Returns the sum of their potentials. A
+  // potential is shifted left if weights is null. Otherwise it is multiplied by the weight and rounded.
   int64_t (*improve)(const int64_t* nearest, const double* weights, int shift, int64_t count,
                      int64_t* distances);
-  // The sum of the squares of integers [d], padded with zeros to a multiple of four. Raises largest[l] to the
-  // largest sum of 2^l adjacent squares that start at a multiple of 2^l, for l from 2 to kRunLevels - 1.
+  // Returns the sum of the squares of integers [d], padded with zeros to a multiple of four. Raises
+  // largest[l] to the largest sum of 2^l adjacent squares that start at a multiple of 2^l, for l from 2 to
+  // kRunLevels - 1.
   int64_t (*squares)(const int16_t* values, int64_t d, int64_t* largest);
 };
 

@@ -11,7 +11,7 @@
 namespace uefl::cpu {
 namespace {
 
-constexpr int64_t kRows = 32;  // rows per block: their distances stay in the second-level cache
+constexpr int64_t kRows = 32;  // rows of a block; their distances stay in the second-level cache
 
 // Calls work(lo, hi) in parallel for portions of `step` of n rows.
 template <class Work>
@@ -19,7 +19,8 @@ void in_portions(int64_t n, int64_t step, const Parallel& parallel, const Work& 
   parallel((n + step - 1) / step, [&](int64_t lo, int64_t hi) { work(lo * step, std::min(n, hi * step)); });
 }
 
-// Large finite numbers may overflow too, so only an infinite sum leads to a check of every element.
+// Throws an error if x is not finite. Large finite numbers may overflow too, so only an infinite sum leads to
+// a check of every element.
 void require_finite(const StridedRows& x, const Parallel& parallel, bool finite) {
   if (!finite) kmeans_scales(x, nullptr, parallel, "kmeans_labels");
 }

@@ -1,5 +1,5 @@
-// Rows against fixed centers: labels and distances, bit for bit as ops/kmeans_labels/reference.py defines
-// them. The check for finite x reads the squares or distances that are computed anyway.
+// Labels and distances of rows for fixed centers, bit for bit as ops/kmeans_labels/reference.py defines them.
+// The check for finite x reads the squares or distances that are computed anyway.
 #pragma once
 
 #include <cstdint>
@@ -10,14 +10,14 @@
 
 namespace uefl::cpu {
 
-// The nearest center of each row of x [n, d]; distances [n], squared, or null. centers [k, d] in the search
-// dtype: float64 for float64 x, else float32. Throws std::runtime_error as kmeans_scales() does when x is not
-// finite or too large.
+// Finds the nearest center of each row of x [n, d]. distances [n] are squared; they may be null. centers [k,
+// d] have the dtype of the search: float64 for float64 x, otherwise float32. Throws std::runtime_error as
+// kmeans_scales() does if x is not finite or too large.
 void kmeans_labels(const StridedRows& x, const Search& search, const void* centers, const Parallel& parallel,
                    int64_t* labels, double* distances);
 
-// The distances of each row of x to each of k centers, [n, k]: float64 for float64 x, else float32. Throws
-// the same errors.
+// Computes the distances of each row of x to each of k centers, [n, k]: float64 for float64 x, otherwise
+// float32. Throws the same errors.
 void kmeans_distances(const StridedRows& x, const double* centers, int64_t k, const Parallel& parallel,
                       void* distances);
 

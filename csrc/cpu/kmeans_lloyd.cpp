@@ -30,7 +30,7 @@ void Lloyd::write(const KMeansResult& result) const {
 }
 
 void Lloyd::run(double limit) {
-  bool converged = false;  // labels_ are the nearest of the present centers
+  bool converged = false;  // labels_ are the nearest of the current centers
   while (iterations_ < max_iter_ && !converged) {
     const bool changed = assign();
     ++iterations_;
@@ -43,7 +43,7 @@ void Lloyd::run(double limit) {
   inertia_ = tree_sum(std::move(squares)) * weight_unit_;
 }
 
-// Moves the centers to the means of their clusters; returns the sum of the squared moves.
+// Moves the centers to the means of their clusters. Returns the sum of the squared moves.
 double Lloyd::update() {
   const int64_t d = totals_.d;
   const Rounding& rounding = units_.rounding;
@@ -67,8 +67,8 @@ double Lloyd::update() {
   return tree_sum(moves);
 }
 
-// The first empty cluster takes the row that is farthest from its center, the second empty cluster takes the
-// next row, and so on, as update() of the reference does.
+// Fills empty clusters as update() of the reference does. The first empty cluster takes the row that is
+// farthest from its center, the second empty cluster takes the next row, and so on.
 void Lloyd::fill_empty(KMeansTotals& totals) const {
   const std::vector<double> distances = far_distances(totals.empty());
   const int64_t spread = (int64_t{1} << ceil_log2(n_)) - 1;

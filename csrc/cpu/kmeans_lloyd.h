@@ -1,4 +1,5 @@
-// Lloyd's algorithm from given centers, for rows of any kind: the class of the rows finds the labels.
+// Lloyd's algorithm from given centers, for rows of any kind. A derived class for the kind of rows finds the
+// labels.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +15,7 @@ class Lloyd {
  public:
   virtual ~Lloyd() = default;
 
-  // Runs until the squared moves of the centers sum to at most `limit`.
+  // Iterates until the squared moves of the centers sum to at most `limit`.
   void run(double limit);
 
   double inertia() const { return inertia_; }
@@ -24,12 +25,12 @@ class Lloyd {
   Lloyd(const KMeansUnits& units, double weight_unit, int64_t n, KMeansCenters centers,
         const KMeansOptions& options, const Parallel& parallel);
 
-  // Gives each row the label of its nearest center and updates the totals. Returns whether a label changed.
+  // Gives each row the label of its nearest center and updates the totals. Returns true if a label changed.
   virtual bool assign() = 0;
-  // The squared distance of each row to its center, after assign().
+  // Returns the squared distance of each row to its center, after assign().
   virtual std::vector<double> distances() const = 0;
-  // The same distances, with the bits of square_norms, for the rows that empty clusters take. Only the
-  // `count` farthest of the rows with a mass are needed; other rows may have zero.
+  // Returns the same distances, with the bits of square_norms, for the rows that empty clusters take. Only
+  // the `count` farthest of the rows with a mass are needed. Other rows may have zero.
   virtual std::vector<double> far_distances(int64_t count) const = 0;
   // Moves one row in the totals.
   virtual void move(KMeansTotals& totals, int64_t row, int64_t from, int64_t to) const = 0;

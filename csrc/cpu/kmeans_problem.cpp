@@ -9,8 +9,8 @@
 namespace uefl::cpu {
 namespace {
 
-constexpr int64_t kRowsOfWork = 256;          // rows of one portion, where a row costs little
-constexpr int64_t kElementsOfWork = 1 << 20;  // of a portion of longer rows
+constexpr int64_t kRowsOfWork = 256;          // rows of a portion, for rows that cost little
+constexpr int64_t kElementsOfWork = 1 << 20;  // elements of a portion of longer rows
 
 }  // namespace
 
@@ -56,7 +56,7 @@ int64_t grid_bits(int64_t n, int64_t d) {
   return std::min<int64_t>(kSeedingBits, (60 - ceil_log2(n * d)) / 2);
 }
 
-// The range of a column is below 2^e, and its scale is 2^(mass_bits - e).
+// Returns the scale of the grid. The range of a column is below 2^e, and its scale is 2^(mass_bits - e).
 double grid_scale(const KMeansScales& scales, int64_t n, int64_t bits) {
   return *std::min_element(scales.scale.begin(), scales.scale.end()) * power_of_two(bits - mass_bits(n));
 }
@@ -126,7 +126,7 @@ void PreparedProblem::make_dense(const StridedRows& x, bool spherical) {
   });
 }
 
-// The rows as integers, stored for seeding or used once for the variance.
+// Writes the rows as integers, which are stored for the seeding or used once for the variance.
 void PreparedProblem::make_seeder(int64_t bits, double scale, bool keep) {
   const int64_t n = dense_.n, d = dense_.d;
   const std::vector<double> scales(d, scale);

@@ -1,4 +1,4 @@
-// The values of a k-means problem that do not change during a fit: Data of ops/kmeans/reference.py.
+// The values of a k-means problem that do not change during a fit, as Data of ops/kmeans/reference.py.
 #pragma once
 
 #include <cstdint>
@@ -12,10 +12,10 @@
 
 namespace uefl::cpu {
 
-// square_norms of ops/kmeans_step/reference.py.
+// Returns the squared norm, as square_norms() of ops/kmeans_step/reference.py.
 double square_norm(const double* values, int64_t d);
 
-// Scales a row to length 1. Returns false, and changes nothing, when the row is zero.
+// Scales a row to length 1. Returns false and changes nothing if the row is zero.
 bool to_unit(double* values, int64_t d);
 
 // k centers [k, d] in the dtype of the rows, and the same numbers in float64.
@@ -33,7 +33,7 @@ class KMeansCenters {
 
   // Rounds values [d] to the dtype of the rows.
   void round(double* values) const;
-  // The same, and makes them a center.
+  // Rounds values as round() does, and makes them a center.
   void set(int64_t k, const double* values);
 
  private:
@@ -43,15 +43,16 @@ class KMeansCenters {
   LargeVector<float> narrow_;
 };
 
-// Given centers [k, d], float64 if wide, else float32. Throws std::runtime_error when one is not finite or
-// exceeds kLargest.
+// Returns the given centers [k, d], which are float64 if wide, otherwise float32. Throws std::runtime_error
+// if one is not finite or exceeds kLargest.
 KMeansCenters given_centers(const void* init, int64_t k, int64_t d, bool wide, bool spherical);
 
 // The grid of the seeding: the bits of an element without its sign, and the steps in 1.0.
 int64_t grid_bits(int64_t n, int64_t d);
 double grid_scale(const KMeansScales& scales, int64_t n, int64_t bits);
 
-// The mean variance of the columns of n rows from their sums and sums of squares on a grid of this scale.
+// Returns the mean variance of the columns of n rows from their sums and sums of squares on a grid of this
+// scale.
 double mean_variance(const std::vector<int64_t>& sums, const std::vector<int64_t>& squares, int64_t n,
                      double scale);
 
@@ -70,7 +71,7 @@ class PreparedProblem {
   double variance() const { return variance_; }
 
   KMeansCenters seeds(Seeding seeding, int64_t k, uint64_t seed, int64_t restart) const;
-  // Squared distances of the rows to their centers.
+  // Returns the squared distances of the rows to their centers.
   std::vector<double> distances(const KMeansCenters& centers, const int64_t* labels) const;
 
  private:
@@ -82,7 +83,7 @@ class PreparedProblem {
 
   const Parallel& parallel_;
   const KMeansKernel& kernel_ = kmeans_kernel();
-  LargeVector<double> copy_;  // of x, when x is not dense
+  LargeVector<double> copy_;  // a copy of x, if x is not dense
   Dense dense_;
   KMeansScales scales_;
   std::vector<double> weights_;  // at most 1, or empty

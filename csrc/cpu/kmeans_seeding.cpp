@@ -11,7 +11,7 @@ namespace uefl::cpu {
 namespace {
 
 constexpr int64_t kRoundsOfDraws = 5;     // rounds of k-means||, with 2 k draws each
-constexpr int64_t kMostDigits = 1 << 16;  // elements: AMX sums their products in 32 bits
+constexpr int64_t kMostDigits = 1 << 16;  // largest d for which AMX sums the products in 32 bits
 
 const SeedingKernel& seeding_kernel([[maybe_unused]] int64_t d) {
 #if defined(__x86_64__)
@@ -20,7 +20,7 @@ const SeedingKernel& seeding_kernel([[maybe_unused]] int64_t d) {
   return pick<&seeding_portable, &seeding_avx2, &seeding_avx512, &seeding_avx512vnni>();
 }
 
-// Number t of a round, in [0, 1).
+// Returns number t of a round, in [0, 1).
 double uniform(int64_t t, int64_t round, int64_t restart, uint32_t purpose, uint64_t seed) {
   const PhiloxWords words = philox(
       {{static_cast<uint32_t>(t), static_cast<uint32_t>(round), static_cast<uint32_t>(restart), purpose}},
@@ -50,8 +50,8 @@ Seeder::Seeder(int64_t n, int64_t d, int64_t bits, std::vector<double> weights, 
   }
 }
 
-// Two products of numbers up to 32,639 fit in 32 bits. By Cauchy's inequality the products of a longer run
-// fit if its squares do.
+// Returns the number of elements whose products fit. Two products of numbers up to 32,639 fit in 32 bits. By
+// Cauchy's inequality the products of a longer run fit if its squares do.
 int64_t Seeder::run() const {
   int64_t run = 2;
   for (int level = 2; level < kRunLevels; ++level) {
@@ -84,7 +84,7 @@ Seeder::CandidateGroups::CandidateGroups(const Seeder& seeder, const std::vector
   }
 }
 
-// Distances of a block of rows to the candidates of a group.
+// Computes the distances of a block of rows to the candidates of a group.
 void Seeder::distances(const CandidateGroups& candidates, int64_t group, int64_t block,
                        int64_t* const* out) const {
   kernel_.distances(rows(), norms_.data(), block * kBlock, block_end(block) - block * kBlock, d_, run(),
@@ -104,7 +104,7 @@ std::vector<int64_t> Seeder::running_sums(const Mass& mass) const {
   return running;
 }
 
-// The first row with a running sum above `number` times the total; row 0 when all masses are 0.
+// Returns the first row with a running sum above `number` times the total, or row 0 if all masses are 0.
 template <class Mass>
 int64_t Seeder::draw(const std::vector<int64_t>& running, double number, const Mass& mass) const {
   const int64_t total = running.back();
@@ -136,7 +136,7 @@ std::vector<int64_t> Seeder::plus_plus(int64_t k, uint64_t seed, int64_t restart
   const int64_t trials = 2 + static_cast<int64_t>(std::log(static_cast<double>(k)));
   const int shift = static_cast<int>(60 - 2 * bits_ - ceil_log2(n_ * d_));
   const double* weights = weights_.empty() ? nullptr : weights_.data();
-  // Distances to the nearest chosen row, and the same with each new candidate; the two swap.
+  // The distances to the nearest chosen row, and the distances with each new candidate. The two are swapped.
   std::vector<std::vector<int64_t>> nearest_with(trials, std::vector<int64_t>(n_));
   std::vector<int64_t> nearest(n_, INT64_MAX >> 1), potentials(blocks() * trials), chosen, running(blocks());
   std::vector<char> taken(n_);
@@ -145,7 +145,7 @@ std::vector<int64_t> Seeder::plus_plus(int64_t k, uint64_t seed, int64_t restart
 
   for (int64_t round = 0; round < k; ++round) {
     std::vector<int64_t> drawn(round == 0 ? 1 : trials);
-    // False: fewer distinct rows than clusters.
+    // If `spread` is false, there are fewer distinct rows than clusters.
     const bool spread = round > 0 && running.back() > 0;
     const std::vector<int64_t> masses = spread ? std::vector<int64_t>() : running_sums(mass_left);
     for (int64_t t = 0; t < static_cast<int64_t>(drawn.size()); ++t) {

@@ -1,4 +1,4 @@
-// Seeding of k-means on integer rows: distances and potentials are integers, so the order of additions does
+// Seeding of k-means on integer rows. Distances and potentials are integers, so the order of additions does
 // not matter. Grid in ops/kmeans/reference.py defines the rules and the random counters.
 #pragma once
 
@@ -20,28 +20,28 @@ constexpr int16_t kMostShift = 32639 - (1 << kSeedingBits);
 
 class Seeder {
  public:
-  // Memory for n rows of d elements. weights: at most 1, or empty for ones. shift [d], of magnitudes up to
-  // kMostShift, or empty: subtracted from the stored rows. No distance depends on it, but short rows need
-  // fewer bits.
+  // Allocates memory for n rows of d elements. weights are at most 1, or empty for ones. shift [d], with
+  // magnitudes up to kMostShift, is subtracted from the stored rows, unless it is empty. No distance depends
+  // on it, but short rows need fewer bits.
   Seeder(int64_t n, int64_t d, int64_t bits, std::vector<double> weights, std::vector<int16_t> shift,
          const Parallel& parallel);
 
-  // Call this first, for all rows: row(i, values) writes row i, [d]. Thread-safe for disjoint rows.
+  // Writes all rows; call it first. row(i, values) writes row i, [d]. Thread-safe for disjoint rows.
   template <class Row>
   void store(int64_t lo, int64_t hi, const Row& row);
 
-  // The k rows that a fit begins with.
+  // Returns the k rows that a fit begins with.
   std::vector<int64_t> seeds(Seeding seeding, int64_t k, uint64_t seed, int64_t restart) const;
 
  private:
-  // The purpose of a draw; each has random numbers of its own.
+  // The purpose of a draw. Each purpose has its own random numbers.
   enum Purpose : uint32_t { kRows, kRounds, kDrawn };
 
   std::vector<int64_t> random(int64_t k, uint64_t seed, int64_t restart) const;
   std::vector<int64_t> plus_plus(int64_t k, uint64_t seed, int64_t restart, Purpose purpose) const;
   std::vector<int64_t> oversampled(int64_t k, uint64_t seed, int64_t restart) const;
 
-  // Packed groups of candidates: rows chosen[0], chosen[1], ...
+  // Packed groups of candidates, which are rows chosen[0], chosen[1], ...
   struct CandidateGroups {
     CandidateGroups(const Seeder& seeder, const std::vector<int64_t>& chosen);
     int64_t count, groups;
@@ -49,7 +49,7 @@ class Seeder {
     std::vector<int64_t> norms;
   };
 
-  // Running sums of masses over blocks of rows, to draw from.
+  // Running sums of masses over blocks of rows, from which rows are drawn.
   template <class Mass>
   int64_t draw(const std::vector<int64_t>& running, double number, const Mass& mass) const;
   template <class Mass>
@@ -65,7 +65,7 @@ class Seeder {
   void distances(const CandidateGroups& candidates, int64_t group, int64_t block, int64_t* const* out) const;
   int64_t run() const;
 
-  static constexpr int64_t kBlock = 256;  // rows per block: their distances stay in the first-level cache
+  static constexpr int64_t kBlock = 256;  // rows of a block; their distances stay in the first-level cache
 
   const int64_t n_, d_, bits_;
   const Parallel& parallel_;

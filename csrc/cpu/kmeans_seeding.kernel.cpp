@@ -6,7 +6,7 @@
 namespace uefl::cpu {
 namespace {
 
-// Rows in panels, one lane per row: [pairs of elements][kPanel rows][2]. A group: [pairs][kGroup
+// Rows are in panels, with one lane per row: [pairs of elements][kPanel rows][2]. A group is [pairs][kGroup
 // candidates][2].
 constexpr int kVectors = 2, kPanel = kVectors * kLanes;
 
@@ -33,7 +33,7 @@ void pack(const int16_t* values, int64_t d, int64_t place, char* group) {
   for (int64_t j = 0; j < d; ++j) target[j / 2 * 2 * kGroup + j % 2] = values[j];
 }
 
-// sums += the numbers of a vector of 32 bits
+// Adds the numbers of a vector of 32 bits to the sums.
 UEFL_INLINE void add_wide(const Ints& numbers, SignedLongs (&sums)[2]) {
   typedef int32_t Half __attribute__((vector_size(2 * kLanes)));
   Half half[2];
@@ -42,7 +42,8 @@ UEFL_INLINE void add_wide(const Ints& numbers, SignedLongs (&sums)[2]) {
   for (int i = 0; i < 2; ++i) sums[i] += __builtin_convertvector(half[i], SignedLongs);
 }
 
-// Products of kCount candidates with the rows of a panel: summed in 32 bits as far as they fit, then in 64.
+// Computes the products of kCount candidates with the rows of a panel. It sums them in 32 bits as long as
+// they fit, then in 64 bits.
 template <int kCount>
 void multiply(const char* panel, const char* group, int64_t pairs, int64_t run, int64_t (*products)[kPanel]) {
   SignedLongs wide[kCount][kVectors][2] = {};
@@ -88,7 +89,7 @@ void distances_to(const char* rows, const int64_t* norms, int64_t first, int64_t
 
 void distances(const char* rows, const int64_t* norms, int64_t first, int64_t count, int64_t d, int64_t run,
                const char* group, const int64_t* group_norms, int64_t candidates, int64_t* const* out) {
-  // Candidates with sums that fit into the registers.
+  // The largest number of candidates with sums that fit into the registers.
   constexpr int kMost = kLanes == 16 ? 8 : kLanes == 8 ? 6 : 4;
   while (candidates > 0) {
     const int64_t passes = (candidates + kMost - 1) / kMost, now = (candidates + passes - 1) / passes;

@@ -7,7 +7,7 @@ namespace uefl::cpu {
 
 constexpr int64_t kGroup = 8;  // candidates that are compared with a row at once
 
-// Squared distances of integer rows, of magnitudes up to 32,639, to groups of candidates.
+// Computes squared distances of integer rows, with magnitudes up to 32,639, to groups of candidates.
 struct SeedingKernel {
   int64_t (*row_bytes)(int64_t d);    // memory of a row; call with multiples of 32 rows
   int64_t (*group_bytes)(int64_t d);  // memory of a group
@@ -15,9 +15,9 @@ struct SeedingKernel {
   void (*load)(const char* rows, int64_t d, int64_t row, int16_t* values);
   // Writes a row into its place in a zeroed group.
   void (*pack)(const int16_t* values, int64_t d, int64_t place, char* group);
-  // out[c][0 .. count): distances of the rows from `first` on, a multiple of 32, to the candidates of a
-  // group, given the squared norms of the rows and of the group. run: a power of two; in every row the
-  // squares of `run` elements, from a multiple of run on, sum to less than 2^31.
+  // Writes to out[c][0 .. count) the distances of the rows from `first` on, a multiple of 32, to the
+  // candidates of a group. The squared norms of the rows and of the group are given. `run` is a power of two.
+  // In every row, the squares of `run` elements, from a multiple of `run` on, sum to less than 2^31.
   void (*distances)(const char* rows, const int64_t* norms, int64_t first, int64_t count, int64_t d,
                     int64_t run, const char* group, const int64_t* group_norms, int64_t candidates,
                     int64_t* const* out);

@@ -13,7 +13,7 @@
 namespace uefl::cpu {
 namespace {
 
-constexpr char kOp[] = "kmeans";  // in errors
+constexpr char kOp[] = "kmeans";  // the op in error messages
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 int64_t nearest_integer(double value) { return __builtin_llrint(value); }
@@ -137,7 +137,7 @@ bool SparseLloyd::assign() {
   return !moves.empty();
 }
 
-// Moves rows in the sums. A thread takes some of the clusters, so that no two add to the same sum.
+// Moves rows in the sums. A thread takes some of the clusters, so that no two threads add to the same sum.
 void SparseLloyd::add_moves(const std::vector<Move>& moves, const std::vector<int64_t>& masses_before) {
   if (moves.empty()) return;
   const int64_t d = x_.d;
@@ -169,7 +169,8 @@ void SparseLloyd::add_moves(const std::vector<Move>& moves, const std::vector<in
   });
 }
 
-// The sum of a column over rows of zeros of this mass. With weights it is rounded once for all of the rows.
+// Returns the sum of a column over rows of zeros of this mass. With weights it is rounded once for all of the
+// rows.
 int64_t SparseLloyd::units_of_zeros(int64_t mass, int64_t column) const {
   if (!units_.weights) return mass / static_cast<int64_t>(units_.mass_scale) * zero_units_[column];
   return nearest_integer(static_cast<double>(mass) / units_.mass_scale * zero_[column]);

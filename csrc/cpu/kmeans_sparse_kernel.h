@@ -1,12 +1,12 @@
-// The inner loops of k-means on sparse rows. Non-zeros are added in their order on every instruction set,
-// with a product and a sum that are rounded apart, so the results have the same bits on all of them.
+// The inner loops of k-means on sparse rows. Non-zeros are added in their order on every instruction set, and
+// a product and a sum are rounded separately. So the results have the same bits on all of them.
 #pragma once
 
 #include <cstdint>
 
 namespace uefl::cpu {
 
-// The non-zeros of a row, float64 if wide, else float32.
+// The non-zeros of a row, float64 if wide, otherwise float32.
 struct SparseRow {
   const char* values;
   const int32_t* columns;
@@ -19,16 +19,16 @@ struct TopTwo {
   int64_t index;
 };
 
-// Columns of the centers, padded with zeros to a multiple of this many doubles.
+// The padding: rows of the transposed centers have zeros up to a multiple of this many doubles.
 constexpr int64_t kSparsePad = 8;
 
 struct KMeansSparseKernel {
-  // The products of a row and the centers: out [pitch] from centers [d, pitch], pitch a multiple of
+  // Writes the products of a row and the centers: out [pitch] from centers [d, pitch]. pitch is a multiple of
   // kSparsePad.
   void (*products)(const SparseRow& row, const double* centers, int64_t pitch, double* out);
-  // The least and the second least of half_norms - products, both [pitch].
+  // Returns the least and the second least of half_norms - products, both [pitch].
   TopTwo (*top_two)(const double* products, const double* half_norms, int64_t pitch);
-  // The sum of the squares of a row.
+  // Returns the sum of the squares of a row.
   double (*square)(const SparseRow& row);
 };
 

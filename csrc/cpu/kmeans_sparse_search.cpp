@@ -15,10 +15,10 @@ namespace uefl::cpu {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr double kCanceled = 0x1p-20;  // a squared distance below this part of |x|^2 + |c|^2 lost digits
+constexpr double kCanceled = 0x1p-20;  // a squared distance below this part of |x|^2 + |c|^2 has lost digits
 constexpr int64_t kColumns = 8;        // columns that are transposed together: one line of each center
 
-// Raises the error for a value that cannot be clustered.
+// Throws an error if a value cannot be clustered.
 void require_finite(const SparseRows& x, const char* op) {
   double largest = 0;
   for (int64_t i = x.offsets[0]; i < x.offsets[x.n]; ++i) {
@@ -86,7 +86,8 @@ SparseSearch::SparseSearch(const SparseRows& x, const double* centers, int64_t k
   drop_duplicates();
 }
 
-// A center equal to an earlier one never wins, and a tie of the two would go to the definition for each row.
+// Drops centers that are equal to an earlier one. Such a center never wins, and a tie of the two would go to
+// the definition for each row.
 void SparseSearch::drop_duplicates() {
   const int64_t d = x_.d;
   for (int64_t c = 1; c < k_; ++c) {
@@ -138,7 +139,8 @@ void SparseSearch::distances(int64_t row, double square, double* products, T* ou
 template void SparseSearch::distances(int64_t, double, double*, float*) const;
 template void SparseSearch::distances(int64_t, double, double*, double*) const;
 
-// Calls add(column, difference) where the row or the center is not zero, in the order of the columns.
+// Calls add(column, difference) for each column in which the row or the center is not zero, in the order of
+// the columns.
 template <class Add>
 void SparseSearch::for_differences(int64_t row, int64_t k, const Add& add) const {
   const double* center = centers_ + k * x_.d;

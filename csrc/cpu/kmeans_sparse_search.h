@@ -1,11 +1,12 @@
-// The nearest of the centers for sparse rows, exactly: the argmin of the float64 distance of the dense rows.
+// Finds the nearest of the centers for sparse rows, exactly: the argmin of the float64 distance of the dense
+// rows.
 //
 // Scores |c|^2 / 2 - x.c in float64 read only the non-zeros. The definition (vq_assign.h) sums d rounded
-// squares; both are within E of their real values,
+// squares. Both are within E of their real values,
 //   E = 1.01 (d + 8) 2^-53 (|x| G + G^2 / 2 + (|x| + G)^2 / 2) + 2^-1000,   G = max |c|,
-// where the last term covers underflow. If second - best > 2 E, the best is the winner of the definition.
-// Otherwise the definition decides among the centers within 2 E of the best. An element that is zero in the
-// row and in the center adds nothing to it, so it reads the non-zeros of both only.
+// where the last term covers underflow. If second - best > 2 E, the best center is the winner of the
+// definition. Otherwise the definition decides among the centers within 2 E of the best. An element that is
+// zero in the row and in the center adds nothing to it, so it reads only the non-zeros of both.
 #pragma once
 
 #include <cstdint>
@@ -19,9 +20,9 @@
 
 namespace uefl::cpu {
 
-// CSR rows [n, d]. The columns of a row ascend and do not repeat; zeros among the values are legal.
+// CSR rows [n, d]. The columns of a row ascend and do not repeat. Zeros among the values are allowed.
 struct SparseRows {
-  const void* values;  // float64 if wide, else float32
+  const void* values;  // float64 if wide, otherwise float32
   bool wide;
   const int32_t* columns;
   const int64_t* offsets;  // [n + 1]
@@ -38,17 +39,17 @@ struct SparseRows {
 
 const KMeansSparseKernel& kmeans_sparse_kernel();
 
-// |x|^2 of each row. Throws std::runtime_error with the name of the op when a value is not finite or exceeds
-// kLargest.
+// Returns |x|^2 of each row. Throws std::runtime_error with the name of the op if a value is not finite or
+// exceeds kLargest.
 std::vector<double> sparse_squares(const SparseRows& x, const Parallel& parallel, const char* op);
 
-// Centers [k, d], transposed and padded with zeros: [d, pitch].
+// Centers [k, d], transposed and padded with zeros to [d, pitch].
 class CenterColumns {
  public:
   CenterColumns(const double* centers, int64_t k, int64_t d, const Parallel& parallel);
 
   int64_t pitch() const { return pitch_; }
-  // The products [pitch] of a row and the centers.
+  // Computes the products [pitch] of a row and the centers.
   void products(const SparseRow& row, double* out) const {
     kernel_.products(row, reinterpret_cast<const double*>(lines_.get()), pitch_, out);
   }
@@ -61,24 +62,24 @@ class CenterColumns {
 
 class SparseSearch {
  public:
-  // centers [k, d]; both outlive the search.
+  // centers [k, d] and x must outlive the search.
   SparseSearch(const SparseRows& x, const double* centers, int64_t k, const Parallel& parallel);
 
-  // Memory of one thread for products.
+  // Returns the memory of one thread for products.
   std::vector<double> scratch() const { return std::vector<double>(columns_.pitch()); }
 
-  // The nearest center of a row with this |x|^2, and the squared distance up to rounding.
+  // Returns the nearest center of a row with this |x|^2, and its squared distance up to rounding.
   int64_t nearest(int64_t row, double square, double* products, double& distance) const;
-  // The distances of a row to all centers, not squared.
+  // Computes the distances of a row to all centers, not squared.
   template <class T>
   void distances(int64_t row, double square, double* products, T* out) const;
-  // The squared distance to one center, to the bit of square_norms.
+  // Returns the squared distance to one center, with the bits of square_norms.
   double distance(int64_t row, int64_t k) const;
-  // A bound on the error of a score, and of half a squared distance from products.
+  // Returns a bound on the error of a score, and of half a squared distance that is computed from products.
   double error(double square) const;
 
  private:
-  // The columns of a center that are not zero; found on first use.
+  // The columns of a center that are not zero. They are found on first use.
   struct Support {
     std::once_flag once;
     std::vector<int32_t> columns;

@@ -14,11 +14,11 @@
 namespace uefl::cpu {
 namespace {
 
-constexpr int64_t kRowsOfWork = 256;  // rows of one portion, where a row costs little
+constexpr int64_t kRowsOfWork = 256;  // rows of a portion, for rows that cost little
 constexpr int64_t kColumnsOfWork = 1024;
 constexpr double kHeaviest = 0x1p1000;  // largest weight
 
-// The least e >= -900 with value < 2^e for a value above 0; 0 for 0, as frexp says.
+// Returns the least e >= -900 with value < 2^e for a value above 0, and 0 for 0, as frexp does.
 int64_t exponent(double value) {
   return value == 0 ? 0 : std::max((std::bit_cast<int64_t>(value) >> 52) - 1022, int64_t{-900});
 }
@@ -157,7 +157,7 @@ bool kmeans_step(const StridedRows& x, int64_t step, const std::function<FindLab
   std::atomic<bool> changed = false;
   StripedAdder sums, masses;
   parallel(blocks, [&](int64_t lo, int64_t hi) {
-    const bool alone = lo == 0 && hi == blocks;  // needs no totals of its own
+    const bool alone = lo == 0 && hi == blocks;  // this thread needs no totals of its own
     KMeansTotals own(alone ? 0 : static_cast<int64_t>(totals.masses.size()), d);
     KMeansTotals& mine = alone ? totals : own;
     std::vector<int64_t> found(step);

@@ -22,30 +22,30 @@ namespace uefl::cpu {
 
 inline int64_t ceil_log2(int64_t n) { return n > 1 ? 64 - __builtin_clzll(static_cast<uint64_t>(n - 1)) : 0; }
 
-// n integers of at most 2^this sum to at most 2^62.
+// Returns the bits of an integer for which n such integers sum to at most 2^62.
 inline int64_t mass_bits(int64_t n) { return 62 - ceil_log2(n); }
 
-// 2^e for e from -1022 to 1023.
+// Returns 2^e for e from -1022 to 1023.
 inline double power_of_two(int64_t e) { return std::bit_cast<double>((e + 1023) << 52); }
 
-// The least power of two that is not below a value, and at least 2^-900.
+// Returns the least power of two that is not below a value, and at least 2^-900.
 double least_power_of_two(double value);
 
-// Sum by halves: value i plus value i + half, half a power of two.
+// Returns the sum by halves: it adds value i and value i + half, where half is a power of two.
 double tree_sum(std::vector<double> values);
 
 inline StridedRows rows_of(const Dense& x) {
   return {x.data, x.wide ? Dtype::f64 : Dtype::f32, x.n, 1, x.d, x.d, 0, 1};
 }
 
-// Rows without gaps, in float64 for float64 x and in float32 for other dtypes: in place where possible, else
-// a copy of some rows.
+// Rows without gaps, in float64 for float64 x and in float32 for other dtypes. They stay in place if
+// possible. Otherwise some rows at a time are copied.
 class DenseRows {
  public:
   explicit DenseRows(const StridedRows& x);
 
   bool in_place() const { return in_place_; }
-  // Rows [lo, hi) of x; the next call reuses the memory of a copy.
+  // Returns rows [lo, hi) of x. The next call reuses the memory of a copy.
   Dense read(int64_t lo, int64_t hi);
 
  private:
@@ -54,23 +54,23 @@ class DenseRows {
   std::vector<double> memory_;
 };
 
-// units() of ops/kmeans_step/reference.py: middle [d], scale [d], and the numbers.
+// The result of units() of ops/kmeans_step/reference.py: middle [d], scale [d], and the numbers.
 struct KMeansScales {
   std::vector<double> middle, scale;
   double mass_scale, weight_unit;
 };
 
-// Calls work(part, column, lo, hi) in parallel for portions of the rows, or of the columns where rows are
-// few: `part` has some columns of x, from `column` on.
+// Calls work(part, column, lo, hi) in parallel for portions of the rows, or of the columns if there are few
+// rows. `part` has some columns of x, from `column` on.
 using PartWork = std::function<void(const Dense& part, int64_t column, int64_t lo, int64_t hi)>;
 void for_parts(const Dense& x, const Parallel& parallel, const PartWork& work);
 
-// weights [n] or null. Throws std::runtime_error with the name of the op when x or the weights are not finite
-// or too large, or when weights are negative or all zero.
+// Computes the scales. weights are [n] or null. Throws std::runtime_error with the name of the op if x or the
+// weights are not finite or too large, or if weights are negative or all zero.
 KMeansScales kmeans_scales(const StridedRows& x, const double* weights, const Parallel& parallel,
                            const std::string& op);
 
-// The same from the extremes of the columns, [d], of finite rows.
+// Computes the scales from the extremes of the columns, [d], of finite rows.
 KMeansScales scales_within(int64_t n, std::vector<double> low, std::vector<double> high,
                            const double* weights, const std::string& op);
 
@@ -88,7 +88,7 @@ struct KMeansUnits {
 struct KMeansTotals {
   KMeansTotals(int64_t k, int64_t d) : d(d), sums(k * d), masses(k) {}
 
-  // Moves a row from a cluster (none if negative) to another one.
+  // Moves a row to a cluster. `from` is its old cluster, or negative if there is none.
   void move(const Dense& x, int64_t row, const KMeansUnits& units, int64_t from, int64_t to);
   int64_t empty() const { return std::count(masses.begin(), masses.end(), 0); }
 
@@ -97,17 +97,17 @@ struct KMeansTotals {
   std::vector<int64_t> masses;  // [k]
 };
 
-// Updates the labels of rows [first, last) of x, given as DenseRows stores them; labels[0] belongs to row
+// Updates the labels of rows [first, last) of x, in the layout of DenseRows. labels[0] belongs to row
 // `first`.
 using FindLabels = std::function<void(const Dense& x, int64_t first, int64_t last, int64_t* labels)>;
 
 // Gives each row of x [n, d] its label, and moves it in the totals from its old label (-1: none). Each thread
-// has a finder, which labels `block` rows together. centers [k, d] in the dtype of DenseRows. distances [n],
-// squared, or null. Returns true when a label changed.
+// has a finder, which labels `block_rows` rows together. centers [k, d] have the dtype of DenseRows. distances [n]
+// are squared; they may be null. Returns true if a label changed.
 bool kmeans_step(const StridedRows& x, int64_t block_rows, const std::function<FindLabels()>& finder,
                  const void* centers, const KMeansUnits& units, const Parallel& parallel, int64_t* labels,
                  KMeansTotals& totals, double* distances);
-// The same with labels from a search of the centers.
+// Does the same with labels from a search of the centers.
 bool kmeans_step(const StridedRows& x, const Search& search, const void* centers, const KMeansUnits& units,
                  const Parallel& parallel, int64_t* labels, KMeansTotals& totals, double* distances);
 

@@ -12,12 +12,12 @@
 namespace uefl::cpu {
 namespace {
 
-constexpr int64_t kRows = 4;        // of a portion of work
-constexpr int64_t kColumns = 1024;  // of a portion: their sums stay in the second-level cache
+constexpr int64_t kRows = 4;        // rows of a portion
+constexpr int64_t kColumns = 1024;  // columns of a portion; their sums stay in the second-level cache
 
 }  // namespace
 
-// Measured (docs/design/kmeans-cpu.md).
+// Returns true if distances are faster than a search, as measured (docs/design/kmeans-cpu.md).
 bool distances_pay(const Dense& x, int64_t k) {
   constexpr int64_t kFewRows = 48, kMostRows = 4096, kShort = 512, kWide = 1 << 15, kLongest = 1 << 16;
   if (x.n >= kMostRows || x.d < kShort) return false;
@@ -64,7 +64,7 @@ std::vector<int64_t> WideLloyd::nearest() const {
   return found;
 }
 
-// Finds the nearest centers of the rows that are not certain by a search.
+// Searches the nearest centers of the rows that are not certain.
 void WideLloyd::decide(const std::vector<char>& certain, std::vector<int64_t>& found) const {
   std::vector<int64_t> rows;
   for (int64_t i = 0; i < n_; ++i) {
@@ -80,7 +80,7 @@ void WideLloyd::decide(const std::vector<char>& certain, std::vector<int64_t>& f
   });
 }
 
-// Each thread takes some of the columns, so that no two add to the same sum.
+// Moves rows in the sums. Each thread takes some of the columns, so that no two threads add to the same sum.
 void WideLloyd::add_moves(const std::vector<int64_t>& rows, const std::vector<int64_t>& found) {
   if (rows.empty()) return;
   const int64_t d = dense_.d;

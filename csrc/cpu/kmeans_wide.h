@@ -14,7 +14,7 @@
 
 namespace uefl::cpu {
 
-// Returns whether such an iteration takes less time than a search.
+// Returns true if such an iteration takes less time than a search.
 bool distances_pay(const Dense& x, int64_t k);
 
 class WideLloyd : public Lloyd {

@@ -1,5 +1,5 @@
-// Vectors whose memory, if large, is in huge pages where the system has them on request. Their first use then
-// takes one page fault for 2 MB instead of 512.
+// Vectors that use huge pages if they are large and the system offers such pages on request. Their first use
+// then takes one page fault for 2 MB instead of 512.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +21,7 @@ class HugePages {
     const size_t bytes = count * sizeof(T), align = alignment(count);
     void* const memory = ::operator new(bytes, std::align_val_t{align});
 #if defined(__linux__)
-    // Advice: a failure, or the rest of the last page, changes nothing.
+    // This is advice: nothing changes if it fails, or for the rest of the last page.
     if (align == kPage) madvise(memory, (bytes + kPage - 1) / kPage * kPage, MADV_HUGEPAGE);
 #endif
     return static_cast<T*>(memory);

@@ -1,6 +1,6 @@
-// The product on AMX. Rows are the left operand, which takes them as they are in memory; units are transposed
-// when they are packed. For a block of rows and a slab of inputs, which the second-level cache holds, the
-// panels of units pass once.
+// The product on AMX. Rows are the left operand, which has their layout in memory. Units are transposed when
+// they are packed. The second-level cache holds a block of rows and a slab of inputs while the panels of
+// units pass by once.
 #if defined(__x86_64__)
 #include "cpu/linear_kernel.h"
 #include "cpu/vq_assign_tiles.h"
@@ -9,12 +9,13 @@ namespace uefl::cpu {
 namespace {
 
 constexpr int kParts = 3;
-// 32 rows, or units, of 32 inputs: [3 parts][2] tiles.
+// The bytes of 32 rows, or units, of 32 inputs: [3 parts][2] tiles.
 constexpr int64_t kStepBytes = kParts * 2 * kTileBytes;
-// Steps; short chains of additions also have a smaller error than one long chain.
+// Steps of a slab. Short chains of additions also have a smaller error than one long chain.
 constexpr int64_t kSlab = 16;
 constexpr int64_t kPairBytes = kSlab * kStepBytes;
-constexpr int64_t kBlock = 128;  // rows that a panel of units multiplies in turn; 32 if there is one slab
+constexpr int64_t kBlock = 128;  // rows that a panel of units multiplies one after the other; 32 if there is
+                                 // one slab
 constexpr int64_t kWorkBytes =
     2 * kBlock / kPair * kPairBytes;  // one block is multiplied while the next one is split
 
@@ -23,8 +24,8 @@ inline int64_t slab_end(int64_t inputs, int64_t slab) {
   return slab + kSlab < steps_of(inputs) ? slab + kSlab : steps_of(inputs);
 }
 
-// 32 values as three times 32 bfloat16, in the order of split() in vq_assign_tiles.h. Returns the larger
-// magnitude of each pair, as bits: a NaN is larger than any number.
+// Splits 32 values into three times 32 bfloat16, in the order of split() in vq_assign_tiles.h. Returns the
+// larger magnitude of each pair, as bits. A NaN is larger than any number.
 inline __attribute__((always_inline)) __m512i split_in_three(__m512 (&rest)[2], __m512i (&parts)[kParts]) {
   const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
   const __m512i most = _mm512_max_epi32(_mm512_and_si512(_mm512_castps_si512(rest[0]), magnitude),
@@ -48,8 +49,8 @@ struct alignas(64) Sums {
   float product[4][kTile][kTile];  // [2 tiles of rows][2 tiles of units]
 };
 
-// 32 rows times 32 units. a b = (a1 + a2 + a3)(b1 + b2 + b3) without a2 b3, a3 b2 and a3 b3: together at most
-// 2^-24 |a b|.
+// Multiplies 32 rows and 32 units. The product is a b = (a1 + a2 + a3)(b1 + b2 + b3) without a2 b3, a3 b2 and
+// a3 b3, which together are at most 2^-24 |a b|.
 template <class Between>
 inline __attribute__((always_inline)) void multiply(const char* rows, const char* units, int64_t steps,
                                                     Sums& sums, const Between& between) {

@@ -16,24 +16,25 @@ std::unique_ptr<CacheLine[]> lines(int64_t bytes) {
 }
 
 #if defined(__x86_64__)
-constexpr int64_t kPanel = 32;  // units: two tiles, as linear.amx.cpp packs them
-constexpr int64_t kShare = 64;  // rows per task
+constexpr int64_t kPanel = 32;  // units; two tiles, as linear.amx.cpp packs them
+constexpr int64_t kShare = 64;  // rows of a task
 
 bool tiles_pay(const LinearOperands& op) {
   if (isa() < Isa::amx || op.inputs == 0) return false;
   return on_every_shape() || (op.rows >= 512 && op.inputs >= 128 && op.outputs >= 64);
 }
 
-// The largest magnitude of a unit or row must be zero or in [2^-40, 2^40). Then no part overflows, and AMX,
-// which flushes subnormal numbers to zero, loses less than 2^-46 of the largest of the row times the largest
-// of the unit.
+// Returns true if the largest magnitude of each unit or row is zero or in [2^-40, 2^40). Then no part
+// overflows. AMX flushes subnormal numbers to zero, which then loses less than 2^-46 of the product of the
+// largest magnitudes of the row and the unit.
 bool holds(const std::vector<uint32_t>& largest) {
   constexpr uint32_t kLeast = 0x2b800000u, kBeyond = 0x53800000u;  // 2^-40 and 2^40
   return std::all_of(largest.begin(), largest.end(),
                      [](uint32_t bits) { return bits == 0 || (bits >= kLeast && bits < kBeyond); });
 }
 
-// False when three bfloat16 do not hold one of the values; y is then undefined.
+// Computes y on AMX tiles. Returns false if three bfloat16 do not hold one of the values; y is then
+// undefined.
 bool on_tiles(const LinearOperands& op, const Parallel& parallel) {
   const int64_t panels = (op.outputs + kPanel - 1) / kPanel, panel_bytes = linear_amx.panel_bytes(op.inputs);
   const std::unique_ptr<CacheLine[]> packed = lines(panels * panel_bytes);
@@ -72,7 +73,7 @@ void linear(const LinearOperands& op, const Parallel& parallel) {
 #endif
   // Few rows are divided by units, so that each unit is packed once.
   constexpr int64_t kFewRows = 512, kFewUnits = 128;
-  constexpr int64_t kLeastProducts = int64_t{1} << 20;  // products per task
+  constexpr int64_t kLeastProducts = int64_t{1} << 20;  // products of a task
   const LinearKernel& chosen = kernel();
   const int64_t group = op.rows < kFewRows ? kFewUnits : chosen.most_units;
   const int64_t pieces =

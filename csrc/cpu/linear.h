@@ -1,5 +1,5 @@
-// y = x weight^T + bias in float32, with the same bits for any number of threads. MC-dropout heads use it for
-// the layers before the first dropout.
+// Computes y = x weight^T + bias in float32, with the same bits for any number of threads. MC-dropout heads
+// use it for the layers before the first dropout.
 #pragma once
 
 #include "cpu/linear_kernel.h"
@@ -7,7 +7,7 @@
 
 namespace uefl::cpu {
 
-// Uses AMX tiles where the rows are many enough and three bfloat16 hold each value, else float32.
+// Uses AMX tiles if there are enough rows and three bfloat16 hold each value, otherwise float32.
 void linear(const LinearOperands& operands, const Parallel& parallel);
 
 }  // namespace uefl::cpu

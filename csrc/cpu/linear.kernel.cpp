@@ -1,7 +1,8 @@
 // The product in float32 on vectors. AMX has its own kernel, linear.amx.cpp.
 //
-// A tile of rows stays in the first-level cache while a packed group of units passes from the second. Each
-// result is one chain of additions, 256 inputs at a time, so its bits depend only on its row and its unit.
+// A tile of rows stays in the first-level cache while a packed group of units passes by from the second-level
+// cache. Each result is one chain of additions, 256 inputs at a time, so its bits depend only on its row and
+// its unit.
 #include "cpu/linear_kernel.h"
 #include "cpu/simd.h"
 #include "cpu/variant.h"
@@ -12,18 +13,18 @@ namespace {
 constexpr int64_t kDepth = 256;  // inputs that are summed before they are added to y
 constexpr int kVectors = 2, kUnits = kVectors * kLanes;
 #if defined(__AVX512F__)
-constexpr int kRows = 14;  // 14 x 2 sums, 2 vectors of units and an element of a row: 31 of 32 registers
+constexpr int kRows = 14;  // 14 x 2 sums, 2 vectors of units and an element of a row take 31 of 32 registers
 constexpr int64_t kMostUnits = 512;  // half a megabyte
 #else
-constexpr int kRows = kLanes == 8 ? 6 : 4;  // 15 of 16 registers with FMA
+constexpr int kRows = kLanes == 8 ? 6 : 4;  // takes 15 of 16 registers with FMA
 constexpr int64_t kMostUnits = 256;
 #endif
 constexpr int64_t kLine = 16;  // floats of a cache line
 
 inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// Inputs [start, start + depth) of units [first, last) as [panels of kUnits][kDepth][kUnits]. An incomplete
-// panel repeats the last unit.
+// Packs inputs [start, start + depth) of units [first, last) as [panels of kUnits][kDepth][kUnits]. An
+// incomplete panel repeats the last unit.
 void pack(const LinearOperands& op, int64_t first, int64_t last, int64_t start, int64_t depth,
           float* packed) {
   for (; first < last; first += kUnits, packed += kDepth * kUnits) {
@@ -47,7 +48,7 @@ void pack(const LinearOperands& op, int64_t first, int64_t last, int64_t start, 
   }
 }
 
-// kTileRows rows times a panel of `columns` valid units, added to `before`.
+// Adds the products of kTileRows rows and a panel of `columns` valid units to `before`.
 template <int kTileRows>
 void multiply(const float* tile, const float* packed, int64_t depth, const float* before,
               int64_t before_stride, int64_t columns, int64_t stride, float* y) {
@@ -103,7 +104,7 @@ inline void ask_for(const float* x, int64_t rows, int64_t stride, int64_t depth,
   }
 }
 
-// Rows [row_begin, row_end) times units [first, last).
+// Computes rows [row_begin, row_end) for units [first, last).
 void run_group(const LinearOperands& op, int64_t row_begin, int64_t row_end, int64_t first, int64_t last,
                float* work) {
   float *tile = work, *packed = work + kRows * kDepth;

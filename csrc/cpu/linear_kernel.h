@@ -5,27 +5,27 @@
 
 namespace uefl::cpu {
 
-// x [rows, inputs], weight [outputs, inputs], bias [outputs], y [rows, outputs].
+// The operands: x [rows, inputs], weight [outputs, inputs], bias [outputs], y [rows, outputs].
 struct LinearOperands {
   const float *x, *weight, *bias;
   float* y;
   int64_t rows, inputs, outputs;
 };
 
-// The work is [groups of units][tiles of rows]; run() does tasks [lo, hi) of it and packs the units that
-// these need. Thread-safe.
+// The product in tasks. The work is [groups of units][tiles of rows]. run() computes tasks [lo, hi) and packs
+// the units that these need. Thread-safe.
 struct LinearKernel {
-  int64_t tile_rows, most_units;                // of a tile, of a group
+  int64_t tile_rows, most_units;                // rows of a tile; units of a group
   int64_t (*work_floats)(int64_t group_units);  // aligned to 64 bytes
   void (*run)(const LinearOperands& operands, int64_t group_units, int64_t lo, int64_t hi, float* work);
 };
 
 extern const LinearKernel linear_portable, linear_avx2, linear_avx512;
 
-// The parts of linear.amx.cpp: each value is the sum of three bfloat16, and six of the nine products give all
-// bits of a float32. packed: [panels of 32 units][steps of 32 inputs][3 parts][2] tiles. largest: magnitude
-// of a unit (of 32) or row, as bits; the kernel raises it, so it starts at zero. base: the bias, padded with
-// zeros to a whole panel.
+// The parts of linear.amx.cpp. Each value is the sum of three bfloat16, and six of the nine products give all
+// bits of a float32. `packed` is [panels of 32 units][steps of 32 inputs][3 parts][2] tiles. `largest` is the
+// magnitude of a unit (of 32) or row, as bits; the kernel raises it, so it starts at zero. `base` is the
+// bias, padded with zeros to a whole panel.
 struct LinearTiles {
   int64_t work_bytes;
   int64_t (*panel_bytes)(int64_t inputs);

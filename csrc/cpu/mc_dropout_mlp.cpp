@@ -12,7 +12,7 @@ const McKernel& kernel() { return pick<&mc_portable, &mc_avx2, &mc_avx512>(); }
 
 constexpr int64_t kLineFloats = 16;
 
-// The alignment for vectors of any width.
+// The alignment of vectors of any width.
 struct alignas(64) FloatLine {
   float value[kLineFloats];
 };

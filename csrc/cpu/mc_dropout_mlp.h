@@ -1,5 +1,5 @@
-// Monte-Carlo dropout of the last layers of an MLP on the CPU: passes, softmax and statistics of a tile of
-// rows, one row per lane.
+// Monte-Carlo dropout of the last layers of an MLP on the CPU. It computes the passes, the softmax and the
+// statistics of a tile of rows, with one row per lane.
 //
 // In each pass, the inputs of each layer are kept or dropped, multiplied by the weights and activated. The
 // last logits become probabilities and enter the running statistics. Masks come from Philox, as
@@ -23,17 +23,17 @@ struct McStats {
 
 class McDropout {
  public:
-  // widths: of the input and of the output of each layer. parameters: for each layer the weights [out, in]
-  // and the bias [out], one after the other. thresholds: for the input and for the output of each layer; a
-  // unit is dropped where its 16 random bits are below. All are copied.
+  // `widths` has the inputs of the MLP and the outputs of each layer. `parameters` has for each layer the
+  // weights [out, in] and the bias [out], one after the other. `thresholds` has one for the input and one for
+  // the output of each layer: a unit is dropped if its 16 random bits are below it. All are copied.
   McDropout(const std::vector<int64_t>& widths, const float* parameters,
             const std::vector<uint32_t>& thresholds, McActivation activation, int64_t passes, bool consistent,
             uint64_t seed);
 
-  // Rows that are computed together; a task begins and ends at a multiple of it.
+  // Returns the rows that are computed together. A task begins and ends at a multiple of it.
   int64_t group_rows() const;
 
-  // Rows [lo, hi) of x, with lo a multiple of group_rows(). Thread-safe.
+  // Computes rows [lo, hi) of x. lo is a multiple of group_rows(). Thread-safe.
   void run(const StridedRows& x, int64_t lo, int64_t hi, const McStats& out) const;
 
  private:
@@ -42,7 +42,7 @@ class McDropout {
   McModel model_;
 };
 
-// keep[row * columns + column] of rows [lo, hi) in one pass and stream, as the reference draws them.
+// Writes keep[row * columns + column] of rows [lo, hi) in one pass and stream, as the reference draws it.
 void dropout_mask(uint64_t seed, int64_t lo, int64_t hi, int64_t columns, uint32_t pass, uint32_t stream,
                   uint32_t threshold, bool consistent, bool* keep);
 

@@ -14,11 +14,11 @@ constexpr int kMostOutputs = 6;
 
 inline Floats* vectors(float* data) { return reinterpret_cast<Floats*>(data); }
 
-// The random words of the inputs of one layer (or of the logits) in one pass, for a tile: words[w] holds
-// units 2 w (low half) and 2 w + 1.
+// Draws the random words of the inputs of one layer (or of the logits) in one pass, for a tile. words[w]
+// holds units 2 w (low half) and 2 w + 1.
 //
 // The counter is (pass, row, stream, unit / 8), so most of the first three rounds is the same for all rows or
-// for all units. That part is computed once; a call then takes seven rounds and two exclusive ors.
+// for all units. That part is computed once. A call then takes seven rounds and two exclusive ors.
 UEFL_INLINE void draw(uint64_t seed, bool consistent, int64_t first_row, uint32_t pass, uint32_t stream,
                       int64_t units, Words* words) {
   uint32_t key0[kPhiloxRounds], key1[kPhiloxRounds];
@@ -28,7 +28,7 @@ UEFL_INLINE void draw(uint64_t seed, bool consistent, int64_t first_row, uint32_
   }
   const uint64_t from_stream = uint64_t{kPhiloxMultiplier1} * stream,
                  from_pass = uint64_t{kPhiloxMultiplier0} * pass;
-  // The products of rounds 2 and 3 that do not depend on the unit, for even and for odd rows.
+  // These products of rounds 2 and 3 do not depend on the unit. They are separate for even and for odd rows.
   Longs first[2] = {}, second[2] = {};
   for (int odd = 0; odd < 2; ++odd) {
     Longs word0 = {};
@@ -67,7 +67,7 @@ UEFL_INLINE void draw(uint64_t seed, bool consistent, int64_t first_row, uint32_
   }
 }
 
-// sums[pass][output] += weights * inputs, over the units that the words keep. threshold 0 keeps all.
+// Adds weights * inputs to sums[pass][output], over the units that the words keep. Threshold 0 keeps all.
 template <int OUTPUTS, int PASSES, bool DROP>
 UEFL_INLINE void accumulate(const McLayer& layer, const float* weights, const Floats* input,
                             int64_t input_step, const Words* words, int64_t words_step, Floats* sums,
@@ -147,7 +147,7 @@ UEFL_INLINE void add_pass(const McModel& model, Floats* logits, const Words* wor
 
 template <int PASSES>
 void run_passes(const McModel& model, const McGroup& group, int64_t pass) {
-  const int64_t words_step = model.width / 2;  // in vectors, like the other steps
+  const int64_t words_step = model.width / 2;  // in vectors, as the other steps
   Floats* const buffers[2] = {vectors(group.hidden), vectors(group.hidden) + kMcPasses * model.width};
   Words* const all_words = reinterpret_cast<Words*>(group.words);
   for (int64_t tile = 0; tile < group.tiles; ++tile) {

@@ -8,20 +8,20 @@
 namespace uefl::cpu {
 
 constexpr int64_t kMcPasses = 2;  // passes that share a load of the weights
-constexpr int64_t kMcGroup = 8;   // tiles that share a draw, where all rows have the same masks
+constexpr int64_t kMcGroup = 8;   // tiles that share a draw if all rows have the same masks
 
 struct McLayer {
   int64_t inputs, outputs;
   int64_t block;         // outputs that are summed together; the last block may extend past the layer
-  uint32_t threshold;    // of the dropout on the inputs; 0: none
+  uint32_t threshold;    // of the dropout on the inputs; 0 for none
   const float* weights;  // [blocks, inputs, block], multiplied by the scale of the dropout
   const float* bias;     // [blocks, block]
 };
 
 struct McModel {
   const McLayer* layers;
-  int64_t depth, inputs, width;  // depth 0: the inputs are the logits; width: the largest number of inputs,
-                                 // or of outputs in whole blocks, of any layer
+  int64_t depth, inputs, width;  // depth 0: the inputs are the logits; width: the largest number of inputs of
+                                 // a layer, or of outputs in whole blocks
   uint32_t logit_threshold;
   float logit_scale;
   McActivation activation;
@@ -30,7 +30,8 @@ struct McModel {
   uint64_t seed;
 };
 
-// A tile has one row per vector lane. All arrays are vectors of floats, one row per lane.
+// A group of tiles. A tile has one row per vector lane. All arrays are vectors of floats, with one row per
+// lane.
 struct McGroup {
   int64_t first_row, tiles;
   float* input;     // [tiles, inputs]; given

@@ -5,7 +5,8 @@
 namespace uefl::cpu {
 namespace {
 
-// Columns that are copied together: one cache line per column of `rows`; all of them fit the ways of a set.
+// Columns that are copied together: one cache line for each column of `rows`. All of them fit into the ways
+// of a cache set.
 constexpr int64_t kColumns = 8;
 
 template <class T, bool write>

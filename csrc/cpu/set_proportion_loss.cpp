@@ -41,7 +41,7 @@ double define(const StridedRows& logits, int64_t begin, int64_t end, const T* pr
   for (int64_t i = 0; i < n; ++i) {
     const std::vector<double> z = read_row(logits, begin + i);
     double all = log_sum_exp(z.data(), k, 1);
-    // No distribution: NaN in all classes.
+    // This is not a distribution: all classes become NaN.
     if (std::isinf(all)) all = kNan;
     for (int64_t j = 0; j < k; ++j) log_p[i * k + j] = z[j] - all;
   }
@@ -65,7 +65,7 @@ double define(const StridedRows& logits, int64_t begin, int64_t end, const T* pr
   return loss;
 }
 
-// Rejects percentages and counts, but not the errors of rounding and clamping.
+// The tolerance rejects percentages and counts, but not the errors of rounding and clamping.
 constexpr double kTolerance = 1e-3;
 
 template <class T>

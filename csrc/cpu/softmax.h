@@ -10,10 +10,10 @@ namespace uefl::cpu {
 
 const SoftmaxKernel& softmax_kernel();
 
-// Row n of the logits.
+// Returns row n of the logits.
 std::vector<double> read_row(const StridedRows& logits, int64_t n);
 
-// Row n of a dense array of the dtype.
+// Writes row n of a dense array of the dtype.
 void write_row(const std::vector<double>& values, Dtype dtype, void* to, int64_t n);
 
 }  // namespace uefl::cpu

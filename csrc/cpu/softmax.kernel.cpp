@@ -6,7 +6,7 @@
 namespace uefl::cpu {
 namespace {
 
-// row = exp(z - max z), zero from k on.
+// Computes row = exp(z - max z), and zeros from k on.
 template <class T>
 UEFL_INLINE void exponentials(const StridedRows& logits, int64_t n, float* row) {
   const int64_t k = logits.dim, end = padded(k);
@@ -42,7 +42,7 @@ UEFL_INLINE float dot(const float* a, const float* b, int64_t end) {
   return sum_across(total);
 }
 
-// out[j] = row[j], j < k.
+// Writes out[j] = row[j] for j < k.
 template <class T>
 UEFL_INLINE void write(const float* row, int64_t k, char* out) {
   T* to = reinterpret_cast<T*>(out);
@@ -57,7 +57,7 @@ UEFL_INLINE void write(const float* row, int64_t k, char* out) {
   }
 }
 
-// row = softmax(z), zero from k on.
+// Computes row = softmax(z), and zeros from k on.
 template <class T>
 UEFL_INLINE void probabilities(const StridedRows& logits, int64_t n, float* row) {
   const int64_t end = padded(logits.dim);
@@ -89,7 +89,7 @@ int64_t nll_typed(const TransitionRun& run) {
     const float* target = run.matrix + (group * run.m + run.targets[n]) * end;
     exponentials<T>(run.logits, n, run.row);
     const float all = dot(run.row, marginal, end), own = dot(run.row, target, end);
-    if (!(all >= kSmallest && own >= kSmallest)) {  // NaN too
+    if (!(all >= kSmallest && own >= kSmallest)) {  // also true for NaN
       run.pending[pending++] = n;
       continue;
     }
@@ -110,8 +110,8 @@ int64_t nll_typed(const TransitionRun& run) {
   return pending;
 }
 
-// out[r][j] = sum_i weights[r][i] table[i][j] for R rows and `Vectors` vectors of j. The order of the
-// additions is the same for any R.
+// Computes out[r][j] = sum_i weights[r][i] table[i][j] for R rows and `Vectors` vectors of j. The order of
+// the additions is the same for any R.
 template <int R, int Vectors>
 UEFL_INLINE void weighted_sums(const float* weights, int64_t row_stride, const float* table, int64_t count,
                                int64_t stride, float* out, int64_t out_stride) {
@@ -136,7 +136,7 @@ UEFL_INLINE void weighted_sums(const float* weights, int64_t row_stride, const f
   }
 }
 
-// The same for `width` columns of the table, a multiple of a vector.
+// Does the same for `width` columns of the table, a multiple of a vector.
 template <int R>
 UEFL_INLINE void multiply(const float* weights, int64_t row_stride, const float* table, int64_t count,
                           int64_t width, float* out) {
@@ -149,8 +149,8 @@ UEFL_INLINE void multiply(const float* weights, int64_t row_stride, const float*
     weighted_sums<R, 1>(weights, row_stride, table + j, count, width, out + j, width);
 }
 
-// Tiles of up to kTile consecutive rows of one group, with their exponentials in run.row. Calls body(first
-// row, rows, group); fewer than kTile rows go one at a time.
+// Visits tiles of up to kTile consecutive rows of one group, with their exponentials in run.row. Calls
+// body(first row, rows, group). Fewer than kTile rows are visited one at a time.
 template <class T, class Body>
 UEFL_INLINE void tiles(const TransitionRun& run, const Body& body) {
   for (int64_t n = run.lo; n < run.hi;) {
@@ -165,7 +165,7 @@ UEFL_INLINE void tiles(const TransitionRun& run, const Body& body) {
   }
 }
 
-// sets[r][m] = e_r.A_m for all sets.
+// Computes sets[r][m] = e_r.A_m for all sets.
 UEFL_INLINE void set_sums(const TransitionRun& run, int64_t rows, int64_t group) {
   const int64_t k = run.logits.dim, end = padded(k);
   const float* table = run.transposed + group * k * run.padded_m;
@@ -176,7 +176,7 @@ UEFL_INLINE void set_sums(const TransitionRun& run, int64_t rows, int64_t group)
   }
 }
 
-// Returns whether every sum is large enough that no term was lost.
+// Returns true if every sum is large enough that no term was lost.
 UEFL_INLINE bool is_safe(const float* sets, int64_t padded_m, float all) {
   bool safe = all >= kSmallest;
   for (int64_t i = 0; i < padded_m; i += kLanes) {
@@ -251,13 +251,14 @@ int64_t probs_backward_typed(const TransitionRun& run) {
         load(run.mix + r * end + j, sum);
         store(e * (sum - s * inverse_all[r]), row + j);
       }
-      write<T>(row, k, run.gradient + (n + r) * bytes);  // of a pending row; the definition overwrites it
+      write<T>(row, k, run.gradient + (n + r) * bytes);  // also for a pending row, which the definition
+                                                         // overwrites
     }
   });
   return pending;
 }
 
-// Computes exponentials twice, which costs less than storing them.
+// Computes the exponentials twice, which costs less than storing them.
 template <class T>
 bool proportion_typed(const ProportionRun& run) {
   const int64_t k = run.logits.dim, end = padded(k), bytes = k * static_cast<int64_t>(sizeof(T));
@@ -273,7 +274,7 @@ bool proportion_typed(const ProportionRun& run) {
   }
   for (int64_t j = 0; j < k; ++j) {
     const bool wanted = run.proportions[j] > 0;
-    if (!(wanted ? run.sums[j] >= kSmallest : run.sums[j] >= 0)) return false;  // NaN too
+    if (!(wanted ? run.sums[j] >= kSmallest : run.sums[j] >= 0)) return false;  // also true for NaN
     if (wanted) run.pull[j] = run.proportions[j] / run.sums[j];
   }
   for (int64_t n = run.lo; run.gradient && n < run.hi; ++n) {
@@ -289,7 +290,7 @@ bool proportion_typed(const ProportionRun& run) {
   return true;
 }
 
-// float64 uses the definition and never comes here
+// float64 logits use the definition and are not handled here.
 template <class Body>
 inline void with_narrow_type(Dtype dtype, const Body& body) {
   if (dtype == Dtype::f32) return body(static_cast<const float*>(nullptr));

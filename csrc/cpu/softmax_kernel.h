@@ -15,7 +15,8 @@ namespace {
 inline int64_t padded(int64_t count) { return (count + kPad - 1) / kPad * kPad; }
 }  // namespace
 
-// A smaller dot product of exponentials may have lost terms to underflow: the definition evaluates its row.
+// The least safe dot product of exponentials. A smaller one may have lost terms to underflow, so the
+// definition evaluates its row.
 constexpr float kSmallest = 0x1p-60f;
 
 struct TransitionRun {
@@ -26,9 +27,9 @@ struct TransitionRun {
   const float *matrix, *transposed, *marginal, *matrix_scale, *marginal_scale;  // of LinearTransition
   float* out;               // loss [B] of nll, log g [B, m] of probs
   const float* grad;        // [B, m] of probs_backward
-  char* gradient;           // [B, k]; null: nll without gradient
+  char* gradient;           // [B, k], or null for nll without gradient
   float *row, *sets, *mix;  // kTile x [padded k], [padded m], [padded k], workspace
-  int64_t* pending;         // [hi - lo]: output, the rows left to the definition
+  int64_t* pending;         // [hi - lo]: output, the rows that the definition must evaluate
 };
 
 struct ProportionRun {
@@ -41,11 +42,11 @@ struct ProportionRun {
 };
 
 struct SoftmaxKernel {
-  // Return how many rows are pending.
+  // Return the number of pending rows.
   int64_t (*nll)(const TransitionRun& run);
   int64_t (*probs)(const TransitionRun& run);
   int64_t (*probs_backward)(const TransitionRun& run);
-  // False: the definition must evaluate the whole set; the gradient is untouched.
+  // Returns false if the definition must evaluate the whole set. The gradient is then unchanged.
   bool (*proportion)(const ProportionRun& run);
 };
 

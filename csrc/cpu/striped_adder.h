@@ -1,5 +1,5 @@
 // Adds whole arrays of integers from several threads. Each stripe of the array has its own lock, and each
-// thread starts at another stripe, so threads that finish together rarely wait.
+// thread starts at another stripe. So threads that finish together rarely wait.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace uefl::cpu {
 
 class StripedAdder {
  public:
-  // to += from. Thread-safe.
+  // Adds `from` to `to`. Thread-safe.
   void add(std::span<const int64_t> from, std::span<int64_t> to) {
     const size_t size = from.size(), stripes = std::clamp<size_t>(size / kLeast, 1, kMost);
     const size_t begin = threads_.fetch_add(1, std::memory_order_relaxed);
@@ -28,7 +28,7 @@ class StripedAdder {
  private:
   static constexpr size_t
       kMost = 64,
-      kLeast = 512;  // stripes, and elements per stripe: a lock costs about as much as adding 512 elements
+      kLeast = 512;  // stripes, and elements of a stripe: a lock costs about as much as adding 512 elements
   std::array<std::mutex, kMost> locks_;
   std::atomic<size_t> threads_ = 0;
 };

@@ -16,9 +16,9 @@ inline void on_this_thread(int64_t count, const std::function<void(int64_t lo, i
   work(0, count);
 }
 
-// For a front end without a thread pool: calls work(0), ..., work(threads - 1), the first on this thread.
-// After all have ended, rethrows the exception of the lowest number: an exception that leaves a thread would
-// end the process.
+// Runs threads for a front end without a thread pool: calls work(0), ..., work(threads - 1), the first on
+// this thread. After all have ended, it rethrows the exception of the lowest number. An exception that leaves
+// a thread would end the process.
 template <class Work>
 void on_threads(int64_t threads, const Work& work) {
   std::vector<std::exception_ptr> errors(threads);

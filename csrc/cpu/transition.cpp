@@ -13,7 +13,7 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// log of the sum over k of exp(z_k + log_weight_k), by the definition.
+// Returns the log of the sum over k of exp(z_k + log_weight_k), by the definition.
 template <class T>
 double log_sum_exp(const std::vector<double>& z, const T* log_weight) {
   double most = -kInfinity, total = 0;
@@ -23,7 +23,7 @@ double log_sum_exp(const std::vector<double>& z, const T* log_weight) {
   return most + std::log(total);
 }
 
-// to_k += weight * softmax_k(z + log_weight).
+// Computes to_k += weight * softmax_k(z + log_weight).
 template <class T>
 void add_softmax(double weight, const std::vector<double>& z, const T* log_weight, double log_total,
                  std::vector<double>& to) {
@@ -35,10 +35,10 @@ bool is_empty(const T* log_weight, int64_t k) {
   return std::all_of(log_weight, log_weight + k, [](T value) { return value == -kInfinity; });
 }
 
-// Returns whether a row looks like class proportions instead of their logarithms: nothing below 0, and a sum
-// of 1 with room for half precision. Logarithms of priors never do (the set would have to be certain for
-// every class), nor do logarithms of counts; logarithms of other weights (1 to e) may. With one class it does
-// not matter: a constant changes nothing.
+// Returns true if a row looks like class proportions instead of their logarithms: nothing is below 0, and the
+// sum is 1, with room for half precision. Logarithms of priors never do (the set would have to be certain for
+// every class), and logarithms of counts do not either. Logarithms of other weights (1 to e) may. With one
+// class it does not matter, because a constant changes nothing.
 template <class T>
 bool is_shares(const T* row, int64_t k) {
   if (k == 1) return false;
@@ -164,8 +164,8 @@ void Transition::linearize(const std::vector<bool>& used) {
   }
 }
 
-// Blocks [lo, hi) by the kernel, and its pending rows by the definition: define(n, z, matrix, marginal) with
-// z in float64 and the logarithms of the group of row n.
+// Runs the kernel on blocks [lo, hi), and the definition on its pending rows: define(n, z, matrix, marginal),
+// with z in float64 and the logarithms of the group of row n.
 template <class Kernel, class Define>
 void Transition::each_row(int64_t lo, int64_t hi, TransitionRun run, const Kernel& kernel,
                           const Define& define) const {

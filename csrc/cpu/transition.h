@@ -5,10 +5,10 @@
 //   nll             loss = log(e.s) - log(e.A_y),   gradient_k = e_k (s_k / e.s - A_yk / e.A_y)
 //   probs           log g_m = log(e.A_m) - log(e.s)
 //   probs_backward  gradient_k = e_k (sum_m G_m A_mk / e.A_m - sum_m G_m s_k / e.s)
-// So each element of the logits takes one exponential, and each element of the matrix one per call. The rows
-// of A are divided by their largest element: a product underflows only where the dot product is tiny. There,
-// for float64, and where a row is not finite, the definition is evaluated: log-sum-exps in float64. Rows are
-// independent, so results do not depend on the number of threads.
+// So each element of the logits takes one exponential, and each element of the matrix takes one per call. The
+// rows of A are divided by their largest element, so a product underflows only if the dot product is tiny. In
+// that case, for float64, and if a row is not finite, the definition is evaluated: log-sum-exps in float64.
+// Rows are independent, so results do not depend on the number of threads.
 #pragma once
 
 #include <cstdint>
@@ -20,25 +20,26 @@ namespace uefl::cpu {
 
 struct TransitionRun;
 
-// Contiguous logarithms, matrix [g, m, k] and marginal [g, k], double for double logits, else float.
+// Contiguous logarithms, matrix [g, m, k] and marginal [g, k]. They are double for double logits, otherwise
+// float.
 struct LogTransition {
   const void *matrix, *marginal;
   int64_t g, m, k;
 };
 
-// Prepared for one call. All pointers must outlive it. Blocks of rows may run in parallel.
+// The op prepared for one call. All pointers must outlive it. Blocks of rows may run in parallel.
 class Transition {
  public:
-  // targets: for nll, else null; groups: null when g = 1. Throws std::runtime_error with the name of the op
-  // when the marginal has NaN or +inf, a group has no class, a group or a target is out of range, the row of
-  // a target is all -inf, or a row holds proportions.
+  // `targets` are for nll, otherwise null. `groups` are null if g = 1. Throws std::runtime_error with the
+  // name of the op if the marginal has NaN or +inf, a group has no class, a group or a target is out of
+  // range, the row of a target is all -inf, or a row holds proportions.
   Transition(const char* op, const StridedRows& logits, const int64_t* targets, const int64_t* groups,
              const LogTransition& log, int64_t ignore_index = 0);
 
   int64_t blocks() const { return (rows_ + block_rows_ - 1) / block_rows_; }
 
-  // Blocks [lo, hi). loss [B], log_g and grad [B, m]: double for double logits, else float. gradient [B, k]:
-  // the dtype of the logits.
+  // Compute blocks [lo, hi). loss [B], log_g and grad [B, m] are double for double logits, otherwise float.
+  // gradient [B, k] has the dtype of the logits.
   void nll(int64_t lo, int64_t hi, void* loss, void* gradient) const;  // gradient may be null
   void probs(int64_t lo, int64_t hi, void* log_g) const;
   void probs_backward(int64_t lo, int64_t hi, const void* grad, void* gradient) const;
@@ -59,7 +60,7 @@ class Transition {
   const LogTransition log_;
   const int64_t ignore_index_, rows_, block_rows_, padded_m_, padded_k_;
 
-  // The float32 tables; rows without a target are left out. A row of -inf has scale -inf and ones.
+  // The float32 tables. Rows without a target are left out. A row of -inf has scale -inf and ones.
   std::vector<float> matrix_;      // [g, m, padded k]: exp(log - scale), zero in the padding
   std::vector<float> transposed_;  // [g, k, padded m]: the same for probs, ones in the padding
   std::vector<float> marginal_;    // [g, padded k]

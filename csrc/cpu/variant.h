@@ -1,8 +1,8 @@
-// For a source NAME.kernel.cpp, which CMake compiles once for each instruction set with -DUEFL_ISA=...:
-// UEFL_VARIANT(vq) is vq_avx2 there.
+// Names the constant of a source NAME.kernel.cpp, which CMake compiles once for each instruction set with
+// -DUEFL_ISA=...: UEFL_VARIANT(vq) is vq_avx2 there.
 //
-// Such a source uses no standard templates, and everything except that constant has internal linkage:
-// strided_rows.h has the reason.
+// Such a source uses no standard templates, and everything except that constant has internal linkage.
+// strided_rows.h gives the reason.
 #pragma once
 
 #define UEFL_JOIN(name, isa) name##_##isa

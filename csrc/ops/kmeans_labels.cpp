@@ -27,7 +27,7 @@ ScalarType center_dtype(const Tensor& x) {
   return x.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
 }
 
-// x as rows, after the check against the centers [k, d] of the dtype.
+// Returns x as rows, after the check against the centers [k, d] of the dtype.
 cpu::StridedRows rows_of(const Tensor& x, const Tensor& centers, ScalarType dtype) {
   const auto require = [](bool condition, const char* expected) {
     if (!condition) throw std::runtime_error(std::string("kmeans_labels: ") + expected);

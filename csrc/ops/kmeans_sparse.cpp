@@ -47,7 +47,7 @@ bool within(const int32_t* columns, int64_t count, const int64_t* offsets, int64
   return inside && (count == 0 || largest < d);
 }
 
-// The rows, after a check of every index: the kernels read without one.
+// Returns the rows after a check of every index, because the kernels read without a check.
 cpu::SparseRows rows_of(const Tensor& values, const Tensor& columns, const Tensor& offsets, int64_t d) {
   const ScalarType dtype = values.scalar_type();
   const int64_t count = values.numel(), n = offsets.numel() - 1;

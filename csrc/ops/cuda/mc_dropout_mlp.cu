@@ -38,7 +38,7 @@ struct Launch {
   void over(int64_t threads, Kernel kernel, const Arguments&... arguments) const {
     kernel<<<blocks(threads), kThreads, 0, stream>>>(arguments...);
   }
-  // Launches the kernels of a call. A slab has far fewer warps than the limit of a grid.
+  // Launches a kernel that does not loop. A slab has far fewer warps than the limit of a grid.
   template <class Kernel, class... Arguments>
   void all(int64_t threads, Kernel kernel, const Arguments&... arguments) const {
     over(threads, kernel, arguments...);

@@ -49,7 +49,8 @@ void call_portable(StableIValue* stack) {
   TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(name.c_str(), "", stack, TORCH_ABI_VERSION));
 }
 
-// Finds the device of a call: the first argument of every op is a tensor.
+// Runs an op on a GPU with machine code, and the portable op on other GPUs. The first argument of every op is
+// a tensor, and its device decides.
 template <OpName kName, auto kOp>
 void where_built(StableIValue* stack, uint64_t arguments, uint64_t results) {
   int32_t index = 0;
