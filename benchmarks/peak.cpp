@@ -1,19 +1,19 @@
-// Measure the peak rate of one core's arithmetic units from registers: the ceilings of the roofline on a CPU.
-// ops/limits.py compiles this file for the machine, or for the instruction set of --held, and runs it on all
-// threads of the run.
+// Measures the peak rate of one core's arithmetic units from registers. These rates are the ceilings of the
+// roofline on a CPU. ops/limits.py compiles this file for the machine, or for the instruction set of --held,
+// and runs it on all threads of the run.
 #include <cstdint>
 
 #include "cpu/simd.h"
 
 using namespace uefl::cpu;
 
-constexpr int kSums = 12;  // independent, so that no addition waits for the one before
+constexpr int kSums = 12;  // independent sums, so that no addition waits for the one before it
 
-// Fused multiply-adds in float32. Returns the operations done.
+// Runs fused multiply-adds in float32. Returns the number of operations.
 extern "C" int64_t float32_units(int64_t rounds) {
   Floats sums[kSums] = {}, factor = broadcast(0.5F), term = broadcast(1.0F);
   for (Floats& sum : sums)
-    asm volatile("" : "+v"(sum));  // or the compiler sees that all are equal and keeps one
+    asm volatile("" : "+v"(sum));  // otherwise the compiler sees that all sums are equal and keeps one
   asm volatile("" : "+v"(factor), "+v"(term));
   for (int64_t i = 0; i < rounds; ++i) {
 #pragma GCC unroll 12
@@ -23,7 +23,7 @@ extern "C" int64_t float32_units(int64_t rounds) {
   return rounds * kSums * kLanes * 2;
 }
 
-// Products of pairs of 16-bit numbers, added to sums of 32 bits.
+// Multiplies pairs of 16-bit numbers and adds the products to sums of 32 bits.
 extern "C" int64_t int16_units(int64_t rounds) {
   Ints sums[kSums] = {}, pairs = broadcast(int32_t{0x00010001});
 #pragma GCC unroll 12
@@ -43,8 +43,8 @@ extern "C" int64_t int16_units(int64_t rounds) {
 #include <sys/syscall.h>
 #include <unistd.h>
 
-// 16 x 32 times 32 x 16 products in bfloat16 on four independent tiles of sums. Returns the operations done,
-// 0 without permission.
+// Runs 16 x 32 times 32 x 16 products in bfloat16 on four independent tiles of sums. Returns the number of
+// operations, or 0 without permission.
 extern "C" int64_t bfloat16_units(int64_t rounds) {
   constexpr long kRequestPermission = 0x1023, kTileData = 18;
   if (syscall(SYS_arch_prctl, kRequestPermission, kTileData)) return 0;

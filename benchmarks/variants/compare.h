@@ -1,6 +1,6 @@
-// Ways to reduce 64 scores of a thread for a search: 32 columns of each of two rows. In lane t of
-// four, score n of a row is of column n / 2 * 8 + 2 t + n % 2. All scores of a launch have one exponent, so
-// that their bits order as integers do.
+// Ways to reduce 64 scores of a thread for a search: 32 columns of each of two rows. In lane t of a quad,
+// score n of a row is column n / 2 * 8 + 2 t + n % 2. All scores of a launch have one exponent, so their bits
+// order as integers do.
 #pragma once
 
 #include "instructions.h"
@@ -51,7 +51,7 @@ __device__ int least_of(const int (&values)[kCount]) {
   return kCount % 2 == 0 ? lesser(found, values[kCount - 1]) : found;
 }
 
-// Every score has its number: today's way.
+// Every score has its number, as in the kernel today.
 struct Packed {
   static constexpr int kShift = 32;
   __device__ static Two run(const float (&scores)[32], int shift) {
@@ -68,9 +68,9 @@ struct Packed {
   }
 };
 
-// Every score has its number; the least of four groups of eight and of eight groups of four across them. The
-// second of the row is the less of both seconds, since the least score shares no two of these groups with
-// another score.
+// Every score has its number. It finds the least of four groups of eight, and of eight groups of four across
+// them. The second score of the row is the lesser of both seconds, since the least score shares at most one
+// of these groups with another score.
 struct Cross {
   static constexpr int kShift = 32;
   __device__ static Two run(const float (&scores)[32], int shift) {
@@ -98,7 +98,7 @@ struct Cross {
   }
 };
 
-// The least of every group of columns, with the number of the group.
+// Finds the least of every group of columns, with the number of the group.
 template <int kSize>
 struct Groups {
   static constexpr int kShift = 32 / kSize;

@@ -18,14 +18,14 @@ __device__ inline long long now() {
   return clock;
 }
 
-// A named barrier of two warpgroups: one waits for its turn, the other one passes the turn and does not wait.
+// A named barrier of two warpgroups. One waits for its turn. The other one passes the turn and does not wait.
 __device__ inline void turn_wait(int name) { asm volatile("bar.sync %0, 256;" ::"r"(name) : "memory"); }
 __device__ inline void turn_pass(int name) { asm volatile("bar.arrive %0, 256;" ::"r"(name) : "memory"); }
 
 __device__ inline void group_sync() { asm volatile("bar.sync 7, 128;" ::: "memory"); }  // of one warpgroup
 #endif
 
-// Fragments of 16 rows of a warp and 16 elements from a tile of 64 x 64 in the layout of operand().
+// Loads fragments of 16 rows of a warp and 16 elements from a tile of 64 x 64 in the layout of operand().
 __device__ inline void load_fragment(uint32_t (&fragment)[4], const unsigned char* tile, int step) {
   const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
   load_matrices(fragment, tile + (warp * 16 + lane % 16) * 128 + ((2 * step + lane / 16) ^ (lane & 7)) * 16);

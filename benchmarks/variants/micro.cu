@@ -1,8 +1,7 @@
 // Micro-measurements: the rate of a unit of a multiprocessor, without and with products.
-// benchmarks/gpu_variants.py says what each decides.
+// benchmarks/gpu_variants.py states what each one decides.
 //
-// A kernel writes clocks; no computed number is used, and the compiler cannot leave out volatile
-// instructions.
+// A kernel writes clocks. It uses no computed number, and the compiler cannot remove volatile instructions.
 #include "instructions.h"
 
 namespace uefl::variants {
@@ -25,7 +24,8 @@ enum class Stream {
 };
 constexpr int kLanes = 16, kRounds = 256;  // results of a thread that wait for each other; repetitions
 
-// One instruction for each of the results of a thread. kOdd: two minima in a row would become one of three.
+// Runs one instruction for each of the results of a thread. kOdd alternates minima and maxima, because two
+// minima in a row would become one of three numbers.
 template <Stream kStream, bool kOdd>
 __device__ void operate(uint32_t (&a)[kLanes], uint64_t (&wide)[kLanes / 2], uint32_t b, uint32_t c) {
   UEFL_UNROLL
@@ -54,8 +54,8 @@ __device__ void operate(uint32_t (&a)[kLanes], uint64_t (&wide)[kLanes / 2], uin
     }
     if constexpr (kStream == Stream::prmt)
       asm volatile("prmt.b32 %0, %0, %1, %2;" : "+r"(a[i]) : "r"(b), "r"(c));
-    if constexpr (kStream == Stream::imad_wide) {  // both halves of a product are in the next one, or the
-                                                   // compiler makes one of them
+    if constexpr (kStream == Stream::imad_wide) {  // both halves of a product enter the next one, otherwise
+                                                   // the compiler computes one half
       const uint32_t mixed = static_cast<uint32_t>(wide[i / 2] >> 32) ^ static_cast<uint32_t>(wide[i / 2]);
       if (i % 2 == 0) asm volatile("mul.wide.u32 %0, %1, %2;" : "=l"(wide[i / 2]) : "r"(mixed), "r"(b));
     }
@@ -71,8 +71,9 @@ __device__ void operate(uint32_t (&a)[kLanes], uint64_t (&wide)[kLanes / 2], uin
   }
 }
 
-// Warpgroup 0 sends products until the others have done their stream, or some hundred where there are no
-// others. clocks: [blocks, 4, {clocks, products of the warpgroup, or rounds}].
+// Runs the instructions of a stream, with products at the same time if kProducts. Warpgroup 0 sends products
+// until the other warpgroups have finished their stream, or some hundred if there are no others. clocks:
+// [blocks, 4, {clocks, products of the warpgroup, or rounds}].
 template <Stream kStream, bool kProducts>
 __device__ void stream(long long* clocks, uint32_t b, uint32_t c) {
   __shared__ int done;
@@ -117,7 +118,7 @@ __device__ void stream(long long* clocks, uint32_t b, uint32_t c) {
     float total = 0;
     UEFL_UNROLL
     for (int i = 0; i < 64; ++i) total += sums[i];
-    if (total == 12345) clocks[0] = 0;  // products that nothing reads are left out
+    if (total == 12345) clocks[0] = 0;  // otherwise the compiler removes the products
     return;
   }
   if constexpr (kStream != Stream::none) {
@@ -139,7 +140,7 @@ __device__ void stream(long long* clocks, uint32_t b, uint32_t c) {
     UEFL_UNROLL
     for (int i = 0; i < kLanes; ++i)
       all ^= values[i] ^ static_cast<uint32_t>(wide[i / 2] >> 32) ^ static_cast<uint32_t>(wide[i / 2]);
-    if (all == b) clocks[0] = 0;  // which it never is, as far as the compiler knows
+    if (all == b) clocks[0] = 0;  // never true, but the compiler does not know this
     __syncwarp();
     if (threadIdx.x % 32 == 0) atomicAdd(&done, 1);
   }
@@ -147,7 +148,7 @@ __device__ void stream(long long* clocks, uint32_t b, uint32_t c) {
 
 }  // namespace
 
-// M1, M3 and M7.
+// Measurements M1, M3 and M7.
 #define STREAM(name)                                             \
   extern "C" __global__ void __launch_bounds__(512, 1)           \
       stream_##name(long long* clocks, uint32_t b, uint32_t c) { \
@@ -166,11 +167,14 @@ STREAM(lop3)
 STREAM(imad)
 STREAM(imad_wide)
 STREAM(shf)
-STREAM(f2fp) STREAM(viaddmnmx) STREAM(prmt) STREAM(hmma)
+STREAM(f2fp)
+STREAM(viaddmnmx)
+STREAM(prmt)
+STREAM(hmma)
 
-    // M4. Loads of 16 bytes a lane: 0: lanes side by side, 1: four addresses, in lane t of four, 2: one
-    // address.
-    extern "C" __global__ void loads(long long* clocks, int pattern) {
+// Measurement M4: loads of 16 bytes for a lane. Pattern 0 has adjacent lanes. Pattern 1 has four
+// addresses, in lane t of a quad. Pattern 2 has one address.
+extern "C" __global__ void loads(long long* clocks, int pattern) {
   unsigned char* memory = dynamic_memory();
   for (unsigned i = threadIdx.x; i < 4096; i += blockDim.x) reinterpret_cast<uint32_t*>(memory)[i] = i;
   __syncthreads();
@@ -193,8 +197,8 @@ STREAM(f2fp) STREAM(viaddmnmx) STREAM(prmt) STREAM(hmma)
     clocks[blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32] = now() - begin + (all == 1);
 }
 
-// M5. Additions to shared memory: 0: 32 neighbors, 1: a row of 64 cells of a codeword that is drawn for each
-// warp, 2: one cell, 3: exchanges of 32 neighbors.
+// Measurement M5: additions to shared memory. Pattern 0 has 32 neighbors. Pattern 1 has a row of 64 cells of
+// a codeword that is drawn for each warp. Pattern 2 has one cell. Pattern 3 exchanges 32 neighbors.
 extern "C" __global__ void additions(long long* clocks, int pattern, int codewords) {
   uint32_t* cells = reinterpret_cast<uint32_t*>(dynamic_memory());
   for (int i = threadIdx.x; i < codewords * 64; i += blockDim.x) cells[i] = 0;
@@ -215,7 +219,8 @@ extern "C" __global__ void additions(long long* clocks, int pattern, int codewor
   if (lane == 0) clocks[blockIdx.x * (blockDim.x / 32) + warp] = now() - begin + (all == 1);
 }
 
-// M6. Every block reads a codebook of blocks of 16 KB a number of times, some of them in flight at a time.
+// Measurement M6: every block reads a codebook of blocks of 16 KB several times, with some of them in flight
+// at a time.
 template <int kCluster>
 __device__ void read_codebook(const unsigned char* codewords, int blocks, int times, int ahead,
                               long long* clocks) {
@@ -241,7 +246,7 @@ __device__ void read_codebook(const unsigned char* codewords, int blocks, int ti
                      (1 << kCluster) - 1);
     }
   };
-  // A place is filled again when both blocks have seen it full, so blocks of a cluster go on side by side.
+  // A place is filled again when both blocks have seen it full, so the blocks of a cluster advance together.
   for (int number = 0; number < total; ++number) {
     if (threadIdx.x == 0 && number == 0) {
       for (int i = 0; i < ahead && i < total; ++i) feed(i);
@@ -262,8 +267,8 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(32, 1)
   read_codebook<2>(codewords, blocks, times, ahead, clocks);
 }
 
-// M8. sums [64, 128] = start + a [64, 16] b [128, 16]^T by one product of a warpgroup; a and b in the layout
-// of operand().
+// Measurement M8: computes sums [64, 128] = start + a [64, 16] b [128, 16]^T by one product of a warpgroup. a
+// and b have the layout of operand().
 extern "C" __global__ void __launch_bounds__(128, 1)
     product_wgmma(const uint32_t* a, const uint32_t* b, const float* start, float* sums) {
   unsigned char* memory = dynamic_memory();
@@ -288,8 +293,8 @@ extern "C" __global__ void __launch_bounds__(128, 1)
   for (int i = 0; i < 64; ++i) sums[(row + i % 4 / 2 * 8) * 128 + i / 4 * 8 + 2 * t + i % 2] = c[i];
 }
 
-// The same by mma.sync: sums [16, 8] = start + a [16, 16] b [8, 16]^T for each of the blocks, rows of 32
-// bytes side by side.
+// Computes the same by mma.sync: sums [16, 8] = start + a [16, 16] b [8, 16]^T for each of the blocks. Rows
+// of 32 bytes are adjacent.
 extern "C" __global__ void __launch_bounds__(32, 1)
     product_mma(const uint32_t* a, const uint32_t* b, const float* start, float* sums) {
   const int lane = threadIdx.x, g = lane / 4, t = lane % 4;
@@ -303,8 +308,8 @@ extern "C" __global__ void __launch_bounds__(32, 1)
   for (int i = 0; i < 4; ++i) sums[(g + i / 2 * 8) * 8 + 2 * t + i % 2] = c[i];
 }
 
-// M9. Clocks of a turn that two warpgroups hand to each other; of a barrier in shared memory that is over; of
-// one that a warp hands to another one and back.
+// Measurement M9: the clocks of a turn that two warpgroups pass to each other, of a barrier in shared memory
+// that is over, and of a barrier that a warp passes to another one and back.
 extern "C" __global__ void __launch_bounds__(256, 1) barriers(long long* clocks) {
   __shared__ Barrier there[2], back[2];
   if (threadIdx.x == 0) {
@@ -339,8 +344,8 @@ extern "C" __global__ void __launch_bounds__(256, 1) barriers(long long* clocks)
   if (threadIdx.x == 0) clocks[2] = (now() - begin) / (2 * kRounds);
 }
 
-// A kernel with nothing to do; and one that lets the next one begin, and waits for the one before it as late
-// as it can.
+// A kernel without work, and one that lets the next kernel begin and waits for the one before it as late as
+// possible.
 extern "C" __global__ void nothing(long long* clocks) {
   if (clocks == nullptr) asm volatile("trap;");
 }

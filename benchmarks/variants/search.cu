@@ -1,11 +1,11 @@
 // Variants of the loop of the search: products of 64 rows with 128 codewords at a time, and the comparison of
-// their scores. Rows and codewords come packed as the products read them, so that a variant is timed without
-// what prepares and finishes rows.
+// their scores. Rows and codewords are packed in the layout of the products. So a variant is timed without
+// the preparation and the end of the rows.
 //
-// kGroups warpgroups multiply and compare; a further one copies: a thread the codebook, a thread the rows.
-// If the ring has a place for every block of the codebook, the codebook is copied once. All warpgroups take
-// the same number of turns. The last turns may repeat rows of another warpgroup without writing their
-// answers.
+// kGroups warpgroups multiply and compare. One more warpgroup copies: one thread copies the codebook, another
+// one the rows. If the ring has a place for every block of the codebook, the codebook is copied once. All
+// warpgroups take the same number of turns. In the last turns, a warpgroup may repeat rows of another one
+// without writing its results.
 #include "compare.h"
 
 namespace uefl::variants {
@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kCodewordsBytes = 128 * 64 * 2, kRowsBytes = 64 * 64 * 2, kAhead = 2, kMarks = 64;
 
-struct alignas(16) Answer {  // of a lane for a row
+struct alignas(16) Answer {  // result of a lane for a row
   int best, second, tile, none;
 };
 
@@ -26,9 +26,9 @@ struct Work {
   int blocks, tiles, places, shift;
 };
 
-// kFirst: the sums begin at the starts. kDescribed: the left operand is read from shared memory by each
-// product. kCluster: blocks that share their reads of the codebook. kMarked: the clock at the beginning
-// and the end of products and comparisons.
+// kFirst: the sums begin at the starts. kDescribed: each product reads the left operand from shared memory.
+// kCluster: the number of blocks that share their reads of the codebook. kMarked: stores the clock at the
+// beginning and the end of products and comparisons.
 template <class Way, int kGroups_, int kChunks_, bool kOrder_, bool kFirst_ = false, bool kDescribed_ = false,
           int kCluster_ = 1, bool kMarked_ = false>
 struct Variant {
@@ -36,8 +36,8 @@ struct Variant {
   static constexpr int kGroups = kGroups_, kChunks = kChunks_, kCluster = kCluster_,
                        kThreads = (kGroups_ + 1) * 128;
   static constexpr bool kOrder = kOrder_, kFirst = kFirst_, kDescribed = kDescribed_, kMarked = kMarked_;
-  static constexpr int kTiles = kChunks > 2 ? 1 : kAhead;  // of rows, for each warpgroup
-  static constexpr int kStarts = kFirst ? 68 : 36;  // floats of a lane, adjacent ones in different banks
+  static constexpr int kTiles = kChunks > 2 ? 1 : kAhead;  // tiles of rows for each warpgroup
+  static constexpr int kStarts = kFirst ? 68 : 36;  // floats of a lane; neighbors are in different banks
   static constexpr int kStartsBytes = 4 * kStarts * sizeof(float);
   static constexpr int kRegisters = kGroups == 4 ? 112 : kGroups == 3 ? 152 : 224;
 };
@@ -118,10 +118,10 @@ __device__ void feed_rows(const Work& work, const Memory<V>& memory) {
   }
 }
 
-// The products of a tile of codewords. A turn is a tile of one or two chunks, or else a chunk: a warpgroup
-// that sent more chunks than the ring has places would wait for another one to give them back, which waits
-// for its turn. Up to two chunks the fragments stay in registers; of longer rows two chunks are under way.
-// Returns the place of the chunk before the last one, which is still read where there are two.
+// Multiplies a tile of codewords. A turn is a tile of one or two chunks, or one chunk of a longer tile. If a
+// warpgroup sent more chunks than the ring has places, it would wait for places of another warpgroup, which
+// waits for its turn. Up to two chunks stay in registers as fragments. With longer rows, two chunks are under
+// way. Returns the place of the chunk before the last one, which is still read if there are two.
 template <class V>
 __device__ int multiply(float (&sums)[64], uint32_t (&fragments)[V::kChunks > 2 ? 2 : V::kChunks][4][4],
                         const unsigned char* rows, const Memory<V>& memory, Ring& ring, bool arrived,
@@ -194,7 +194,7 @@ __device__ void search(const Work& work, const Memory<V>& memory) {
     if (lane >= V::kCluster) return;
     V::kCluster == 1 ? barrier_arrive(memory.empty(place)) : barrier_arrive_in(memory.empty(place), lane);
   };
-  if (V::kOrder && group == 0) turn_pass(1);  // the first turn is its own
+  if (V::kOrder && group == 0) turn_pass(1);  // the first turn belongs to this warpgroup
   const int rounds = rounds_of<V>(work);
   for (int round = 0; round < rounds; ++round, tiles.advance()) {
     const int block = block_of<V>(round, group);

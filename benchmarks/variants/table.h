@@ -1,9 +1,9 @@
 // The variants, by name: way_groups_chunks[_options]. benchmarks/gpu_variants.py reads the names here.
 //
-// ways      packed: today's; cross; g4, g8: the least of every four or eight codewords
-// options   turns: the warpgroups send their products in turn, a tile each, or a chunk of long rows; first:
-// sums begin at the starts; described: rows from shared memory;
-//           pair: clusters of two with multicast; marked: with clocks
+//   ways      packed: as in the kernel today; cross; g4, g8: the least of every four or eight codewords
+//   options   turns: the warpgroups send their products in turn, a tile each, or a chunk of long rows;
+//             first: sums begin at the starts; described: rows are read from shared memory;
+//             pair: clusters of two with multicast; marked: with clocks
 VARIANT(packed_3_1, Packed, 3, 1, false)
 VARIANT(packed_3_1_turns, Packed, 3, 1, true)
 VARIANT(packed_2_1, Packed, 2, 1, false)

@@ -102,8 +102,8 @@ struct KMeansTotals {
 using FindLabels = std::function<void(const Dense& x, int64_t first, int64_t last, int64_t* labels)>;
 
 // Gives each row of x [n, d] its label, and moves it in the totals from its old label (-1: none). Each thread
-// has a finder, which labels `block_rows` rows together. centers [k, d] have the dtype of DenseRows. distances [n]
-// are squared; they may be null. Returns true if a label changed.
+// has a finder, which labels `block_rows` rows together. centers [k, d] have the dtype of DenseRows.
+// distances [n] are squared; they may be null. Returns true if a label changed.
 bool kmeans_step(const StridedRows& x, int64_t block_rows, const std::function<FindLabels()>& finder,
                  const void* centers, const KMeansUnits& units, const Parallel& parallel, int64_t* labels,
                  KMeansTotals& totals, double* distances);

@@ -1,5 +1,5 @@
-// Shared by the C++ tests: a check that reports and counts, and a main that skips (77) where UEFL_CPU cannot
-// run.
+// The parts that all C++ tests share: a check that reports and counts, and a main that skips (77) if UEFL_CPU
+// cannot run.
 #pragma once
 
 #include <cstdint>
@@ -46,14 +46,14 @@ std::vector<T> normal(int64_t count, std::mt19937& random, double offset = 0, do
   return values;
 }
 
-// The definition of vq_assign for one row, without the library: argmin in float64, in order, lowest index,
-// NaN never wins.
+// Evaluates the definition of vq_assign for one row, without the library: the argmin in float64, in the order
+// of the elements, with ties to the lowest index. NaN never wins.
 template <class T, class C>
 int64_t nearest(const T* row, int64_t stride, const C* codewords, int64_t k, int64_t d) {
   double best = std::numeric_limits<double>::infinity();
   int64_t index = 0;
   for (int64_t i = 0; i < k; ++i) {
-    volatile double total = 0;  // volatile: every rounding step happens, for any compiler flags
+    volatile double total = 0;  // volatile, so that every rounding step happens for any compiler flags
     for (int64_t j = 0; j < d; ++j) {
       const volatile double difference =
           static_cast<double>(row[j * stride]) - static_cast<double>(codewords[i * d + j]);

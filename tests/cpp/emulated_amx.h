@@ -2,9 +2,9 @@
 // -DUEFL_EMULATE_AMX=ON includes this file first in csrc/cpu/*.amx.cpp. A use that the hardware rejects ends
 // the program.
 //
-// Products and sums follow the order of Intel's Software Developer's Manual, volume 2, TDPBF16PS: one float32
-// sum of the even elements and one of the odd ones, FMAs rounded to nearest even, subnormal inputs and
-// outputs as zero.
+// Products and sums follow the order of Intel's Software Developer's Manual, volume 2, TDPBF16PS. There is
+// one float32 sum of the even elements and one of the odd elements. FMAs round to nearest even, and subnormal
+// inputs and outputs are zero.
 #pragma once
 
 #pragma GCC diagnostic ignored "-Wuninitialized"  // GCC bug 105593
@@ -29,7 +29,7 @@ struct Registers {
   Config config = {};
   alignas(64) unsigned char tile[8][16][64] = {};
 
-  // Returns a tile. The hardware raises an exception where no tile is configured, or one without size.
+  // Returns a tile. The hardware raises an exception if no tile is configured, or if the tile has no size.
   auto& operator[](int t) {
     if (config.palette != 1 || !config.rows[t] || !config.column_bytes[t]) {
       std::fprintf(stderr, "tile %d is used and not configured\n", t);
@@ -72,7 +72,8 @@ inline void stored(int t, void* base, int64_t stride) {
   }
 }
 
-// The shapes of a product: rows of the sum by 32-bit columns of the sum by 32-bit columns of the rows.
+// The sizes of a product: the rows of the sum, the 32-bit columns of the sum, and the 32-bit columns of the
+// rows.
 struct Shape {
   int rows, columns, depth;
 };
@@ -87,7 +88,7 @@ inline Shape shape_of(int sum, int a, int b) {
   return shape;
 }
 
-// A bfloat16 of a pair as float32.
+// Returns a bfloat16 of a pair as float32.
 inline float half_of(uint32_t pair, int odd) {
   const uint32_t bits = odd ? pair & 0xffff0000u : pair << 16;
   float value;
@@ -95,7 +96,7 @@ inline float half_of(uint32_t pair, int odd) {
   return value;
 }
 
-// Not inlined: it must stay between the two settings of MXCSR.
+// Multiplies. It is not inlined, because it must stay between the two settings of MXCSR.
 [[gnu::noinline]] inline void multiply_bf16(Shape shape, float (*sum)[16], const uint32_t (*a)[16],
                                             const uint32_t (*b)[16]) {
   for (int i = 0; i < shape.rows; ++i) {

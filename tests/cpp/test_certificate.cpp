@@ -30,7 +30,7 @@ static void measured_error_stays_below_the_bound() {
           }
           float score = static_cast<float>(
               radius_square /
-              2);  // products and sums rounded separately: the larger error of the two variants
+              2);  // rounds products and sums separately, which gives the larger error of the two variants
           for (int64_t j = 0; j < d; ++j) {
             const volatile float product =
                 static_cast<float>(x[j] - mean) * static_cast<float>(c[j] - static_cast<double>(mean));
@@ -47,7 +47,7 @@ static void measured_error_stays_below_the_bound() {
   }
 }
 
-// The output of a kernel for rows and codewords: the scores, [rows][k], and the sizes for the bound.
+// The output of a kernel for rows and codewords: the scores [rows][k], and the sizes for the bound.
 struct Scored {
   std::vector<float> scores;
   std::vector<RowSize> size;
@@ -72,7 +72,7 @@ static std::vector<const char*> rows_of(const Problem& of, int64_t room) {
   return source;
 }
 
-// For one block of codewords. half_squares: infinity in the padding.
+// Scores one block of codewords. half_squares are infinity in the padding.
 static Scored score(const VqAssignKernel& kernel, const Problem& of, const std::vector<float>& half_squares,
                     float) {
   auto block = memory(kernel.block_bytes(of.d)), y = memory(kernel.tile_bytes(kernel.rows, of.d));
@@ -102,7 +102,7 @@ static Scored score(const PrefilterKernel& kernel, const Problem& of, const std:
   kernel.load(rows_of(of, kernel.rows).data(), of.n, Dtype::f32, of.d, of.mean.data(), y.data(),
               out.size.data());
   Candidates found;
-  std::fill_n(found.margin, Candidates::kRows, 0x1p126f);  // the margin lists every codeword
+  std::fill_n(found.margin, Candidates::kRows, 0x1p126f);  // with this margin, every codeword is listed
   kernel.candidates(y.data(), of.n, block.data(), half_squares.data(), 1, of.d, unit, {}, scratch.data(),
                     found);
   for (int64_t r = 0; r < of.n; ++r) {
@@ -123,7 +123,7 @@ static double bound_of(Arithmetic arithmetic, int64_t d, double half_square, dou
   return bound(d, half_square, radius, rest_radius, row.square, row.rest, true);
 }
 
-// The squared error of rounding to bfloat16.
+// Returns the squared error of rounding to bfloat16.
 static double rest_of(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof bits);
@@ -161,7 +161,7 @@ static float largest(const float* values, int64_t d) {
   return most;
 }
 
-// The largest error of a score, relative to the bound from the sizes of the kernel.
+// Returns the largest error of a score, relative to the bound from the sizes of the kernel.
 template <class Kernel>
 static double worst_of(const Kernel& kernel, const Problem& of) {
   double half_square = 0;
@@ -182,7 +182,7 @@ static double worst_of(const Kernel& kernel, const Problem& of) {
   for (int64_t r = 0; r < of.n; ++r) {
     const double bound =
         bound_of(kernel.arithmetic, of.d, half_square, radius, scored.rest_radius, scored.size[r]);
-    CHECK(bound > 0, "a bound of %g", bound);  // and not NaN
+    CHECK(bound > 0, "a bound of %g", bound);  // false for NaN
     if (bound == INFINITY) continue;           // the definition evaluates such a row
     for (int64_t k = 0; k < of.k; ++k) {
       long double exact = half[k];
@@ -221,8 +221,8 @@ static void a_kernel_keeps_its_bound(const char* name, const Kernel& kernel) {
   }
 }
 
-// The prefilter leaves only the rest of one element and multiplies it by one. The error then reaches the
-// bound, and a size without this element breaks it.
+// Only one element has a rest, which the prefilter drops and which is multiplied by one. The error then
+// reaches the bound, and a size without this element breaks it.
 static void every_element_counts(const char* name, const PrefilterKernel& kernel) {
   for (const int64_t d : {1, 2, 70, 530}) {
     const std::vector<float> mean(d);
@@ -235,7 +235,7 @@ static void every_element_counts(const char* name, const PrefilterKernel& kernel
                    of_code = worst_of(kernel, {1, 1, d, one, vector, mean});
       CHECK(of_row <= 1 && of_code <= 1, "%s, d %ld, %ld: error is %g and %g of the bound", name, long{d},
             long{j}, of_row, of_code);
-      if (kernel.arithmetic == Arithmetic::i16 && d == 1) continue;  // has almost no rest
+      if (kernel.arithmetic == Arithmetic::i16 && d == 1) continue;  // there is almost no rest
       CHECK(of_row > 0.8 && of_code > 0.8,
             "%s, d %ld, %ld: the bound is far from the error, which is %g and %g of it", name, long{d},
             long{j}, of_row, of_code);
@@ -243,7 +243,8 @@ static void every_element_counts(const char* name, const PrefilterKernel& kernel
   }
 }
 
-// The largest sum of integer products, of either sign: both vectors in one direction, or in one element.
+// Returns the largest sum of integer products, of either sign: both vectors have one direction, or one
+// element.
 template <class Kernel>
 static void sums_do_not_overflow(const char* name, const Kernel& kernel) {
   for (const int64_t d : {1, 2, 3, 64947, 1 << 16}) {
@@ -266,7 +267,7 @@ static void check_kernel(const char* name, const Kernel& kernel) {
   if constexpr (std::is_same_v<Kernel, PrefilterKernel>) every_element_counts(name, kernel);
 }
 
-// The search packs, multiplies and measures rows and codewords in every arithmetic of this CPU.
+// Checks that the search packs, multiplies and measures rows and codewords in every arithmetic of this CPU.
 static void every_kernel_keeps_its_bound() {
   check_kernel("portable", vq_assign_portable);
 #if defined(__x86_64__)
@@ -281,14 +282,14 @@ static void every_kernel_keeps_its_bound() {
 #endif
 }
 
-// The float16 nearest to a value below 2^16.
+// Returns the float16 nearest to a value below 2^16.
 static float float16(double value) {
   const double spacing = std::ldexp(1.0, std::max(std::ilogb(value == 0 ? 1e-30 : value), -14) - 10);
   return static_cast<float>(std::nearbyint(value / spacing) * spacing);
 }
 
-// One operation of a matrix unit that keeps 24 bits below the largest term, and cuts off the rest of every
-// term and of their sum.
+// Runs one operation of a matrix unit that keeps 24 bits below the largest term, and cuts off the rest of
+// every term and of their sum.
 static float multiply_add(const float* a, const float* b, int64_t n, float sum) {
   double largest = std::fabs(sum);
   for (int64_t i = 0; i < n; ++i) largest = std::max(largest, std::fabs(double(a[i]) * b[i]));

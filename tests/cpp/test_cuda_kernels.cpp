@@ -1,5 +1,5 @@
-// The CUDA kernels of vq_assign, tensor cores and all, run on the CPU thread by thread, against the
-// definition. The emulation comes before the kernels.
+// Runs the CUDA kernels of vq_assign, with their tensor-core instructions, on the CPU thread by thread, and
+// compares them with the definition. The emulation comes before the kernels.
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -16,13 +16,14 @@
 namespace cuda = uefl::cuda;
 
 struct Answer {
-  std::vector<int64_t> scored, indices;  // of the streamed search; scored: -1 where its first pass is open
+  std::vector<int64_t> scored, indices;  // of the streamed search; scored is -1 for rows that its first pass
+                                         // leaves open
 };
 
-// Rows that the tensor cores scored and left open, over all the tests: both must be some.
+// The rows that the tensor cores scored and left open, over all tests. Both numbers must be positive.
 static int64_t tensor_rows = 0, tensor_open = 0;
 
-// Rows of a search without certificate that no float16 holds.
+// The rows of a search without certificate that do not fit into float16.
 static int64_t long_rows = 0;
 
 // Checks a search, and counts the rows that its first pass left open.
@@ -49,8 +50,7 @@ static std::vector<int64_t> run_mma(Codebook& codebook, const T* x, const cuda::
   return indices;
 }
 
-// With as much shared memory as the GPU has, and with so little that rows and codebook come through the
-// shortest rings.
+// Checks all shared memory of the GPU, and so little that rows and codebook pass through the shortest rings.
 static int64_t wgmma_resident = 0, wgmma_streamed = 0, wgmma_dense = 0, wgmma_apart = 0;
 
 template <int kGroups, bool kLong, bool kCross, class T>
@@ -87,7 +87,8 @@ static void check_wgmma(Codebook& codebook, const T* x, const cuda::Shape& shape
   }
 }
 
-// The launches of cuda/vq_assign.cu with few blocks, so that the loops over the grid turn; all searches.
+// Runs all searches as ops/cuda/vq_assign.cu launches them, with few blocks, so that the loops over the grid
+// turn.
 template <class T>
 static Answer assign(const T* x, cuda::Shape shape, const std::vector<T>& codewords, bool certify = true) {
   shape.padded_k = (shape.k + cuda::kBlockCodewords - 1) / cuda::kBlockCodewords * cuda::kBlockCodewords;
@@ -107,7 +108,7 @@ static Answer assign(const T* x, cuda::Shape shape, const std::vector<T>& codewo
   return answer;
 }
 
-// Rows [n, segments * d], one codebook or one per segment, l2.
+// Checks rows [n, segments * d] with one codebook or one per segment, and l2.
 template <class T>
 static Answer compare(const char* what, const std::vector<T>& x, int64_t segments, int64_t books,
                       const std::vector<T>& codebook, int64_t d) {
@@ -149,8 +150,8 @@ static void offsets_and_scales() {
   compare("rows far away", normal<float>(30 * 8, random, 1e9), 1, 1, normal<float>(20 * 8, random), 8);
 }
 
-// Without the certificate nothing is scored again but what float16 cannot hold: long rows of any codebook,
-// all rows of a long codebook.
+// Without the certificate, only rows that do not fit into float16 are scored again: long rows of any
+// codebook, and all rows of a long codebook.
 static void fast() {
   std::mt19937 random(9);
   const int64_t n = 35, k = 20;
@@ -173,7 +174,7 @@ static void fast() {
   }
 }
 
-// Exact ties are re-scored and nothing else is, where the rest is well apart.
+// Exact ties are scored again, and no other rows are, if the other scores are well apart.
 static void flags() {
   const std::vector<float> codebook{-1, 0, 1, 0, 5, 0};
   const Answer answer = compare(
@@ -192,7 +193,8 @@ static void duplicates_take_the_lowest_index() {
   compare("duplicates, in bulk", normal<float>(70 * 8, random), 1, 1, longer, 8);
 }
 
-// The second pass has room for eight candidates of a row, and scores others by the definition.
+// The second pass has room for eight candidates of a row. It scores rows with more candidates by the
+// definition.
 static void rows_of_many_candidates() {
   std::mt19937 random(10);
   const int64_t d = 20, k = 50, n = 200;
@@ -215,8 +217,9 @@ static void run_open(const T* x, cuda::Shape shape, cuda::Packed packed, const i
   cuda::search_open<false>(x, shape, packed, cuda::OpenLists(packed, open, 3, room), indices);
 }
 
-// Whatever the lists say, in whatever order and of whatever books: no limit, one that lets no codeword
-// through, one that lets all. Of two blocks, each has three lists: an empty one, a full one, and others.
+// The second pass is correct for any list: in any order, of any codebooks, with no limit, with a limit that
+// excludes all codewords, and with one that includes all. Each of the two blocks has three lists: an empty
+// one, a full one, and another one.
 static void second_pass_of_any_list() {
   std::mt19937 random(11);
   const int64_t d = 19, k = 70, n = 250, room = 160;
@@ -242,7 +245,7 @@ static void second_pass_of_any_list() {
   }
 }
 
-// They change neither the answers nor the rows that are flagged.
+// Codewords that are not finite change neither the indices nor the rows that are open.
 static void codewords_that_are_not_finite() {
   std::mt19937 random(4);
   const int64_t d = 4, k = 20, n = 40;
@@ -265,7 +268,7 @@ static void codewords_that_are_not_finite() {
   }
 }
 
-// x stored channels first, [2, D, 70]: rows lie side by side.
+// x is stored channels first, [2, D, 70], so rows are adjacent in memory.
 static void strides() {
   std::mt19937 random(5);
   const int64_t d = 6, segments = 2, width = d * segments, inner = 70, n = 2 * inner, k = 9;
@@ -281,7 +284,7 @@ static void strides() {
   CHECK(wrong == 0, "%ld", static_cast<long>(wrong));
 }
 
-// Rows, or elements of a row, more than 2^32 apart, with a codebook for each segment.
+// Rows, or elements of a row, are more than 2^32 apart, with a codebook for each segment.
 static void far_apart() {
   std::mt19937 random(12);
   const int64_t d = 8, segments = 2, width = d * segments, inner = 35, outer = 2, k = 9;
@@ -310,7 +313,7 @@ static void far_apart() {
   }
 }
 
-// Every row of every book is in one item of one block, and the items of a round share a book.
+// Every row of every codebook is in one item of one block, and the items of a round share a codebook.
 static void items_of(const cuda::Shape& shape, int groups) {
   const cuda::Items items(shape, groups, 132);
   const int64_t rows = shape.outputs / shape.books;
@@ -334,7 +337,7 @@ static void items_of(const cuda::Shape& shape, int groups) {
         static_cast<long>(number));
 }
 
-// A division that has no instruction, against the one of C++.
+// Compares the division of Divisor with the one of C++.
 static void divisors() {
   for (const int64_t by : {int64_t{1}, int64_t{3}, int64_t{49}, int64_t{1} << 20, (int64_t{1} << 33) + 5}) {
     for (const int64_t times : {int64_t{0}, int64_t{1}, int64_t{7}, int64_t{1} << 18}) {
@@ -348,7 +351,7 @@ static void divisors() {
   }
 }
 
-// The parts of calls with more than 2^31 rows, elements or codewords; nothing is run.
+// Checks the parts of calls with more than 2^31 rows, elements or codewords. It runs no kernel.
 static void sizes() {
   const int64_t rows = (int64_t{1} << 33) + 5, limit = 227 * 1024;
   for (const int64_t books : {1, 3}) {
@@ -360,7 +363,7 @@ static void sizes() {
   cuda::Shape many{1000, 1, 1, 64, 0x7fffff80, 0x7fffff80, 1000, 0, 64, 1, true};
   const cuda::WgmmaPlan plan = cuda::divide(many, 3, sizeof(float), limit, 132);
   CHECK(!plan.resident && plan.codewords >= 4 && plan.size <= limit, "%d bytes", plan.size);
-  // The longest codewords, as docs/design/search-gpu.md has them.
+  // The longest codewords, as in docs/design/search-gpu.md.
   for (const int64_t bytes : {4, 2}) {
     const auto taken = [&](int64_t d) {
       many.d = many.inner_stride = d;
@@ -386,7 +389,7 @@ static void cosine() {
   const auto x = normal<float>(n * d, random);
   auto codebook = normal<float>(k * d, random);
   for (int64_t j = 0; j < d; ++j)
-    codebook[3 * d + j] = 0, codebook[20 * d + j] = codebook[10 * d + j] * 4;  // zero, and a tie
+    codebook[3 * d + j] = 0, codebook[20 * d + j] = codebook[10 * d + j] * 4;  // a zero codeword, and a tie
   const Answer answer = assign(x.data(), {n, 1, 1, d, k, 0, n, 0, d, 1, false}, codebook);
   for (int64_t i = 0; i < n; ++i) {
     double best = INFINITY;
@@ -404,7 +407,7 @@ static void cosine() {
   }
 }
 
-// Rows that do not lie side by side, more blocks of the codebook than the shortest ring has places, and more
+// Rows are not adjacent, the codebook has more blocks than the shortest ring has places, and there are more
 // rows than the blocks take at once.
 static void rings_turn() {
   std::mt19937 random(8);
@@ -429,8 +432,8 @@ static void rings_turn() {
         static_cast<long>(wgmma_streamed), static_cast<long>(wgmma_dense), static_cast<long>(wgmma_apart));
 }
 
-// A block with one round of one book copies its own blocks of the codebook and no others, although there are
-// places for more. The emulation refuses a block that ends before its copies have come.
+// A block with one round of one codebook copies only its own blocks of the codebook, although there are
+// places for more. The emulation rejects a block that ends before its copies have arrived.
 static void few_blocks_in_a_long_ring() {
   std::mt19937 random(14);
   const int64_t books = 4, d = 128, k = 30, rows = 40;
@@ -448,7 +451,7 @@ static void few_blocks_in_a_long_ring() {
   run_wgmma<2, true, true>(codebook, x.data(), shape, plan, expected, true);
 }
 
-// Two blocks of a cluster read the codebook together, although one has fewer rows, or none.
+// Two blocks of a cluster read the codebook together, although one of them has fewer rows, or none.
 static void pairs_read_together() {
   std::mt19937 random(15);
   const int64_t d = 136, k = 300;
@@ -469,7 +472,7 @@ static void pairs_read_together() {
   }
 }
 
-// A kernel of two blocks: one copies to both, and needs the barrier of the other.
+// A kernel of two blocks. One copies to both, and needs the barrier of the other one.
 static void copy_to_both(const __uint128_t* source, bool meet) {
   auto* barrier = reinterpret_cast<cuda::Barrier*>(cuda::dynamic_memory());
   if (threadIdx.x == 0) cuda::barrier_init(barrier, 1), cuda::barriers_are_there();
@@ -483,8 +486,8 @@ static void copy_to_both(const __uint128_t* source, bool meet) {
   cuda::cluster_sync();
 }
 
-// Blocks of a cluster that do not meet before they copy to each other are refused in some run. So
-// pairs_read_together() would fail without the first barrier of search_wgmma.
+// If blocks of a cluster copy to each other without a barrier before, the emulation rejects them in some run.
+// So pairs_read_together() would fail without the first barrier of search_wgmma.
 static void pairs_meet_before_they_copy() {
   const __uint128_t source = 1;
   for (const bool meet : {true, false}) {
@@ -505,7 +508,7 @@ static void pairs_meet_before_they_copy() {
   }
 }
 
-// Data of no malice: the first pass must settle most of it.
+// On random data, the first pass must settle most rows.
 static void tensor_cores_settle_most_rows() {
   std::mt19937 random(7);
   tensor_rows = tensor_open = 0;

@@ -1,5 +1,5 @@
-// Lloyd's algorithm around the CUDA kernel between two searches, run on the CPU thread by thread, against the
-// k-means of the CPU, to the bit. The emulation comes before the kernels.
+// Runs Lloyd's algorithm around the CUDA kernel between two searches on the CPU, thread by thread, and
+// compares it with the k-means of the CPU bit for bit. The emulation comes before the kernels.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -26,7 +26,7 @@ static bool same(const std::vector<T>& a, const std::vector<T>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
 }
 
-// Rows [n, d] with elements `stride` apart, weights or none, and given centers [k, d].
+// A problem has rows [n, d] with elements `stride` apart, weights or none, and given centers [k, d].
 template <class T>
 struct Problem {
   using Center = std::conditional_t<sizeof(T) == 8, double, float>;
@@ -37,7 +37,7 @@ struct Problem {
   bool spherical = false;
   int64_t stride = 1;
 
-  // Normal rows, the first of them as centers.
+  // Makes normal rows, and takes the first of them as centers.
   Problem(int64_t n, int64_t d, int64_t k, int seed, int64_t stride = 1)
       : n(n), d(d), k(k), x(n * d * stride), stride(stride) {
     std::mt19937 random(seed);
@@ -53,13 +53,13 @@ struct Problem {
     spherical = true;
     return *this;
   }
-  // The last `count` centers lie far from all rows.
+  // Moves the last `count` centers far from all rows.
   Problem& far(int64_t count) {
     for (int64_t i = k - count; i < k; ++i) init[i * d] = static_cast<Center>(1e4 + static_cast<double>(i));
     return *this;
   }
 
-  // With rows and centers of length 1, as a fit on a sphere has them.
+  // Returns the problem with rows and centers of length 1, as a fit on a sphere has them.
   Problem unit() const {
     Problem scaled = *this;
     const auto scale = [&](auto* values, int64_t apart) {
@@ -80,7 +80,8 @@ struct Problem {
   cpu::StridedRows rows() const { return {x.data(), kDtype<T>, n, 1, d, d * stride, 0, stride}; }
 };
 
-// The units of the sums. Rows that are not finite have none, as the CPU refuses them: any will do.
+// Returns the units of the sums. Rows that are not finite have none, because the CPU rejects them. They get
+// arbitrary units.
 template <class T>
 static cpu::KMeansScales scales_of(const Problem<T>& given) {
   const double* weights = given.weights.empty() ? nullptr : given.weights.data();
@@ -122,7 +123,7 @@ struct Fit {
     }
   }
 
-  // Of all rows, as in the first iteration.
+  // Sums all rows, as in the first iteration.
   void sum() {
     masses.assign(given.k, 0), sums.assign(given.k * given.d, 0);
     cuda::RowSums<T, Center> wanted{};
@@ -134,7 +135,7 @@ struct Fit {
                       shape, wanted);
   }
 
-  // At most 32 * 64 rows: one block folds their squares.
+  // Returns the inertia of at most 32 * 64 rows, because one block adds up their squares.
   double inertia() const {
     std::vector<double> squares(given.n, NAN);
     double total = NAN;
@@ -167,8 +168,8 @@ struct Fit {
   }
 };
 
-// Runs the fit twice, with sums of all rows and with sums that follow the changes: the same bits after each
-// iteration.
+// Runs the fit twice, with sums of all rows and with sums that follow the changes. Both must have the same
+// bits after each iteration.
 template <class T>
 static Fit<T> run_both(const char* what, const Problem<T>& given, int64_t most, unsigned blocks) {
   Fit<T> follows(given), sums(given);
@@ -236,13 +237,13 @@ static void empty_clusters() {
   std::fill(still.x.begin(), still.x.end() - 1, 0.0f);
   std::fill(still.init.begin(), still.init.end(), 0.0f);
   equals_the_cpu("more empty clusters than rows for them", still.far(3));
-  Problem<float> opposite(8, 1, 1, 21);  // directions that cancel: a mean without direction
+  Problem<float> opposite(8, 1, 1, 21);  // directions that cancel, so that the mean has no direction
   for (int64_t i = 0; i < 8; ++i) opposite.x[i] = i % 2 ? 1.0f : -1.0f;
   opposite.init = {1};
   equals_the_cpu("no direction", opposite.on_sphere());
 }
 
-// Runs the cases that the CPU refuses: fewer rows than clusters, and rows that are not finite. The sums have
+// Runs the cases that the CPU rejects: fewer rows than clusters, and rows that are not finite. The sums have
 // no meaning there, but they must still be equal.
 static void rows_that_are_refused() {
   run_both("fewer rows than clusters", Problem<float>(3, 2, 6, 22).far(5), 20, 2);
@@ -254,7 +255,7 @@ static void rows_that_are_refused() {
   }
 }
 
-// The end of a fit: at a shift of the limit, at NaN, and what comes after it.
+// A fit ends at a shift of the limit or at NaN. Later iterations change nothing.
 static void ends() {
   const Problem<float> given(60, 2, 37, 24);
   Fit<float> one(given);

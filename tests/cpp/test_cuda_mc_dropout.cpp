@@ -1,5 +1,5 @@
-// The CUDA kernels of mc_dropout_mlp, tensor cores and all, run on the CPU thread by thread, against the
-// kernel of the CPU. The emulation comes first.
+// Runs the CUDA kernels of mc_dropout_mlp, with their tensor-core instructions, on the CPU thread by thread,
+// and compares them with the kernel of the CPU. The emulation comes before the kernels.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -46,7 +46,8 @@ static Stats on_cpu(const Case& c, const std::vector<float>& x, const std::vecto
   return found;
 }
 
-// Few blocks of one warp where a kernel loops, so that the loop turns; a warp too many where it does not.
+// Launches few blocks of one warp for a kernel that loops, so that the loop turns, and a warp too many for
+// other kernels.
 struct Launch {
   template <class Kernel, class... Arguments>
   void over(int64_t threads, Kernel kernel, const Arguments&... arguments) const {
@@ -59,8 +60,8 @@ struct Launch {
   }
 };
 
-// Memory of a size of the plan: memory that was not written must not be read, and nothing behind it may be
-// written.
+// An array with a size from the plan. It checks that a kernel reads no memory before it is written, and
+// writes nothing after the end.
 template <class T>
 struct Memory {
   static constexpr int kBehind = 32;
@@ -77,7 +78,7 @@ struct Memory {
   T* data() { return all.data(); }
 };
 
-// The launches of cuda/mc_dropout_mlp.cu, for the rows from first_row on.
+// Runs the launches of ops/cuda/mc_dropout_mlp.cu for the rows from first_row on.
 static Stats on_gpu(const Case& c, const std::vector<float>& x, const std::vector<float>& parameters,
                     int64_t slab_bytes = 1 << 28) {
   const cuda::Call call{c.widths, c.thresholds, c.rows, c.passes, c.activation, c.consistent};
@@ -126,7 +127,7 @@ constexpr uint32_t kTenth = 6554, kHalf = 32768;
 
 static uint32_t random_word(std::mt19937& random) { return static_cast<uint32_t>(random()); }
 
-// Two draws at once, against two comparisons.
+// Compares kept(), which compares two draws at once, with two comparisons.
 static void both_halves() {
   std::mt19937 random(1);
   for (const uint32_t threshold : {0u, 1u, kTenth, 32767u, kHalf, 32769u, 60000u, 65535u}) {
@@ -144,8 +145,8 @@ static void both_halves() {
   }
 }
 
-// Whatever the number of passes: every pair in one slot, the slots ever shorter, and every slot of every tile
-// in one item.
+// For any number of passes, every pair is in one slot, the slots become shorter and shorter, and every slot
+// of every tile is in one item.
 static void shares() {
   std::vector<int64_t> counts{(int64_t{1} << 31) - 1, 1000003, 4096, 1001};
   for (int64_t passes = 1; passes <= 300; ++passes) counts.push_back(passes);
@@ -155,7 +156,7 @@ static void shares() {
     const auto pairs = static_cast<uint32_t>((passes + 1) / 2);
     CHECK(problem.slots <= cuda::kMostSlots && problem.begin[0] == 0 && problem.begin[problem.slots] == pairs,
           "of %ld passes", static_cast<long>(passes));
-    double rest = 1;  // the weight of a slot in a mean is its share, times those that later slots leave
+    double rest = 1;  // the weight of a slot in a mean is its share, times what later slots leave
     for (int slot = 0; slot < problem.slots; ++slot) {
       CHECK(length(slot) > 0 && length(slot) <= length(0), "slot %d of %ld passes", slot,
             static_cast<long>(passes));
@@ -226,7 +227,7 @@ static void one_pass_has_no_variance() {
   }
 }
 
-// A row's results depend neither on how many rows there are nor on how many are taken at once.
+// The results of a row do not depend on the number of rows, or on the number of rows in a slab.
 static void rows_are_alone() {
   std::mt19937 random(3);
   for (const auto& widths :
@@ -244,7 +245,7 @@ static void rows_are_alone() {
   }
 }
 
-// Sizes beyond 32 bits; nothing is run.
+// Checks sizes beyond 32 bits. It runs no kernel.
 static void sizes() {
   const auto plan = [](std::vector<int64_t> widths, int64_t rows, int64_t passes) {
     const std::vector<uint32_t> thresholds(widths.size(), kHalf);
@@ -260,7 +261,7 @@ static void sizes() {
   CHECK(wide.weight_vectors == int64_t{1} << 57 && wide.row_vectors == int64_t{1} << 30, "of wide layers");
   CHECK(wide.tail_warps == 4 && wide.buffer_vectors == int64_t{1} << 36, "between wide layers");
   for (const int64_t passes :
-       {int64_t{1}, int64_t{100}, (int64_t{1} << 31) - 1}) {  // the blocks of a grid; head needs all
+       {int64_t{1}, int64_t{100}, (int64_t{1} << 31) - 1}) {  // blocks of a grid; head needs all of them
     cuda::Plan most = plan({1, 1}, int64_t{1} << 40, passes);
     most.problem.tiles = static_cast<int>(most.slab / 16);
     CHECK(most.problem.items() <= int64_t{cuda::kSide} << 20, "%ld items",

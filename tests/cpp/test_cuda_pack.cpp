@@ -1,4 +1,5 @@
-// The launch that packs a codebook, on the CPU: what its two halves find, whatever the number of blocks.
+// Runs the launch that packs a codebook on the CPU, and checks the results of its two halves for any number
+// of blocks.
 #include "check.h"
 #include "cuda/emulation.h"
 #include "cuda/emulation_mma.h"
@@ -12,7 +13,7 @@ static bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
 }
 
-// The places between the lanes belong to no codeword.
+// Compares the starts. The places between the lanes belong to no codeword.
 static bool same_starts(const cuda::Shape& shape, const Codebook& a, const Codebook& b) {
   for (int64_t i = 0; i < shape.books * shape.padded_k; ++i) {
     const int64_t book = i / shape.padded_k;
@@ -30,7 +31,7 @@ static cuda::Shape shape_of(int64_t rows, int64_t books, int64_t d, int64_t k, b
   return {rows * books, books, books, d, k, padded, rows, 0, books * d, 1, euclidean};
 }
 
-// One block waits for none, five must not read what another has not written.
+// One block waits for no other one. Five blocks must not read what another one has not written.
 static void the_number_of_blocks_changes_no_bit() {
   std::mt19937 random(20);
   for (const bool euclidean : {true, false}) {
@@ -51,8 +52,8 @@ static void the_number_of_blocks_changes_no_bit() {
   }
 }
 
-// The numbers that the certificate rests on, against float64 on the CPU. A codeword that is not finite counts
-// for nothing.
+// Compares the numbers on which the certificate is based with float64 on the CPU. A codeword that is not
+// finite does not count.
 static void bounds_hold() {
   std::mt19937 random(21);
   const int64_t books = 2, d = 33, k = 200, rows = 3000;
@@ -91,7 +92,7 @@ static void bounds_hold() {
   }
 }
 
-// An offset is removed where it is large compared with the deviation, and kept where it is chance.
+// An offset is subtracted if it is large compared with the deviation, and kept if it is small.
 static void the_center_is_that_of_columns_with_an_offset() {
   std::mt19937 random(22);
   const int64_t d = 80, k = 500;
@@ -107,7 +108,7 @@ static void the_center_is_that_of_columns_with_an_offset() {
   CHECK(cosine.center == std::vector<float>(d, 0), "cosine has none");
 }
 
-// One row that is far longer than the others leaves the scale and the base to them.
+// One row that is far longer than the others does not change the scale and the base.
 static void outliers_do_not_count() {
   std::mt19937 random(24);
   const int64_t d = 16, k = 50, rows = 2000;
@@ -134,8 +135,8 @@ static void find_scale(cuda::Shape shape, cuda::Packed packed) {
   found_scale = cuda::RowScale(shape, packed, 0, false);
 }
 
-// For every size of the codewords, the shortest row has scales that are normal numbers, so that a score of it
-// is the score of the definition.
+// For every size of the codewords, the shortest row has scales that are normal numbers, so that its score is
+// the score of the definition.
 static void the_scales_of_the_shortest_rows_are_normal_numbers() {
   for (int code = -35; code <= 60; ++code) {
     const float shortest = cuda::least_norm(code);

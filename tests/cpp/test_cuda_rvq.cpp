@@ -1,5 +1,5 @@
-// All stages of rvq in one CUDA kernel, run on the CPU thread by thread, against stage by stage in the
-// definition. The emulation comes before the kernels.
+// Runs all stages of rvq in one CUDA kernel on the CPU, thread by thread, and compares them with the
+// definition stage by stage. The emulation comes before the kernels.
 #include <cmath>
 
 #include "check.h"
@@ -90,7 +90,7 @@ static void check(const char* what, const Case<T>& given) {
   }
 }
 
-// Codewords that are equally near, or almost, and rows at which float32 overflows or underflows.
+// Codewords are equally near, or almost, and float32 overflows or underflows for some rows.
 static void hard_rows() {
   for (const float scale : {1.0f, 1e-22f, 3e-23f, 1e-23f, 1e-38f, 1e15f, 1e25f, 1e38f}) {
     Case<float> given(9, 1, 1, 8, {40, 40, 33}, 7);
@@ -114,7 +114,7 @@ static void hard_rows() {
   }
 }
 
-// The two nearest codewords of a row lie on either side of it, where float32 often confuses them.
+// The two nearest codewords of a row are on its two sides, and float32 often confuses them.
 static void near_ties(float scale) {
   Case<float> given(40, 1, 1, 16, {80}, 10);
   std::vector<float>& codewords = given.codebooks[0];
@@ -126,8 +126,8 @@ static void near_ties(float scale) {
   check("near ties", given);
 }
 
-// Two codewords on either side of a row, at the distance where a square overflows in float32, which may
-// happen to the nearer of them.
+// Two codewords are on the two sides of a row, at the distance at which a square overflows in float32. The
+// nearer one may overflow.
 static void near_overflow() {
   for (int seed = 0; seed < 300; ++seed) {
     Case<float> given(1, 1, 1, 16, {2}, seed);
@@ -151,7 +151,7 @@ void run() {
   check("books", Case<float>(3, 3, 3, 8, {20, 9}, 5));
   check("float16", Case<_Float16>(5, 1, 1, 24, {40, 40, 40}, 6));
   check("bfloat16", Case<emulation::Bfloat16>(5, 1, 1, 24, {40, 40, 40}, 6));
-  Case<float> apart(5, 2, 1, 8, {12, 12}, 9);  // elements of a row five apart
+  Case<float> apart(5, 2, 1, 8, {12, 12}, 9);  // elements of a row are five apart
   apart.shape.inner = 5, apart.shape.outer_stride = 80, apart.shape.inner_stride = 1, apart.shape.stride = 5;
   check("channels first", apart);
   hard_rows();

@@ -1,7 +1,7 @@
-// The searches on CUDA on rows made to be hard: between two codewords, on a codeword that is there twice,
-// with a large common offset, at the ends of float16, not finite, far too long; of all supported types,
-// lengths and layouts, with the shared memory of a GPU and with little. UEFL_CUDA_ROWS is the number of rows
-// for each path, UEFL_CUDA_PATH the number of the only path to run.
+// Runs the searches on CUDA with hard rows: between two codewords, on a codeword that occurs twice, with a
+// large common offset, at the limits of float16, not finite, or far too long. The rows have all supported
+// types, lengths and layouts, and the searches have the shared memory of a GPU or little of it.
+// UEFL_CUDA_ROWS is the number of rows for each path, and UEFL_CUDA_PATH the number of the only path to run.
 #include <cstdlib>
 
 #include "check.h"
@@ -24,7 +24,7 @@ struct Path {
   int64_t rows = 0, open = 0, wrong = 0;
 };
 
-// The number of rows of each path.
+// Returns the number of rows of each path.
 static int64_t rows_wanted() {
   const char* wanted = std::getenv("UEFL_CUDA_ROWS");
   return wanted ? std::atoll(wanted) : 1000;
@@ -39,7 +39,7 @@ static int64_t draw(std::mt19937& random, int64_t least, int64_t most) {
   return std::uniform_int_distribution<int64_t>(least, most)(random);
 }
 
-// A shape that the path takes; a large one now and then if it is one of many.
+// Returns a shape that the path takes. Of many shapes, one is large now and then.
 static Case any_case(std::mt19937& random, const Path& path, int64_t element_bytes) {
   const int64_t piece = path.in_bulk ? 16 / element_bytes : 1, most = rows_wanted() > 50000 ? 3000 : 500;
   const int64_t longest = draw(random, 1, 8) == 1 ? path.most_d : std::min<int64_t>(path.most_d, 200);
@@ -55,7 +55,8 @@ static Case any_case(std::mt19937& random, const Path& path, int64_t element_byt
           gap};
 }
 
-// Codewords around zero, far from it compared with their distances, or of elements at either end of float16.
+// Makes codewords around zero, far from zero compared with their distances, or with elements at the limits of
+// float16.
 template <class T>
 static std::vector<T> any_codewords(std::mt19937& random, int64_t count, double& scale) {
   struct Kind {
@@ -68,7 +69,8 @@ static std::vector<T> any_codewords(std::mt19937& random, int64_t count, double&
   return normal<T>(count, random, kind.offset, kind.scale);
 }
 
-// Rows that lie between two codewords of their book, most of them not quite; some codewords are there twice.
+// Makes rows that lie between two codewords of their codebook, most of them not exactly. Some codewords occur
+// twice.
 template <class T>
 static void fill(std::mt19937& random, const Case& one, std::vector<T>& x, std::vector<T>& codewords) {
   const cuda::Shape& shape = one.shape;
@@ -98,7 +100,7 @@ static void fill(std::mt19937& random, const Case& one, std::vector<T>& x, std::
   }
 }
 
-// The nearest codewords by the definition, of many codewords side by side: for vectors. Each sum has the
+// Finds the nearest codewords by the definition, for many codewords at once with vectors. Each sum has the
 // same order as in nearest().
 template <class T>
 static std::vector<int64_t> definition(const std::vector<T>& x, const cuda::Shape& shape,
@@ -124,7 +126,7 @@ static std::vector<int64_t> definition(const std::vector<T>& x, const cuda::Shap
   return indices;
 }
 
-// The results of vq: NaN, or a number that is none, where a kernel must write.
+// The results of vq. They begin as NaN, or as a number that never occurs, where a kernel must write.
 template <class T>
 struct Made {
   std::vector<T> quantized;
@@ -146,7 +148,7 @@ struct Made {
   static constexpr double kFactor = 0.25;
 };
 
-// The same by its definition, compared.
+// Computes the results by the definition and compares them.
 template <class T>
 static void check(const char* name, const std::vector<T>& x, const cuda::Shape& shape,
                   const std::vector<float>& codewords, const std::vector<int64_t>& indices,
@@ -179,7 +181,8 @@ static void wgmma(Codebook& codebook, const std::vector<T>& x, const std::vector
   const cuda::WgmmaPlan plan = cuda::divide(shape, kGroups, sizeof(T), limit, 3);
   if (plan.codewords == 0) return;
   double error = 0;
-  const int runs = path.rows / 100 % 8 == 0 ? 3 : 1;  // indices, and now and then twice what vq makes of them
+  const int runs = path.rows / 100 % 8 == 0 ? 3 : 1;  // indices, and now and then two runs with the results
+                                                      // of vq
   for (int run = 0; run < runs; ++run) {
     codebook.make_lists(plan.items.grid * cuda::kGroupWarps * plan.room);
     std::vector<int64_t> indices(shape.outputs, -2);
@@ -201,7 +204,7 @@ template <class T, bool kLong, bool kCross>
 static void any_wgmma(std::mt19937& random, Codebook& codebook, const std::vector<T>& x,
                       const std::vector<T>& codewords, const cuda::Shape& shape,
                       const std::vector<int64_t>& expected, Path& path) {
-  // A vector of the type is no more aligned than the allocator likes, which is to 16.
+  // The allocator aligns a vector only to 16 bytes.
   if (!cuda::rows_in_bulk(shape, x.data(), sizeof(T))) return;
   const int64_t limit = draw(random, 0, 1) == 0 ? 227 * 1024 : 1024 * draw(random, 90, 160);
   std::vector<float> as_float(codewords.size());

@@ -1,5 +1,5 @@
-// The kernels after the CUDA searches in vq and in a step of k-means, run on the CPU thread by thread,
-// against plain sums. The emulation comes before the kernels.
+// Runs the kernels that follow the CUDA searches in vq and in a step of k-means on the CPU, thread by thread,
+// and compares them with plain sums. The emulation comes before the kernels.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -27,7 +27,7 @@ static bool same(const std::vector<T>& a, const std::vector<T>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
 }
 
-// Rows, codewords and indices; the expected sums, written out.
+// Rows, codewords and indices, and the expected sums, written out.
 template <class T, class Codeword>
 struct Case {
   cuda::Shape shape;
@@ -57,7 +57,8 @@ struct Case {
   int64_t code(int64_t output) const { return output % shape.books * shape.k + indices[output]; }
 };
 
-// Room for the results of a kernel; NaN, or a number that is none, where it must be overwritten.
+// Memory for the results of a kernel. It begins as NaN, or as a number that never occurs, where the kernel
+// must write.
 template <class T>
 struct Found {
   std::vector<T> quantized;
@@ -129,7 +130,7 @@ static void gather(const char* what, const Case<T, Codeword>& given, int64_t mos
   check(what, given, found, false);
 }
 
-// With at least one codeword per row of a block, nothing is sorted.
+// With at least one codeword per row of a block, no rows are sorted.
 template <class T, class Codeword>
 static void row_sums(const char* what, const Case<T, Codeword>& given, int64_t most_blocks) {
   double error = 0;
@@ -154,7 +155,7 @@ static void row_sums(const char* what, const Case<T, Codeword>& given, int64_t m
   }
 }
 
-// Every row of every element type, in elements and, where they fit, in pieces of 16 bytes.
+// Checks every element type, one element at a time, and in pieces of 16 bytes if the rows allow it.
 template <class T, class Codeword, int kPiece = 1>
 static void vq(const char* what, const cuda::Shape& shape, int64_t elements, int64_t blocks,
                int taken = 1 << 30) {
@@ -195,7 +196,7 @@ static void vq_of_all_shapes() {
   });
 }
 
-// Rows that are not finite, and errors beyond what float32 holds, at both ends.
+// Rows are not finite, or have errors that are too large or too small for float32.
 static void hard_rows() {
   const cuda::Shape shape{40, 1, 1, 8, 5, 0, 40, 0, 8, 1, true};
   for (const double value : {double{NAN}, double{INFINITY}, -double{INFINITY}, 1e30}) {
@@ -204,8 +205,8 @@ static void hard_rows() {
     Found<float> found(shape);
     gather<1>("hard", given, 1);
     gather<4>("hard", given, 1);
-    if (value == 1e30) continue;                   // its sum means nothing
-    for (double& scale : given.scales) scale = 0;  // a sum with a NaN or an infinity means nothing
+    if (value == 1e30) continue;                   // its sum has no meaning
+    for (double& scale : given.scales) scale = 0;  // a sum with a NaN or an infinity has no meaning
     cuda::RowSums<float, float> wanted{};
     wanted.indices = given.indices.data(), wanted.counts = found.counts.data(),
     wanted.sums = found.sums.data();
@@ -226,7 +227,7 @@ static void hard_rows() {
   row_sums("tiny", tiny, 1);
 }
 
-// The results of a step of k-means: masses, and sums less a middle in units of each column.
+// The results of a step of k-means: masses, and sums minus a middle in units of each column.
 constexpr double kMassScale = 0x1.8p40;
 template <class T>
 static Found<T> masses_and_sums(const Case<T, float>& given, const std::vector<double>& middle,
@@ -242,7 +243,7 @@ static Found<T> masses_and_sums(const Case<T, float>& given, const std::vector<d
   return found;
 }
 
-// With weights and without.
+// Checks a step with and without weights.
 template <class T>
 static void k_means(int64_t d, int64_t n = 250, int64_t apart = 0) {
   std::mt19937 random(4);
@@ -266,7 +267,7 @@ static void k_means(int64_t d, int64_t n = 250, int64_t apart = 0) {
   }
 }
 
-// A GPU does not look for them: the inertia tells, and no other cluster is touched.
+// A GPU does not look for such rows: the inertia shows them, and no other cluster changes.
 static void rows_that_are_not_finite() {
   const int64_t n = 70, d = 5, k = 4, row = 37;
   const cuda::Shape shape{n, 1, 1, d, k, 0, n, 0, d, 1, true};
@@ -292,7 +293,7 @@ static void rows_that_are_not_finite() {
   }
 }
 
-// Ranges of rows: all of them once, not more than a block sorts.
+// The ranges have each row once, and at most the rows that a block sorts.
 static void ranges() {
   for (const int64_t outputs :
        {int64_t{1}, int64_t{1000}, int64_t{1000000}, int64_t{30000000}, (int64_t{1} << 33) + 1}) {
@@ -319,7 +320,7 @@ static void ranges() {
   }
 }
 
-// square_norms() and tree_sum() of ops/kmeans_step/reference.py, written out; to the bit.
+// Writes out square_norms() and tree_sum() of ops/kmeans_step/reference.py, and compares the bits.
 static void inertia() {
   std::mt19937 random(5);
   for (const int64_t n : {1, 2, 5, 150}) {

@@ -1,5 +1,5 @@
-// The variants of the search that benchmarks time, on the CPU: rings, turns, clusters, and the state of the
-// lanes.
+// Runs the variants of the search that benchmarks time on the CPU: rings, turns, clusters, and the state of
+// the lanes.
 #include "check.h"
 #include "cuda/emulation.h"
 #include "cuda/emulation_hopper.h"
@@ -14,7 +14,7 @@ using namespace uefl::cuda;
 
 inline long long now() { return 0; }
 
-// Named barriers of 256 threads; the arriving threads do not wait.
+// A named barrier of 256 threads. The arriving threads do not wait.
 struct Turn {
   int missing = 256;
   emulation::Waiting waiting = {};
@@ -45,7 +45,7 @@ using uefl::cuda::from_half, uefl::cuda::to_half;
 
 constexpr int kColumns = 128, kRows = 64, kElements = 64;
 
-// Values [count, d] in tiles of rows and 64 elements, swizzled as the products read them.
+// Writes values [count, d] in tiles of rows and 64 elements, with the swizzle of the products.
 static std::vector<__uint128_t> tiles(const std::vector<float>& values, int64_t d, int64_t rows,
                                       float factor) {
   std::vector<__uint128_t> storage(values.size() / 8);
@@ -58,7 +58,7 @@ static std::vector<__uint128_t> tiles(const std::vector<float>& values, int64_t 
   return storage;
 }
 
-// The least two packed numbers of a lane, as a kernel keeps them, among the scores of a row.
+// Returns the two least packed numbers of a lane among the scores of a row, as a kernel keeps them.
 template <class V>
 static std::vector<int> least_two(const std::vector<float>& scores, float base, int lane) {
   constexpr int kGroup = 32 / V::How::kShift;
@@ -78,7 +78,7 @@ static std::vector<int> least_two(const std::vector<float>& scores, float base, 
   return all;
 }
 
-// K codewords of small whole numbers, so that products are exact and ties are none of a rounding.
+// Checks K codewords of small integers, so that products are exact and no tie comes from rounding.
 template <class V, class Kernel>
 static void check(const char* name, Kernel kernel, int blocks, int k, int places) {
   std::mt19937 random(static_cast<unsigned>(places + k));
@@ -137,8 +137,8 @@ static void check(const char* name, Kernel kernel, int blocks, int k, int places
 
 void run() {
   using variants::Cross, variants::Groups, variants::Packed;
-  // All of the codebook in shared memory, and a ring; more blocks of rows than the warpgroups take at once,
-  // and a last round that is not full.
+  // The whole codebook is in shared memory, or in a ring. There are more blocks of rows than the warpgroups
+  // take at once, and the last round is not full.
   for (const int places : {3, 4}) {
     CHECK_VARIANT(packed_3_1, 8, 512, places, Packed, 3, 1, false);
     CHECK_VARIANT(cross_3_1_turns, 8, 512, places, Cross, 3, 1, true);

@@ -1,5 +1,5 @@
-// The CUDA kernel of vq_backward, run on the CPU thread by thread, against the kernel of the CPU. The
-// emulation comes before the kernels.
+// Runs the CUDA kernel of vq_backward on the CPU, thread by thread, and compares it with the kernel of the
+// CPU. The emulation comes before the kernels.
 #include <cmath>
 
 #include "check.h"
@@ -58,7 +58,7 @@ static void compare(int64_t d, bool channels_first, bool rotation, bool with_g) 
   }
 }
 
-// Rows, and then elements, more than 2^32 apart: the same bits as side by side.
+// Rows, and then elements, are more than 2^32 apart. The bits are the same as for adjacent rows.
 static void far_apart() {
   std::mt19937 random(3);
   const int64_t n = 19, d = 6, s = 2, dim = s * d, k = 5, far = int64_t{1} << 28;

@@ -41,7 +41,7 @@ static Outcome fit(const StridedRows& x, int64_t k, KMeansOptions options, const
   return out;
 }
 
-// Unordered rows around a few points.
+// Makes rows around a few points, in random order.
 static std::vector<float> groups(int64_t n, int64_t d, int64_t count, std::mt19937& random) {
   const auto points = normal<float>(count * d, random, 0, 6);
   auto x = normal<float>(n * d, random);
@@ -116,7 +116,7 @@ static void bounds_find_the_nearest(double scale) {
     int64_t scored = 0;
     for (int round = 0; round < 8; ++round) {
       if (round == 5) place(2, -2);
-      if (round == 6) centers.set(1, centers.exact(0));  // as near as the first for all rows
+      if (round == 6) centers.set(1, centers.exact(0));  // as near as the first center for all rows
       bounds.follow(centers, threads(2));
       scored += bounds.assign(0, n / 3, labels.data()) + bounds.assign(n / 3, n, labels.data());
       for (int64_t i = 0; i < n; ++i) {
@@ -131,7 +131,7 @@ static void bounds_find_the_nearest(double scale) {
   }
 }
 
-// Distances to all centers have the bits of the distance to one; scores are as near as their bound.
+// Distances to all centers have the bits of the distance to one. Scores are within their bound.
 template <class T>
 static void distances_to_all_centers() {
   std::mt19937 random(9);
@@ -194,7 +194,7 @@ static void steps_add_up() {
   CHECK(sums == expected.sums, "sums");
 }
 
-// For all strides: elements of a row apart, and rows in reverse.
+// Checks strided rows: elements of a row apart, and rows in reverse.
 static void rows_without_density() {
   std::mt19937 random(4);
   const int64_t n = 300, d = 6, k = 5;
@@ -225,7 +225,7 @@ static const SeedingKernel& seeding() {
 #endif
 }
 
-// The largest sums of squares of runs, by their definition.
+// Compares the largest sums of squares of runs with their definition.
 static void squares_of_runs() {
   std::mt19937 random(5);
   for (const int64_t d : {1, 3, 4, 9, 64, 1000, 1024, 1030, 5000, 40000}) {
@@ -250,7 +250,8 @@ static void squares_of_runs() {
   }
 }
 
-// Integer rows, random and at the extremes of their digits, where 32-bit sums come closest to overflow.
+// Checks integer rows, random and with the extremes of their digits, for which 32-bit sums come closest to
+// overflow.
 static void distances_of_whole_numbers(int most) {
   std::mt19937 random(6);
   for (const int64_t d : {1, 2, 31, 64, 513, 1100, 5000}) {
@@ -318,7 +319,7 @@ static void values_that_are_refused() {
 }
 
 void run() {
-  is_lloyds_algorithm(4200, 70, 8);   // for which bounds skip some distances
+  is_lloyds_algorithm(4200, 70, 8);   // here bounds skip some distances
   is_lloyds_algorithm(130, 1101, 7);  // wide rows
   threads_change_nothing(4200, 70, 30);
   threads_change_nothing(130, 1101, 7);

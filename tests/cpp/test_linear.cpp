@@ -42,8 +42,8 @@ static void near(const std::vector<float>& found, const std::vector<float>& x,
             "%.9g, expected %.9g", found[i], sum);
       continue;
     }
-    // Error bound. AMX: one rounding of the sum for each pair of inputs and part, the three products left
-    // out, and the subnormal numbers. float32: at most two roundings for each input.
+    // The error bound. AMX has one rounding of the sum for each pair of inputs and part, the three products
+    // that are left out, and the subnormal numbers. float32 has at most two roundings for each input.
     const double allowed = size * 0x1p-24 * (3 + 3.0 * static_cast<double>(std::min<int64_t>(inputs, 512))) +
                            0x1p-46 * x_most * weight_most;
     const double error = std::fabs(found[i] - sum);
@@ -64,7 +64,7 @@ static void sizes(int64_t rows, int64_t inputs, int64_t outputs) {
           static_cast<long long>(share));
 }
 
-// Sizes at the limits of AMX, and values so small that their parts are subnormal.
+// Checks sizes at the limits of AMX, and values so small that their parts are subnormal.
 static void ends(int64_t inputs) {
   std::mt19937 random(1);
   const int64_t rows = 40, outputs = 37;
@@ -79,7 +79,7 @@ static void ends(int64_t inputs) {
        std::vector<float>(outputs), inputs);
 }
 
-// Values that three bfloat16 do not hold are correct too, in any place.
+// Values that three bfloat16 do not hold also give correct results, in any place.
 static void beyond(int64_t inputs, int64_t at) {
   const int64_t rows = 40, outputs = 37;
   std::mt19937 random(1);
@@ -87,7 +87,7 @@ static void beyond(int64_t inputs, int64_t at) {
              bias = normal<float>(outputs, random);
   for (const float value : {0x1p40f, -3e38f, INFINITY, -INFINITY, NAN, 0x1p-41f, 1e-45f}) {
     auto odd_x = x, odd_weight = weight;
-    if (std::fabs(value) < 1) {  // the largest of all
+    if (std::fabs(value) < 1) {  // the largest value of all
       std::fill_n(odd_x.begin() + at / inputs * inputs, inputs, 0.0f);
       std::fill_n(odd_weight.begin() + at / inputs * inputs, inputs, 0.0f);
     }
@@ -105,7 +105,7 @@ void run() {
     }
   }
   sizes(520, 260, 530);                // several groups of units
-  for (const int64_t rows : {0, 5}) {  // nothing to sum, and no rows or units
+  for (const int64_t rows : {0, 5}) {  // without inputs, and without rows or units
     const std::vector<float> bias{1, 2, 3};
     const auto found = product({}, {}, bias, 0, rows, 1);
     for (size_t i = 0; i < found.size(); ++i) CHECK(found[i] == bias[i % 3], "%zu: %g", i, found[i]);

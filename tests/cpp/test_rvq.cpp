@@ -1,4 +1,4 @@
-// Compares rvq with the definition: the nearest codeword of what the stages before have left.
+// Compares rvq with the definition: the codeword nearest to the residual of the stages before.
 #include <cmath>
 
 #include "check.h"

@@ -1,4 +1,4 @@
-// on_threads runs every task once, and rethrows an exception of any thread after the others have ended.
+// on_threads() runs every task once, and rethrows an exception of any thread after the others have ended.
 // StripedAdder adds whole arrays from several threads without losing a value.
 #include <atomic>
 

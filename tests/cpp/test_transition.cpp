@@ -1,4 +1,4 @@
-// Compares the float32 kernels of the transition ops with their float64 definitions, at the ends of tables
+// Compares the float32 kernels of the transition ops with their float64 definitions, near the ends of tables
 // and vectors.
 #include <algorithm>
 #include <cmath>
@@ -19,8 +19,8 @@ static void near(const char* what, const std::vector<float>& found, const std::v
   }
 }
 
-// All numbers of classes and sets near the vector widths; logits from flat to so far apart that exponentials
-// underflow.
+// Checks all numbers of classes and sets near the vector widths. Logits range from flat to so far apart that
+// exponentials underflow.
 static void matches_the_definition(int64_t k, int64_t m, double scale) {
   std::mt19937 random(static_cast<unsigned>(k * 100 + m));
   const int64_t b = 9;

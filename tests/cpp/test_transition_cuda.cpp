@@ -1,5 +1,5 @@
-// Runs the CUDA kernels of the transition ops on the CPU, thread by thread, against the CPU kernels in
-// float64. The emulation is included first.
+// Runs the CUDA kernels of the transition ops on the CPU, thread by thread, and compares them with the CPU
+// kernels in float64. The emulation comes before the kernels.
 #include <algorithm>
 #include <cmath>
 
@@ -31,7 +31,8 @@ static void near(const char* what, const std::vector<T>& found, const std::vecto
   }
 }
 
-// Logits in the precision of T, and a matrix of two groups with zeros, an absent class and an absent set.
+// Makes logits in the precision of T, and a matrix of two groups with zeros, an absent class and an absent
+// set.
 template <class T>
 static void transition(int64_t b, int64_t k, int64_t m, double scale, double tolerance) {
   std::mt19937 random(static_cast<unsigned>(b + k + m));
@@ -77,7 +78,7 @@ static void transition(int64_t b, int64_t k, int64_t m, double scale, double tol
   near("gradient of probs", found_back, back, tolerance * static_cast<double>(m) * (1 + scale));
 }
 
-// Logits stored by columns, one matrix for all rows, no gradient, no rows.
+// Checks logits stored by columns, one matrix for all rows, no gradient, and no rows.
 template <class T>
 static void layouts() {
   const int64_t b = 5, k = 37, m = 3;

@@ -17,7 +17,7 @@ static void matches_the_definition() {
   std::vector<double> sums(s * k * d, std::nan(""));
   Vq vq(search, codebook, codewords.data(), {x.data(), Dtype::f32, n, 1, s * d, s * d, 0, 1},
         {quantized.data(), indices.data(), counts.data(), sums.data()});
-  for (int64_t block = vq.blocks() - 1; block >= 0; --block) vq.run(block, block + 1);  // any order
+  for (int64_t block = vq.blocks() - 1; block >= 0; --block) vq.run(block, block + 1);  // in any order
   for (int64_t block = vq.blocks() - 1; block >= 0; --block) vq.add(block, block + 1);
   for (int64_t code = vq.codeword_count() - 1; code >= 0; --code) vq.write_sums(code, code + 1);
   const double error = vq.error();
@@ -56,10 +56,11 @@ static void no_rows() {
   CHECK(vq.error() == 0 && sums[0] == 0 && sums[1] == 0 && counts[0] == 0, "N = 0");
 }
 
-// Rows of very different size, one per codeword, and an infinity: each sum has the precision of its own rows.
+// Rows have very different sizes, one per codeword, and one is infinite. Each sum has the precision of its
+// own rows.
 static void a_unit_for_each_codeword() {
-  const double codewords[5] = {-1, 0, 1, 1e16,
-                               1e20};  // infinitely far from everything, the last row takes the first
+  const double codewords[5] = {-1, 0, 1, 1e16, 1e20};  // the last row is infinitely far from all codewords,
+                                                       // and takes the first one
   const double x[6] = {1e-20, 0.75, 1e16, 1e20, 3e-20, -INFINITY};
   const Codebook codebook{codewords, Dtype::f64, 1, 5, 1};
   const Search search(codebook, Metric::l2, true);

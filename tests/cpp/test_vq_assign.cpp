@@ -42,7 +42,7 @@ static void odd_shapes() {
   }
 }
 
-// Rows on the midpoint of two codewords, and one float away: only the definition can tell them apart.
+// Rows are on the midpoint of two codewords, and one float away. Only the definition can tell them apart.
 static void near_ties() {
   std::mt19937 random(3);
   const int64_t d = 24, k = 40, n = 400;
@@ -56,7 +56,7 @@ static void near_ties() {
   compare("near ties", x, codewords, k, d);
 }
 
-// Enough codewords for the variants with a prefilter, and more than one tile of rows.
+// There are enough codewords for the variants with a prefilter, and more than one tile of rows.
 static void large_codebooks() {
   std::mt19937 random(9);
   for (const auto& [d, k] : {std::pair<int64_t, int64_t>{64, 1100}, {70, 4500}, {520, 300}}) {
@@ -70,7 +70,7 @@ static void large_codebooks() {
 }
 
 // One codeword far from the others makes the bounds useless for the prefilter, which is then skipped. Rows
-// near that codeword, and the rows after them, get the same results as others.
+// near that codeword, and the rows after them, get the same results as other rows.
 static void a_codeword_far_away() {
   std::mt19937 random(10);
   for (const int64_t d : {40, 300}) {

@@ -1,5 +1,5 @@
-// Compares vq_backward with a plain definition: straight through bit for bit, rotated with the rotation
-// matrix.
+// Compares vq_backward with a plain definition: the straight-through estimator bit for bit, and the rotation
+// with the rotation matrix.
 #include <cmath>
 
 #include "check.h"
@@ -7,7 +7,7 @@
 
 using namespace uefl::cpu;
 
-// lambda R^T g for one segment, with the matrix R = 1 - 2 w w^T + 2 v u^T in long double.
+// Returns lambda R^T g for one segment, with the matrix R = 1 - 2 w w^T + 2 v u^T in long double.
 static std::vector<long double> rotated(const float* x, const float* q, const float* g, int64_t d) {
   const auto unit = [&](auto&& element) {
     std::vector<long double> vector(d);
@@ -56,7 +56,7 @@ static void matches_the_definition(int64_t d, bool channels_first) {
                          .indices = indices.data(),
                          .codewords = codewords.data(),
                          .pull = pull};
-    vq_backward(run, 20, n);  // any order
+    vq_backward(run, 20, n);  // in any order
     vq_backward(run, 0, 20);
     for (int64_t row = 0; row < n; ++row) {
       for (int64_t segment = 0; segment < s; ++segment) {
@@ -68,7 +68,7 @@ static void matches_the_definition(int64_t d, bool channels_first) {
         for (int64_t j = 0; j < d; ++j) {
           const float got = out[at(row, segment * d + j)];
           const volatile float difference = a[j] - q[j],
-                               pulled = difference * pull;  // volatile: each is rounded
+                               pulled = difference * pull;  // volatile, so that each one is rounded
           const double want =
               rotation ? static_cast<double>(turned[j] + pull * (static_cast<long double>(a[j]) - q[j]))
                        : b[j] + pulled;

@@ -1,5 +1,5 @@
 // A search and the forward pass of a layer allocate the codebook and tiles of rows in addition to their
-// results, and nothing that grows with the rows.
+// results. They allocate no memory that grows with the rows.
 #include <malloc.h>
 
 #include <atomic>
@@ -35,7 +35,7 @@ void operator delete(void* memory, size_t) noexcept { give_back(memory); }
 void operator delete(void* memory, std::align_val_t) noexcept { give_back(memory); }
 void operator delete(void* memory, size_t, std::align_val_t) noexcept { give_back(memory); }
 
-// The peak memory of work(), in bytes.
+// Returns the peak memory of work() in bytes.
 template <class Work>
 static int64_t peak(const Work& work) {
   const int64_t before = held;

@@ -1,14 +1,13 @@
-// Enough of CUDA to run a kernel header on the CPU: every CUDA thread has a stack of its own, one thread of
-// the CPU runs them in turn, and blocks, or clusters of blocks, run one after the other.
+// Enough of CUDA to run a kernel header on the CPU. Every CUDA thread has its own stack, one thread of the
+// CPU runs them in turn, and blocks, or clusters of blocks, run one after the other.
 //
-// A thread runs until it waits, and then one that was woken last: a warp gets far ahead of the others, until
-// now and then another is drawn, so that a missing barrier shows as wrong numbers, the same ones in every
-// run. One block of a cluster may begin late, as it is drawn: now and then, or not before all others wait. If
-// no thread may go on, the kernel hangs, and the test fails. __shared__ variables are static, which
-// is right while one block runs at a time, so kernels of clusters have arrays of them; a warp operation
-// exchanges values through a table and a barrier of its 32 threads, which all must reach it, as the hardware
-// demands of a full mask. It shows indexing, barriers and arithmetic right or wrong, and says nothing about
-// speed.
+// A thread runs until it waits. Then the thread that was woken last runs, so a warp gets far ahead of the
+// others. Now and then another thread is drawn. So a missing barrier gives wrong numbers, the same ones in
+// every run. One block of a cluster may begin late, as drawn: after some time, or only when all others wait.
+// If no thread may continue, the kernel hangs, and the test fails. __shared__ variables are static, which is
+// correct while one block runs at a time. So kernels of clusters have arrays of them. A warp operation
+// exchanges values through a table and a barrier of its 32 threads. All of them must reach it, as the
+// hardware demands for a full mask. The emulation checks indexing, barriers and arithmetic, but not speed.
 #pragma once
 
 #include <math.h>
@@ -64,7 +63,7 @@ namespace emulation {
 struct Thread;
 using Waiting = std::vector<Thread*>;
 
-// A phase is over when all that are expected have arrived.
+// A barrier of the emulation. A phase is over when all expected threads have arrived.
 struct Barrier {
   int expected, missing;
   unsigned phase = 0;
@@ -81,13 +80,13 @@ struct Barrier {
 struct Warp {
   static constexpr size_t kMost = 32;  // bytes of a value
   Barrier barrier{32};
-  unsigned char values[2][32][kMost];  // of this phase of the barrier, and of the one before it, which some
+  unsigned char values[2][32][kMost];  // of this phase of the barrier and of the one before it, which some
                                        // lanes may still read
 };
 
-// A block. A barrier of all threads of its cluster, or of a block that is none's only its own.
+// A block. It has a barrier of all threads of its cluster, or of its own threads if it is in no cluster.
 struct Block {
-  unsigned number, rank;  // in the grid, in the cluster
+  unsigned number, rank;  // in the grid; in the cluster
   Barrier barrier;
   std::vector<Warp> warps;
   Barrier* cluster = nullptr;
@@ -96,8 +95,8 @@ struct Block {
       : number(of_grid), rank(of_cluster), barrier(threads), warps(threads / 32) {}
 };
 
-// A thread, or what launches them, while it waits. A context takes it to its own stack; from then on a jump
-// does, which makes no call of the system.
+// A thread, or its launcher, while it waits. A context first switches to the thread's own stack. Later a jump
+// does this, which makes no system call.
 struct Place {
   ucontext_t context;
   bool begun = true;
@@ -124,24 +123,25 @@ struct Thread {
 };
 inline std::deque<Thread> threads;  // kept from launch to launch
 inline Thread* running;
-inline Waiting ready, late;  // late: of a block that has not begun
+inline Waiting ready, late;  // late: threads of a block that has not begun
 inline std::minstd_rand draw;
-inline bool at_once() { return draw() % 2 == 0; }  // of what may happen at any time until it is waited for
+// Decides about an event that may happen at any time until it is waited for.
+inline bool at_once() { return draw() % 2 == 0; }
 inline Place launcher;
-inline Block* block;  // of the running thread
+inline Block* block;  // the block of the running thread
 inline constexpr unsigned kMostOfCluster = 2;
-inline Block* members[kMostOfCluster];         // of the cluster that runs
-inline unsigned blocks_run = 0, launches = 0;  // blocks_run: or clusters
+inline Block* members[kMostOfCluster];         // the blocks of the running cluster
+inline unsigned blocks_run = 0, launches = 0;  // blocks_run: also counts clusters
 inline std::function<void()> body;
 inline bool cooperative = false;
-inline Waiting at_grid_barrier;  // threads of the block that runs
+inline Waiting at_grid_barrier;  // threads of the running block
 
 inline void wake(Waiting& waiting) {
   ready.insert(ready.end(), waiting.begin(), waiting.end());
   waiting.clear();
 }
 
-// When all threads of a block wait for the other blocks, the launcher goes on to those.
+// Returns the next thread to run, or the launcher if all threads of a block wait for the other blocks.
 inline Place& next() {
   if (!late.empty() && (ready.empty() || draw() % 1024 == 0)) wake(late);
   if (ready.empty() && !at_grid_barrier.empty() &&
@@ -155,7 +155,7 @@ inline Place& next() {
   threadIdx = {running->index}, blockIdx = {block->number};
   return running->place;
 }
-// Until wake() of this list.
+// Waits until wake() of this list.
 inline void wait_in(Waiting& waiting) {
   Thread* self = running;
   waiting.push_back(self);
@@ -177,8 +177,8 @@ inline void Barrier::arrive_and_drop() {
   last();
 }
 
-// Every thread of the warp gives a value; use(at) combines them, at(lane) being the value of that lane.
-// Others may go on meanwhile.
+// Exchanges values in a warp. Every thread of the warp gives a value, and use(at) combines them, where
+// at(lane) is the value of that lane. Other threads may continue meanwhile.
 template <class T, class Use>
 auto exchange(T value, const Use& use) {
   static_assert(sizeof(T) <= Warp::kMost);
@@ -210,7 +210,7 @@ inline void begin(Thread& thread, Waiting& waiting) {
   waiting.push_back(&thread);
 }
 
-// Starts the threads of a block, the first of which has this number.
+// Starts the threads of a block, beginning with thread number `first`.
 inline void begin(Block& own, unsigned first, Waiting& waiting = ready) {
   for (unsigned index = 0; index < own.warps.size() * 32; ++index) {
     Thread& thread = threads[first + index];
@@ -219,7 +219,7 @@ inline void begin(Block& own, unsigned first, Waiting& waiting = ready) {
   }
 }
 
-// The same with blocks in clusters.
+// Does the same with blocks in clusters.
 template <class Kernel, class... Arguments>
 void launch_clusters(unsigned size, unsigned blocks, unsigned count, Kernel kernel, Arguments... arguments) {
   if (size > kMostOfCluster || blocks % size != 0) refuse("blocks that are no whole clusters");
@@ -240,14 +240,14 @@ void launch_clusters(unsigned size, unsigned blocks, unsigned count, Kernel kern
   }
 }
 
-// kernel<<<blocks, count>>>(arguments...); count is a multiple of 32.
+// Runs kernel<<<blocks, count>>>(arguments...). count is a multiple of 32.
 template <class Kernel, class... Arguments>
 void launch(unsigned blocks, unsigned count, Kernel kernel, Arguments... arguments) {
   launch_clusters(1, blocks, count, kernel, arguments...);
 }
 
-// The same where all blocks are there at once: one runs up to a barrier of the grid, then the next one does.
-// The contents of __shared__ variables are lost at that barrier, since all blocks share them here.
+// Runs a kernel with all blocks present at once. One block runs up to a barrier of the grid, then the next
+// one does. Since all blocks share the __shared__ variables here, their contents are lost at that barrier.
 template <class Kernel, class... Arguments>
 void launch_cooperative(unsigned blocks, unsigned count, Kernel kernel, Arguments... arguments) {
   struct Member {
@@ -320,9 +320,9 @@ unsigned __match_any_sync(unsigned, T value) {
 }
 inline int __ffs(unsigned bits) { return __builtin_ffs(static_cast<int>(bits)); }
 
-// Built without contraction, plain operators round as these do.
+// The build has no contraction, so plain operators round as these functions do.
 inline float __fdividef(float a, float b) { return a / b; }
-#define __expf expf  // a name that the C library has, too
+#define __expf expf  // the C library has this name, too
 #define __logf logf
 inline double __dadd_rn(double a, double b) { return a + b; }
 inline double __dsub_rn(double a, double b) { return a - b; }

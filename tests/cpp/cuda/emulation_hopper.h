@@ -1,7 +1,7 @@
-// csrc/cuda/hopper.h on the CPU, as early or as late as the PTX manual allows, as it is drawn: a bulk copy
-// happens at once or when a thread waits for its barrier, a product when its group is committed or waited
-// for. A kernel that reads too early, or releases memory too early, gets wrong numbers; a register of the
-// left operand that changes before its products are done ends the test. Only the bits of the descriptor
+// csrc/cuda/hopper.h on the CPU. Events happen as early or as late as the PTX manual allows, as drawn: a bulk
+// copy happens at once or when a thread waits for its barrier, and a product when its group is committed or
+// waited for. A kernel that reads too early, or releases memory too early, gets wrong numbers. A register of
+// the left operand that changes before its products are done ends the test. Only the bits of the descriptor
 // locate the right operand.
 #pragma once
 
@@ -15,7 +15,7 @@ namespace emulation {
 
 struct CountingBarrier {
   unsigned block = 0, arrivals = 0, missing = 0,
-           parity = 0;  // since the given block number; of the phase that is under way
+           parity = 0;  // the phase that is under way has this parity
   int64_t bytes = 0;
   std::vector<std::function<void()>> copies = {};
   Waiting waiting = {};
@@ -32,7 +32,7 @@ struct CountingBarrier {
   }
 };
 inline std::map<const void*, CountingBarrier> counting_barriers;
-// The same place in the shared memory of a block of the cluster.
+// Returns the same place in the shared memory of another block of the cluster.
 template <class T>
 T* in_block(T* place, unsigned rank) {
   if (rank != block->rank && members[rank]->barrier.expected == 0) refuse("memory of a block that has ended");
@@ -44,8 +44,8 @@ inline CountingBarrier& at(const void* barrier) {
   return found;
 }
 
-// 16 bytes at i of row r of an operand of matrix descriptor bits, K-major (PTX manual, "Matrix Descriptor
-// Format" and "Swizzling Modes").
+// Returns 16 bytes at i of row r of an operand of matrix descriptor bits, K-major (PTX manual, "Matrix
+// Descriptor Format" and "Swizzling Modes").
 inline std::array<uint16_t, 8> chunk_of(uint64_t bits, int r, int i) {
   const auto address = [&](int shift) { return static_cast<unsigned>(bits >> shift & 0x3fff) << 4; };
   const unsigned start = address(0), rows_apart = address(32), mode = static_cast<unsigned>(bits >> 62);
@@ -162,12 +162,12 @@ void products_wait() {
   __syncwarp();
 }
 
-// The sums of this thread; left(row, k) is an element of row g (0) or g + 8 (1) of its warp.
+// Adds to the sums of this thread. left(row, k) is an element of row g (0) or g + 8 (1) of its warp.
 template <class Left>
 void add_products(float (&c)[64], uint64_t b, bool add, const Left& left) {
   const int t = static_cast<int>(threadIdx.x % 4);
   const auto place = [](int row, int i) { return i / 2 * 4 + row * 2 + i % 2; };
-  float right[16][32], sums[2][32] = {};  // of the columns of this thread, side by side: for vectors
+  float right[16][32], sums[2][32] = {};  // of the columns of this thread, adjacent for vectors
   for (int i = 0; i < 32; ++i) {
     for (int half = 0; half < 2; ++half) {
       const auto chunk = emulation::chunk_of(b, i / 2 * 8 + 2 * t + i % 2, half);

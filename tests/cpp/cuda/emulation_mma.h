@@ -1,5 +1,5 @@
-// csrc/cuda/mma.h on the CPU: the layouts of the PTX manual, written out lane by lane. A copy happens at
-// once, or when its group is waited for, as it is drawn.
+// csrc/cuda/mma.h on the CPU, with the layouts of the PTX manual written out lane by lane. A copy happens at
+// once, or when its group is waited for, as drawn.
 #pragma once
 
 #include <array>
@@ -7,7 +7,7 @@
 #include "emulation.h"
 
 namespace emulation {
-// Dynamic shared memory of each block of a cluster; addresses in it are offsets.
+// The dynamic shared memory of each block of a cluster. Addresses in it are offsets.
 alignas(1024) inline unsigned char shared[kMostOfCluster][256 * 1024];
 
 struct Copies {
@@ -18,7 +18,7 @@ struct Copies {
 inline std::array<Copies, 1024> copies[kMostOfCluster];  // of each thread
 inline Copies& own_copies() { return copies[block->rank][threadIdx.x]; }
 
-// A named barrier: a number of threads of this block; some of them do not wait.
+// A named barrier for a number of threads of this block. Some of them do not wait.
 struct NamedBarrier {
   unsigned block = 0;
   int arrived = 0;
@@ -39,7 +39,7 @@ inline void named(int name, int threads, bool wait) {
   }
 }
 
-// The upper half of a float, to nearest even.
+// The upper half of a float, rounded to nearest even.
 struct Bfloat16 {
   uint16_t bits;
 
@@ -110,7 +110,7 @@ inline int multiply_add_integer(int a, int b, int c) {
   return static_cast<int>(static_cast<unsigned>(a) * static_cast<unsigned>(b) + static_cast<unsigned>(c));
 }
 
-// Part i of lane 4 r + c: elements 2 c and 2 c + 1 of row r of matrix i.
+// Loads matrices. Part i of lane 4 r + c has elements 2 c and 2 c + 1 of row r of matrix i.
 inline void load_matrices(uint32_t (&parts)[4], const void* row) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   emulation::exchange(row, [&](auto at) {
@@ -121,11 +121,12 @@ inline void load_matrices(uint32_t (&parts)[4], const void* row) {
   __syncwarp();  // all threads have read their operands
 }
 
-// a: {row g, columns 2t..}, {row g + 8, 2t..}, {row g, 2t + 8..}, {row g + 8, 2t + 8..}; b: {rows 2t..,
-// column g}, {rows 2t + 8.., g}; c: {row g, columns 2t, 2t + 1}, {row g + 8, the same}; g = lane / 4, t =
-// lane % 4.
+// The layouts of a product, with g = lane / 4 and t = lane % 4:
+//   a: {row g, columns 2t..}, {row g + 8, 2t..}, {row g, 2t + 8..}, {row g + 8, 2t + 8..}
+//   b: {rows 2t.., column g}, {rows 2t + 8.., g}
+//   c: {row g, columns 2t, 2t + 1}, {row g + 8, the same}
 using TwoRows = std::array<std::array<float, 16>, 2>;
-// Elements 2t, 2t + 1, 2t + 8 and 2t + 9 of a row or column.
+// Writes elements 2t, 2t + 1, 2t + 8 and 2t + 9 of a row or column.
 inline void put(std::array<float, 16>& values, int t, uint32_t low, uint32_t high) {
   values[2 * t] = from_half(static_cast<uint16_t>(low)), values[2 * t + 1] = from_half(low >> 16);
   values[2 * t + 8] = from_half(static_cast<uint16_t>(high)), values[2 * t + 9] = from_half(high >> 16);
@@ -133,7 +134,7 @@ inline void put(std::array<float, 16>& values, int t, uint32_t low, uint32_t hig
 struct Operands {
   uint32_t a[4], b[2];
 };
-// Rows g and g + 8 of the lane that asks.
+// Returns rows g and g + 8 for the calling lane.
 template <class At>
 TwoRows two_rows(const At& at) {
   TwoRows rows;
@@ -162,7 +163,8 @@ inline void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uin
   });
 }
 
-// a: {row g, column t}, {g + 8, t}, {g, t + 4}, {g + 8, t + 4}; b: {row t, column g}, {t + 4, g}; c as above.
+// Multiplies with these layouts: a is {row g, column t}, {g + 8, t}, {g, t + 4}, {g + 8, t + 4}, b is {row t,
+// column g}, {t + 4, g}, and c is as above.
 inline void multiply_add_tf32(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   struct Lane {
     float a[4], b[2];
@@ -178,7 +180,7 @@ inline void multiply_add_tf32(float (&c)[4], const uint32_t (&a)[4], uint32_t b0
     }
     return 0;
   });
-  __syncwarp();  // all have read own
+  __syncwarp();  // all lanes have read their own
   const int g = static_cast<int>(threadIdx.x % 32) / 4, t = static_cast<int>(threadIdx.x % 4);
   for (int i = 0; i < 4; ++i) {
     for (int j = 0; j < 8; ++j) c[i] += left[g + i / 2 * 8][j] * right[j][2 * t + i % 2];

@@ -1,5 +1,5 @@
-// Memory of many gigabytes, with only the touched pages present: for offsets that 32
-// bits do not hold.
+// Memory of many gigabytes in which only the touched pages are present, for offsets that need more than 32
+// bits.
 #pragma once
 
 #include <sys/mman.h>
@@ -31,7 +31,7 @@ class Far {
   T* data_;
 };
 
-// A system that promises no more memory than it has cannot run these tests.
+// Runs body, unless the system grants no more memory than it has.
 template <class Body>
 void with_far_memory(const Body& body) {
   try {

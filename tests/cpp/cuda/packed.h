@@ -1,4 +1,4 @@
-// The arrays of Packed as cuda/vq_assign.cu makes them, for the tests of the searches.
+// The arrays of a packed codebook as ops/cuda/vq_assign.cu allocates them, for the tests of the searches.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 
 namespace {
 
-// NaN, or a number that is none, where the kernels must write before they read.
+// The arrays begin as NaN, or as a number that never occurs, where the kernels must write before they read.
 struct Codebook {
   std::vector<__uint128_t> halves;  // aligned to 16 bytes
   std::vector<__uint128_t> starts;
@@ -19,7 +19,7 @@ struct Codebook {
   std::vector<int64_t> listed;
   uefl::cuda::Packed packed{};
 
-  // x: rows to measure.
+  // Allocates the arrays and packs the codebook. x has the rows to measure.
   template <class T, class Row>
   Codebook(const std::vector<T>& codebook, const uefl::cuda::Shape& shape, const Row* x, unsigned blocks = 3)
       : starts(shape.books * shape.padded_k / uefl::cuda::kBlockCodewords * uefl::cuda::kStarts / 4),
@@ -40,14 +40,14 @@ struct Codebook {
                                   shape, packed,
                                   cuda::Spans{{ones.data()}, {static_cast<int64_t>(ones.size())}});
   }
-  Codebook(const Codebook&) = delete;  // packed points into it
+  Codebook(const Codebook&) = delete;  // packed points into this object
 
   // Empties the lists of open rows and gives them this room.
   void make_lists(int64_t rows) {
     listed.assign(rows, -1), limits.assign(rows, NAN);
     packed.listed = listed.data(), packed.limits = limits.data();
   }
-  // The outputs that a search has left open after its first pass.
+  // Returns the outputs that a search has left open after its first pass.
   std::vector<int64_t> open() const {
     std::vector<int64_t> found = listed;
     std::erase(found, -1);
