@@ -60,11 +60,11 @@ class Vq {
   std::vector<double> errors_;    // one per block
   std::vector<int64_t> largest_;  // for each codeword the largest |x| of its rows, as bits, which order as
                                   // the values do, with NaN last
-  const int bits_;              // bits per row, so that all rows sum to at most 2^62
-  std::vector<int> expected_;   // expected_shift() of each codeword; empty without sums
-  std::vector<int64_t> fixed_;  // sums in the unit of the codeword
-  std::mutex merge_;            // guards counts
-  StripedAdder adder_;          // adds to fixed_
+  const int bits_;                // bits per row, so that all rows sum to at most 2^62
+  std::vector<int> expected_;     // expected_shift() of each codeword; empty without sums
+  std::vector<int64_t> fixed_;    // sums in the unit of the codeword
+  std::mutex merge_;              // guards counts
+  StripedAdder adder_;            // adds to fixed_
 };
 
 }  // namespace uefl::cpu
