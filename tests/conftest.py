@@ -24,6 +24,7 @@ import importlib
 import pickle
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -46,6 +47,10 @@ from PIL import Image
 from tests.files import write_idx
 from tests.interpreter import patch_once_a_launch
 from uefl_kernels._library import triton_available
+
+# A shell's background job ignores Ctrl-C, and so would the runs that tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 gc.disable()  # until all tests are collected: it walks a million objects that stay, again and again
 
