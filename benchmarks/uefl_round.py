@@ -237,7 +237,7 @@ def main(arguments: list[str] | None = None) -> None:
             }
         for count in map(int, filter(None, args.processes.split(","))):
             workers = stack.enter_context(on_workers(count, device, print, "the same command"))
-            workers.take(graphs, federation)
+            workers.federation(graphs, None, {})
             for name in cfg.arms:
                 loops[f"{name}, {count} processes"] = round_times.UeflLoop(
                     graphs, name, federation, device, workers.engine(name, lambda client: None)

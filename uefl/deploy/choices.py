@@ -18,7 +18,6 @@ from ..errors import RunError, UserError
 if TYPE_CHECKING:
     from ..engines.flower.address import Address
     from .deployment import Deployment
-    from .workers import Workers
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class Distributed:
 
     def deployment(
         self, device: str, notice: Callable[[str], None], go_on: str
-    ) -> AbstractContextManager[Workers]:
+    ) -> AbstractContextManager[Deployment]:
         """Return the clients of a run.
 
         Args:

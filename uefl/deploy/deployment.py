@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
 
@@ -16,11 +17,13 @@ import torch
 from ..config import Config
 from ..data import build
 from ..data.federation import Federation
+from ..engines.base import Engine
+from ..engines.codec import Header
 from ..engines.flower import QUIET, commands
 from ..engines.flower.address import Address, Unreachable
 from ..engines.flower.engine import FlowerEngine
 from ..engines.flower.link import Link, connect
-from ..engines.flower.members import Members, Report, Roster
+from ..engines.flower.members import Members, Report
 from ..engines.processes import Processes
 from ..errors import RunError, UserError
 from ..folder import Silos
@@ -33,15 +36,16 @@ _START = 120.0  # seconds for processes on this machine to be there
 _OF_DATA = ("kind", "classes", "shape", "inputs", "sizes", "content", "reach")
 """keys of a report that do not change when a silo starts again"""
 Notice = Callable[[str], None]
-Joined = tuple[Federation, Link, Roster, Silos]
+Started = Callable[[str], None]
+Joined = tuple[Federation, Callable[[Header, Started], Engine], Silos]
+"""a federation, the function that returns an engine for its clients, and the facts that a run stores"""
 
 
 class Deployment:
-    """A run over Flower: its federation, and an engine for each of its arms.
+    """A run with clients in other processes: its federation, and an engine for each of its arms.
 
     Args:
-        join: waits for the clients, given the stored facts of a resumed run; returns the federation, the
-            link, the members, and the facts to store.
+        join: waits for the clients, given the stored facts of a resumed run.
         threads: CPU threads of every client; 0: each client decides.
         told: the part of the configuration that a client gets.
         clients_keep_states: whether clients keep their private states themselves.
@@ -54,29 +58,31 @@ class Deployment:
         told: Callable[[Config], Config] = lambda cfg: cfg,
         clients_keep_states: bool = False,
     ) -> None:
-        self._join, self._threads, self._told, self.clients_keep_states = (
-            join,
-            threads,
-            told,
-            clients_keep_states,
-        )
+        self._join, self._threads, self._told = join, threads, told
+        self.clients_keep_states = clients_keep_states
         self.silos: Silos = {}
 
     def federation(self, cfg: Config, data_root: Path | None, known: Silos) -> Federation:
         """Wait for all clients and return their federation.
 
         Raises:
-            UserError: clients do not connect, or cannot be trained together.
+            UserError, RunError: clients do not connect, or cannot be trained together.
         """
-        federation, self._link, self._members, self.silos = self._join(cfg, data_root, known)
-        self._cfg, self._federation = self._told(cfg), federation
-        return federation
+        self._federation, self._engine, self.silos = self._join(cfg, data_root, known)
+        self._cfg = self._told(cfg)
+        return self._federation
 
-    def engine(self, arm: str, started: Callable[[str], None]) -> FlowerEngine:
+    def engine(self, arm: str, started: Started) -> Engine:
         """Return an engine for the clients in one arm."""
         # not before the run has chosen its threads
         setting = Setting.of(self._cfg, self._federation, self._threads())
-        return FlowerEngine(self._link, self._members, task(setting, arm), started)
+        return self._engine(task(setting, arm), started)
+
+
+def simulated(cfg: Config, data_root: Path | None) -> tuple[Federation, list[str]]:
+    """Return the federation that a configuration describes, and the names of all its clients."""
+    federation = build(cfg.data, kind=cfg.kind, seed=cfg.run.seed, data_root=data_root)  # type: ignore[arg-type]
+    return federation, [client.name for client in (*federation.clients, *federation.unseen)]
 
 
 @contextmanager
@@ -103,8 +109,7 @@ def on_this_machine(device: str, notice: Notice) -> Iterator[Deployment]:
 
 
 def _start(cfg: Config, root: Path | None, device: str, processes: Processes, stack: ExitStack) -> Joined:
-    federation = build(cfg.data, kind=cfg.kind, seed=cfg.run.seed, data_root=root)  # type: ignore[arg-type]
-    names = [client.name for client in (*federation.clients, *federation.unseen)]
+    federation, names = simulated(cfg, root)
     port = commands.free_port()
     address = Address(f"127.0.0.1:{port}", insecure=True)
     listen = ("--insecure", "--isolation", "process", "--host", "127.0.0.1", "--port", str(port))
@@ -141,7 +146,7 @@ def _start(cfg: Config, root: Path | None, device: str, processes: Processes, st
             why = next(iter(members.refused.values()), "it did not report")
             raise RunError(f"{missing[0]} takes no part: {why}")
         time.sleep(0.05)
-    return federation, link, members, silos
+    return federation, partial(FlowerEngine, link, members), silos
 
 
 @contextmanager
@@ -243,7 +248,7 @@ def gather(
     found = {name: _program_facts(report) | _key(members, name) for name, report in sorted(reports.items())}
     for name, of in found.items():
         _note_change(name, known.get(name, {}), of, "before the run was resumed", notice)
-    return federation, link, members, found
+    return federation, partial(FlowerEngine, link, members), found
 
 
 def _program_facts(report: Report) -> dict[str, str]:

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,8 @@ import torch
 
 from .. import api
 from ..config import Config
-from ..data import build
 from ..engines.flower.address import Address, Unreachable
+from ..engines.flower.engine import FlowerEngine
 from ..engines.flower.link import Link
 from ..engines.flower.node import reply_to
 from ..errors import RunError, UserError
@@ -24,7 +24,7 @@ from ..folder import Silos
 from ..run import chosen_device
 from .agreement import check_asked
 from .choices import Flower
-from .deployment import Deployment, Joined, Notice, gather
+from .deployment import Deployment, Joined, Notice, gather, simulated
 from .setting import without_files
 from .silo import SiloProgram
 from .silo_folder import SiloFolder
@@ -90,9 +90,8 @@ def _with_silos(link: Link, silos: int, patience: float, notice: Notice) -> Depl
 
 def _simulated(link: Link) -> Deployment:
     def join(cfg: Config, root: Path | None, known: Silos) -> Joined:
-        federation = build(cfg.data, kind=cfg.kind, seed=cfg.run.seed, data_root=root)  # type: ignore[arg-type]
-        names = [client.name for client in (*federation.clients, *federation.unseen)]
-        return federation, link, AnyNode(link, names), {}
+        federation, names = simulated(cfg, root)
+        return federation, partial(FlowerEngine, link, AnyNode(link, names)), {}
 
     return Deployment(join, torch.get_num_threads)
 

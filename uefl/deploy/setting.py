@@ -19,7 +19,7 @@ from ..data.inputs import IMAGES, Inputs
 from ..engines.codec import Unreadable
 from ..privacy import without_statistics
 
-PROTOCOL = 5
+PROTOCOL = 6
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from ..engines.distributed.engine import serve
+from ..engines.distributed import serve
 from ..engines.processes import end_with_parent
 from .silo import SiloProgram
 from .sources import ClientSource, PartitionedSource

@@ -5,35 +5,35 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
 
 import torch
 
 from ..config import Config
-from ..data import build
-from ..data.federation import Federation
 from ..engines import faults
-from ..engines.codec import Packet
-from ..engines.distributed.engine import DistributedEngine
-from ..engines.distributed.worker_pool import WorkerPool
+from ..engines.codec import Packet, decode
+from ..engines.distributed import DistributedEngine, Worker
 from ..engines.frames import ConnectionLost
 from ..engines.processes import Processes
 from ..errors import RunError
 from ..folder import Silos
-from .setting import Setting, greeting, task
+from .deployment import Deployment, Joined, Notice, simulated
+from .setting import greeting
 
-Notice = Callable[[str], None]
 _MOMENT = 5.0  # seconds
 
 
 @contextmanager
 def on_workers(
     count: int, device: str, notice: Notice, go_on: str, module: str = "uefl.deploy.worker"
-) -> Iterator[Workers]:
+) -> Iterator[Deployment]:
     """Start worker processes that end with the context.
+
+    The first federation starts them. They build each federation too, which must be the same.
 
     Args:
         count: of the workers.
@@ -43,18 +43,42 @@ def on_workers(
         module: the program of a worker.
 
     Raises:
-        RunError: a worker has ended in the middle of the run.
+        RunError: a worker does not start, has other images, or has ended in the middle of the run.
     """
     processes = Processes(Path(mkdtemp(prefix="uefl-workers-")))
-    with ExitStack() as stack:
-        try:
-            yield Workers(count, device, notice, processes, stack, module)
-        except ConnectionLost as error:
-            raise RunError(f"{_ended_process(processes) or error}; continue with: {go_on}") from None
-        finally:  # before the stack is left: its threads wait for the workers' last lines
-            logs = processes.stop()
-            if logs is not None:
-                notice(f"the logs of the failed workers are in {logs}")
+    workers: list[Worker] = []
+
+    def join(cfg: Config, data_root: Path | None, known: Silos) -> Joined:
+        federation, names = simulated(cfg, data_root)
+        if not workers:
+            _note_oversubscription(count, device, notice)
+            root = [] if data_root is None else [str(data_root)]
+            workers.extend(_start(processes, module, rank, device, *root) for rank in range(1, count + 1))
+        for reply in [worker.ask(Packet(greeting(cfg), {})) for worker in workers]:
+            header, _ = decode(reply.result())
+            why = None if header["error"] is None else faults.describe(header["error"])
+            if why is not None or header["federation"] != federation.digest:
+                raise RunError(f"a worker takes no part: {why or 'it has other images than the server'}")
+        return federation, partial(DistributedEngine, workers, names), {}
+
+    try:
+        yield Deployment(join, torch.get_num_threads)
+    except ConnectionLost as error:
+        raise RunError(f"{_ended_process(processes) or error}; continue with: {go_on}") from None
+    finally:
+        logs = processes.stop()
+        if logs is not None:
+            notice(f"the logs of the failed workers are in {logs}")
+        for worker in workers:
+            worker.close()
+
+
+def _start(processes: Processes, module: str, rank: int, *arguments: str) -> Worker:
+    end, theirs = socket.socketpair()
+    with theirs:
+        file = theirs.fileno()
+        processes.start(f"worker-{rank}", module, str(file), str(rank), *arguments, inherited=[file])
+    return Worker(end)
 
 
 def _ended_process(processes: Processes) -> str | None:
@@ -66,78 +90,6 @@ def _ended_process(processes: Processes) -> str | None:
                 return f"{name} has ended: {why}"
         time.sleep(0.02)
     return None
-
-
-class Workers:
-    """A run over workers: its federation, and an engine for each of its arms.
-
-    Args:
-        count: of the workers.
-        device: theirs, ``cpu`` or ``cuda``.
-        notice: called with a line for the user.
-        processes: starts them.
-        stack: closed after the workers have ended.
-        module: their program.
-    """
-
-    def __init__(
-        self, count: int, device: str, notice: Notice, processes: Processes, stack: ExitStack, module: str
-    ) -> None:
-        self._count, self._device, self._notice = count, device, notice
-        self._processes, self._stack, self._module = processes, stack, module
-        self._workers: WorkerPool | None = None
-        self.clients_keep_states = False
-        self.silos: Silos = {}
-
-    def federation(self, cfg: Config, data_root: Path | None, known: Silos) -> Federation:
-        """Build the federation here, and check that the workers build the same one.
-
-        Raises:
-            UserError: the clients cannot be built.
-            RunError: a worker does not start, or has other images.
-        """
-        federation = build(cfg.data, kind=cfg.kind, seed=cfg.run.seed, data_root=data_root)  # type: ignore[arg-type]
-        self.take(cfg, federation, data_root)
-        return federation
-
-    def take(self, cfg: Config, federation: Federation, data_root: Path | None = None) -> None:
-        """Give the workers the clients of a federation. The first call starts the workers."""
-        if self._workers is None:
-            self._workers = self._start(data_root)
-        for _ in [self._workers.ask(rank, Packet(greeting(cfg), {})) for rank in self._workers.ranks]:
-            while (found := self._workers.reply(1.0)) is None:
-                pass
-            header, _ = found[1]
-            if header["error"] is not None or header["federation"] != federation.digest:
-                why = (
-                    "it has other images than the server"
-                    if header["error"] is None
-                    else faults.describe(header["error"])
-                )
-                raise RunError(f"a worker takes no part: {why}")
-        self._names = [client.name for client in (*federation.clients, *federation.unseen)]
-        self._cfg, self._federation = cfg, federation
-
-    def engine(self, arm: str, started: Callable[[str], None]) -> DistributedEngine:
-        """Return an engine for the clients in one arm."""
-        assert self._workers is not None
-        # not before the run has chosen its threads
-        setting = Setting.of(self._cfg, self._federation, torch.get_num_threads())
-        return DistributedEngine(self._workers, self._names, task(setting, arm), started)
-
-    def _start(self, data_root: Path | None) -> WorkerPool:
-        _note_oversubscription(self._count, self._device, self._notice)
-        root = [] if data_root is None else [str(data_root)]
-        ends = []
-        for rank in range(1, self._count + 1):
-            end, theirs = socket.socketpair()
-            place = (str(theirs.fileno()), str(rank), self._device)
-            self._processes.start(f"worker-{rank}", self._module, *place, *root, inherited=[theirs.fileno()])
-            theirs.close()
-            ends.append(end)
-        workers = WorkerPool(ends)
-        self._stack.callback(workers.close)
-        return workers
 
 
 def _note_oversubscription(processes: int, device: str, notice: Notice) -> None:

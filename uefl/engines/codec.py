@@ -1,24 +1,29 @@
-"""Convert messages and replies to packets: plain values as JSON, and named groups of tensors as raw bytes.
+"""Convert messages and replies to packets, and packets to frames.
 
-There is no pickle.
+There is no pickle. A frame has the length of its JSON, the JSON, and the tensors as raw bytes, each at a multiple of 8 bytes.
 """
 
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from . import layout
 from .base import Expected, Message, Reply
+from .frames import HEADER
 
 Header = dict[str, Any]
 Tensors = dict[str, torch.Tensor]
 
 _PLAIN = ("client", "examples", "metrics", "error", "training", "states")
 """fields of a reply that are not tensors"""
-DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in layout.SIZES}
+_ALIGNED = 8  # bytes: the largest element, and the length of the JSON
+_DIMENSIONS = 64  # of a tensor of torch, and a product of many more sizes takes minutes
+_KINDS = "bool uint8 int8 int16 int32 int64 float16 bfloat16 float32 float64"
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in _KINDS.split()}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -98,35 +103,16 @@ def _is_metric(value: Any) -> bool:
     return all(type(number) in (int, float) for number in numbers)
 
 
-def raw(tensor: torch.Tensor) -> memoryview:
-    """Return the bytes of a tensor; they share its memory if possible."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().data if len(flat) else memoryview(b"")
-
-
-def from_raw(stored: layout.Stored) -> torch.Tensor:
-    """Undo :func:`raw`; the tensor shares the memory of the bytes.
-
-    Raises:
-        ValueError: the bytes do not match such a tensor.
-    """
-    kind, shape, data = DTYPES[stored.dtype], stored.shape, stored.data
-    if len(data) != layout.size_of(stored.dtype, shape):
-        raise ValueError(f"{len(data)} bytes for {kind} {list(shape)}")
-    try:
-        return torch.frombuffer(data, dtype=kind).reshape(shape) if data else torch.empty(shape, dtype=kind)
-    except (RuntimeError, TypeError):  # 0 elements in a shape that no tensor may have
-        raise ValueError(f"an array of {len(shape)} dimensions, one of them too large") from None
-
-
 def encode(packet: Packet) -> bytearray:
-    """Encode a packet as a frame; see :mod:`uefl.engines.layout`."""
+    """Encode a packet as a frame."""
     tables = {
         part: [[name, NAMES[t.dtype], list(t.shape)] for name, t in group.items()]
         for part, group in packet.parts.items()
     }
     text = json.dumps(packet.header | {"tensors": tables}).encode()
-    return layout.join(text, (raw(t) for group in packet.parts.values() for t in group.values()))
+    pieces: list[bytes | memoryview] = [len(text).to_bytes(_ALIGNED, "little"), text]
+    pieces += [_raw(t) for group in packet.parts.values() for t in group.values()]
+    return bytearray().join(part for piece in pieces for part in (piece, bytes(-len(piece) % _ALIGNED)))
 
 
 def decode(frame: bytearray) -> Packet:
@@ -135,11 +121,45 @@ def decode(frame: bytearray) -> Packet:
     Raises:
         Unreadable: the bytes are not a packet.
     """
+    length, place = int.from_bytes(frame[:_ALIGNED], "little"), _ALIGNED
+    parts: dict[str, Tensors] = {}
     try:
-        header = json.loads(layout.text_of(frame))
-        groups = layout.tensors_of(frame, header.pop("tensors"))
-        parts = {part: {one.name: from_raw(one) for one in group} for part, group in groups.items()}
+        if length > HEADER:
+            raise ValueError(f"a header of {length} bytes")
+        header = json.loads(frame[place : place + length])
+        place += _aligned(length)
+        for part, table in header.pop("tensors").items():
+            parts[part] = {}
+            for name, dtype, shape in table:
+                if not isinstance(name, str):
+                    raise TypeError(f"a tensor has the name {name!r}")
+                parts[part][name] = tensor = _tensor(frame, place, DTYPES[dtype], shape)
+                place += _aligned(tensor.nbytes)
     # json raises RecursionError, a RuntimeError, for deeply nested text
     except (RuntimeError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise Unreadable(f"{type(error).__name__}: {error}") from None
     return Packet(header, parts)
+
+
+def _raw(tensor: torch.Tensor) -> memoryview:
+    """Return the bytes of a tensor; they share its memory if possible."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().data if len(flat) else memoryview(b"")
+
+
+def _tensor(frame: bytearray, place: int, kind: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
+    """Return the tensor that begins at a place of a frame.
+
+    Raises:
+        RuntimeError, TypeError, ValueError: there is no such tensor.
+    """
+    if len(shape) > _DIMENSIONS or min(shape, default=0) < 0:
+        raise ValueError(f"a tensor of {len(shape)} dimensions, or of a negative size")
+    count = math.prod(shape)
+    if not count:
+        return torch.empty(shape, dtype=kind)
+    return torch.frombuffer(frame, dtype=kind, count=count, offset=place).reshape(shape)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNED) * _ALIGNED

@@ -1,11 +1,13 @@
 """Real workers: the numbers of the local engine, and failures of clients and workers."""
 
-import shutil
+import os
+from concurrent.futures import Future
 from contextlib import contextmanager
 
 import pytest
 
 from tests.federated import tiny
+from tests.federated.deploy.runs import children, gone
 from tests.federated.engines.conformance import (
     DIES,
     LATE,
@@ -16,31 +18,36 @@ from tests.federated.engines.conformance import (
     messages,
     settings,
 )
-from uefl.deploy.workers import on_workers
+from uefl.deploy import deployment
+from uefl.deploy import workers as deploy
 from uefl.engines import frames
 from uefl.engines.base import Message, Reply
-from uefl.engines.codec import packed_reply
-from uefl.engines.distributed.engine import DistributedEngine
+from uefl.engines.codec import encode, packed_reply
+from uefl.engines.distributed import DistributedEngine, Worker
 from uefl.errors import RunError
 from uefl.lazy import Lazy
 
 
 @contextmanager
-def two_workers():
-    with on_workers(2, "cpu", lambda line: None, "this", "tests.federated.engines.tiny_worker") as started:
-        yield started
-        folder = started._processes.folder
-    shutil.rmtree(folder, ignore_errors=True)  # the logs stay where they tell of an error
+def two_workers(folder):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(deploy, "mkdtemp", lambda prefix: str(folder))
+        with deploy.on_workers(
+            2, "cpu", lambda line: None, "this", "tests.federated.engines.tiny_worker"
+        ) as started:
+            yield started
 
 
 @pytest.fixture(scope="module")
-def workers():
-    with two_workers() as started:
+def workers(tmp_path_factory):
+    with two_workers(tmp_path_factory.mktemp("workers")) as started:
         yield started
 
 
 def engine(workers, cfg, started=lambda name: None):
-    workers.take(cfg, federation(cfg))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(deployment, "build", lambda *_, **__: federation(cfg))
+        workers.federation(cfg, None, {})
     return workers.engine("arm", started)
 
 
@@ -52,19 +59,19 @@ def test_every_algorithm_is_the_same_bit_for_bit(workers, case):
 
 
 def test_replies_are_named_and_a_worker_gets_the_model_once(workers, monkeypatch):
-    cfg, started, sent = tiny.settings("fedavg"), [], []
-    one = engine(workers, cfg, started.append)
-    ask = one._workers.ask
-    monkeypatch.setattr(
-        one._workers,
-        "ask",
-        lambda rank, packet: sent.append((rank, list(packet.parts["broadcast"]))) or ask(rank, packet),
-    )
+    cfg, started, sent = tiny.settings("fedavg"), [], {}
+    one, ask = engine(workers, cfg, started.append), Worker.ask
+
+    def asked(worker, packet):
+        sent.setdefault(worker, []).append(list(packet.parts["broadcast"]))
+        return ask(worker, packet)
+
+    monkeypatch.setattr(Worker, "ask", asked)
     assert one.clients() == ["silo-0", "silo-1", "silo-2"]
     replies = [(reply.error, reply.client) for reply in one.round(messages(cfg))]
     assert replies == [(None, "silo-0"), (None, "silo-1"), (None, "silo-2")]
-    assert sorted(started) == one.clients()
-    assert sorted(sent) == [(1, []), (1, ["values", "buffers"]), (2, ["values", "buffers"])]
+    assert started == one.clients()
+    assert list(sent.values()) == [[["values", "buffers"], []], [["values", "buffers"]]]
 
 
 def test_a_tensor_that_was_changed_in_place_is_sent_again(workers):
@@ -92,33 +99,43 @@ def _halved(message, really):
     return message
 
 
-class SecondIsFaster:
-    """A pool of two workers without processes. Worker 1 replies only when worker 2 has no message."""
+class Answering:
+    """A worker without a process, which answers at once."""
 
-    ranks = range(1, 3)
+    def __init__(self, asked):
+        self._asked = asked
 
-    def __init__(self):
-        self.asked, self._busy = [], {}
-
-    def idle(self, rank):
-        return rank not in self._busy
-
-    def ask(self, rank, packet):
-        self.asked.append(packet.header["client"])
-        self._busy[rank] = (len(self.asked), packet.header["client"])
-        return len(self.asked)
-
-    def reply(self, seconds):
-        number, client = self._busy.pop(max(self._busy))
-        return number, packed_reply(Reply(client))
+    def ask(self, packet):
+        self._asked.append(packet.header["client"])
+        reply = Future()
+        reply.set_result(encode(packed_reply(Reply(packet.header["client"]))))
+        return reply
 
 
 def test_at_most_four_messages_for_each_worker_run_ahead():
-    pool, names = SecondIsFaster(), [f"client-{i:02}" for i in range(40)]
-    replies = DistributedEngine(pool, names, {}).round({name: Message() for name in names})
+    asked, names = [], [f"client-{i:02}" for i in range(40)]
+    replies = DistributedEngine([Answering(asked), Answering(asked)], names, {}).round(
+        {name: Message() for name in names}
+    )
     assert next(replies).client == names[0]
-    assert pool.asked == [names[i] for i in (0, 1, 3, 5, 7)]
+    assert asked == names[:8]
     assert [reply.client for reply in replies] == names[1:]
+    assert asked == names
+
+
+class Silent:
+    """A worker without a process, which never answers."""
+
+    def ask(self, packet):
+        return Future()
+
+
+def test_no_message_is_sent_past_the_deadline():
+    started = []
+    engine = DistributedEngine([Silent()], "abcdef", {}, started.append)
+    replies = list(engine.round(dict.fromkeys("abcdef", Message()), deadline=0.01))
+    assert ["deadline" in reply.error for reply in replies] == 6 * [True]
+    assert started == ["a", "b", "c", "d"]
 
 
 def test_client_error_has_a_code_and_no_text(workers):
@@ -134,18 +151,19 @@ def test_late_client_and_reply_are_dropped(workers):
 
 
 @pytest.mark.slow
-def test_a_dead_worker_ends_the_run_and_the_other_workers():
-    cfg, begun = tiny.settings("fedavg", seed=DIES), []
+def test_a_dead_worker_ends_the_run_and_the_other_workers(tmp_path):
+    cfg, begun, others = tiny.settings("fedavg", seed=DIES), [], children(os.getpid())
 
     def run():
-        with two_workers() as workers:
+        with two_workers(tmp_path) as workers:
             one = engine(workers, cfg)
-            begun.extend(workers._processes.all.values())
+            begun.extend(children(os.getpid()).keys() - others.keys())
             list(one.round(messages(cfg)))
 
     with pytest.raises(RunError, match=r"worker-2 .*SIGKILL; .*: this$"):
         run()
-    assert [process.poll() is not None for process in begun] == [True, True]
+    assert len(begun) == 2
+    assert gone(begun)
 
 
 class GoneAfterTheHeader:

@@ -23,8 +23,7 @@ from uefl.engines.codec import Packet, decode, encode
 from uefl.engines.flower import GONE, LARGE, SILO, TORN, UNREADABLE
 from uefl.engines.flower.address import Unreachable
 from uefl.engines.flower.link import Link, Node
-from uefl.engines.flower.messenger import Messenger
-from uefl.engines.flower.records import frame_of, records_of
+from uefl.engines.flower.messenger import Messenger, frame_of, records_of
 
 
 def pack(packet):
@@ -34,7 +33,7 @@ def pack(packet):
 
 def unpack(records):
     """Return the packet of records."""
-    return decode(frame_of(records, 2**20))
+    return decode(bytearray(frame_of(records, 2**20)))
 
 
 class OneNode(Grid):

@@ -1,13 +1,14 @@
 """A packet as bytes comes back bit for bit; damaged packets are refused."""
 
+import json
 import math
 
 import pytest
 import torch
 
 from tests.federated.tiny import same_bits
-from uefl.engines.codec import DTYPES, Packet, Unreadable, decode, encode, from_raw
-from uefl.engines.layout import Stored
+from uefl.engines import codec
+from uefl.engines.codec import DTYPES, Packet, Unreadable, decode, encode
 
 HEADER = {"text": 'a "word"\n', "number": 0.1 + 0.2, "nothing": None, "list": [1, math.inf]}
 
@@ -46,7 +47,55 @@ def test_the_name_of_a_tensor_is_a_text():
         decode(encode(Packet(HEADER, {"p": {5: torch.ones(4)}})))
 
 
-@pytest.mark.parametrize("shape", [(2**62, 2**62, 0), (2**63, 0), (10**30, 0)])
-def test_no_elements_in_a_shape_beyond_all_tensors(shape):
-    with pytest.raises(ValueError, match="dimensions"):
-        from_raw(Stored("x", "float32", shape, memoryview(b"")))
+def framed(table, data=bytes(16)):
+    """Return a frame with this table of tensors."""
+    text = table if isinstance(table, str) else json.dumps({"tensors": {"p": table}})
+    padded = text.encode() + bytes(-len(text) % 8)
+    return bytearray(len(text).to_bytes(8, "little") + padded + data)
+
+
+def test_tensors_lie_one_after_the_other():
+    found = decode(framed([["x", "int32", [2]], ["y", "int32", [1, 2]]], b"\1\0\0\0" * 4))
+    assert {name: tensor.tolist() for name, tensor in found.parts["p"].items()} == {
+        "x": [1, 1],
+        "y": [[1, 1]],
+    }
+
+
+SHAPES = [[5], [2, 3], [-4], [2, -2], [10**30], [0, -1], [2.0], [True], ["4"], 4, "", None]
+SHAPES += [[2**62, 2**62, 0], [2**63, 0], [10**30, 0]]
+TABLES = [[["x", "object", [4]]], [["x", "float32"]], [["x", ["float32"], [4]]], {"x": 1}, 5, "no json"]
+TABLES += ["[]", "{}", "[" * 100_000, '{"tensors": 5}', '{"tensors": {"p": null}}']
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_shape_that_does_not_match_the_bytes_is_refused(shape):
+    with pytest.raises(Unreadable):
+        decode(framed([["x", "float32", shape]]))
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: str(table)[:20])
+def test_a_header_of_another_form_is_refused(table):
+    with pytest.raises(Unreadable):
+        decode(framed(table))
+
+
+def test_a_repeated_name_has_bytes_of_its_own():
+    """A part of the frame is not copied as often as it is named."""
+    assert list(decode(framed(2 * [["x", "float32", [2]]])).parts["p"]) == ["x"]
+    with pytest.raises(Unreadable):
+        decode(framed(3 * [["x", "float32", [2]]]))
+
+
+def test_many_dimensions_are_not_multiplied():
+    """The product of a hundred thousand sizes takes a minute."""
+    with pytest.raises(Unreadable, match="100000"):
+        decode(framed([["x", "float32", 100_000 * [2**62]]]))
+
+
+def test_a_header_above_its_limit_is_not_read(monkeypatch):
+    frame = encode(Packet(HEADER, {}))
+    assert decode(frame).header == HEADER
+    monkeypatch.setattr(codec, "HEADER", 10)
+    with pytest.raises(Unreadable):
+        decode(frame)

@@ -15,12 +15,11 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from flwr.app import ConfigRecord, Message
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from ..frames import ConnectionLost, receive, send
 from . import GONE, LARGE, MESSAGE, SILO, TORN, UNREADABLE
-from .records import frame_of, records_of
 
 _AT_ONCE = 8  # replies
 _SLOW = 30.0  # seconds; a reply that takes longer does not delay others
@@ -28,8 +27,9 @@ _SLOW_OF_NODE = 3  # slow replies of a node after which the server reads no othe
 _STACK = 2**19  # bytes of the stack of a thread
 _NONCE = 16  # bytes
 _ROOM = 2**28  # bytes for everything except replies
-_COPIES = 4  # of a reply in memory: its parts, the message, the pieces of the frame, and the frame
+_COPIES = 4  # of a reply in memory: its parts, the message, and the frame twice
 _PAUSES = (0.02, 0.5)  # seconds between two requests for a reply: at first, and after a long time
+_STORED = "uefl"
 _REASONS = {3: TORN, 5: GONE}
 """by Flower's error code"""
 
@@ -45,12 +45,34 @@ def passed_on(message: Message) -> Message:
     return reply_with(answer, message)
 
 
-def readable(message: Message) -> bytes | bytearray:
+def readable(message: Message) -> bytes:
     """Return the frame of a message, or an empty frame, which no reader accepts, if it is not ours."""
     try:
         return frame_of(message.content, MESSAGE)
     except Exception:  # any run can send any records
         return b""
+
+
+def records_of(frame: bytes | bytearray) -> RecordDict:
+    """Return the records of a frame: one array of bytes, which Flower sends in parts."""
+    return RecordDict({"frame": ArrayRecord({"frame": Array("uint8", (len(frame),), _STORED, bytes(frame))})})
+
+
+def frame_of(records: RecordDict, most: int) -> bytes:
+    """Undo :func:`records_of`. :func:`uefl.engines.codec.decode` checks the frame.
+
+    Args:
+        records: the content of a message, from an untrusted sender.
+        most: the largest size of the frame in bytes.
+
+    Raises:
+        KeyError: there is no frame.
+        MemoryError: the frame is larger.
+    """
+    frame: bytes = records.array_records["frame"]["frame"].data
+    if len(frame) > most:
+        raise MemoryError
+    return frame
 
 
 def reply_with(frame: bytes | bytearray, message: Message) -> Message:
@@ -76,7 +98,7 @@ class Messenger:
     def __init__(self, grid: Grid, end: socket.socket, bounded: bool = True) -> None:
         self._grid, self._end, self._bounded = grid, end, bounded
         self._used = _data_of_this_process()
-        self._pulls: dict[str, Future[bytearray | str | None] | None] = {}
+        self._pulls: dict[str, Future[bytes | str | None] | None] = {}
         """by the number of a sent message, the pending request for its reply, if any"""
         self._sent: dict[str, tuple[int, int]] = {}
         """by number, the node and the largest size of the reply in bytes"""
@@ -170,7 +192,7 @@ class Messenger:
                 some = True
         return some
 
-    def _pull(self, number: str) -> bytearray | str | None:
+    def _pull(self, number: str) -> bytes | str | None:
         """Return the reply to a message, a reason in its place, or None as long as there is neither."""
         self._begun[number] = time.monotonic()
         try:

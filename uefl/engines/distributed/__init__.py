@@ -1,1 +1,0 @@
-"""Workers on this machine: processes that answer packets over inherited sockets, without pickle."""
