@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from enum import StrEnum
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -545,12 +546,12 @@ def silo(
     data_root: Annotated[Path | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Serve as one client for runs at a SuperLink, with the images of one folder, until Ctrl-C."""
-    options = {**locals(), "device": device.value}
+    options = SimpleNamespace(**{**locals(), "device": device.value})
     from .deploy.command import silo as serve
 
     _end_as_by_ctrl_c()
     try:
-        serve(**options)
+        serve(options)
     except KeyboardInterrupt as end:
         raise typer.Exit(_exit_code(end)) from None
 

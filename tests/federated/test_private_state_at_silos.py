@@ -40,8 +40,7 @@ class Silos:
         self.programs = {name: self.program(name, fed) for name in NAMES}
 
     def program(self, name, fed):
-        kept = SiloFolder(self.folder / name)
-        kept.secret = None  # as simulated clients draw
+        kept = SiloFolder(self.folder / name, simulated=True)
         return SiloProgram(SourceInMemory(name, fed), torch.device("cpu"), kept=kept)
 
     def clients(self):

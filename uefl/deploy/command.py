@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from ..errors import UserError
@@ -15,32 +16,12 @@ if TYPE_CHECKING:
     from .privacy_floor import PrivacyFloor
 
 
-def silo(
-    *,
-    data: Path | None,
-    simulate: str | None,
-    superlink: str,
-    name: str | None,
-    label: str,
-    root_certificates: Path | None,
-    key: Path | None,
-    insecure: bool,
-    wait: float,
-    device: str,
-    noise_multiplier: float | None,
-    delta: float,
-    max_epsilon: float,
-    spent: Path | None,
-    algorithms: str | None,
-    state: Path | None,
-    strict: bool,
-    data_root: Path | None,
-) -> None:
-    """Serve one client until the process ends; the arguments are the options of ``uefl silo``.
+def silo(options: SimpleNamespace) -> None:
+    """Serve one client until the process ends.
 
     Args:
-        simulate: instead of ``data``: the client of the run's configuration that this process plays.
-        data_root: where torchvision's data sets lie.
+        options: of ``uefl silo``. Instead of ``data``, ``simulate`` names a client of the configuration of the
+            run, and ``data_root`` the folder of torchvision's data sets.
 
     Raises:
         UserError: options that do not go together, data that cannot be read, a SuperLink that is not there.
@@ -51,41 +32,39 @@ def silo(
     from ..engines.processes import end_with_parent
     from ..run import chosen_device
     from .silo import SiloProgram
-    from .silo_folder import SiloFolder
+    from .silo_folder import SiloFolder, next_to
     from .sources import ClientSource, PartitionedSource, own
 
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
     logging.getLogger("uefl").setLevel(logging.INFO)
     end_with_parent()
-    address = _with_access(checked_address(superlink, root_certificates, insecure), key, strict)
-    if (data is None) == (simulate is None):
+    address = checked_address(options.superlink, options.root_certificates, options.insecure)
+    _check_access(address, options.key, options.strict)
+    if (options.data is None) == (options.simulate is None):
         raise UserError("--data: name the folder of this silo's images")
-    where = chosen_device(device)
-    answered = None if algorithms is None else _answered(algorithms)
+    where = chosen_device(options.device)
+    answered = None if options.algorithms is None else _answered(options.algorithms)
     source: ClientSource
-    kept = None
-    if simulate is not None:
-        source = PartitionedSource(simulate, data_root)
-        if state is not None:
-            state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if options.data is None:
+        source = PartitionedSource(options.simulate, options.data_root)
+        kept = options.state and SiloFolder(options.state, simulated=True)
     else:
-        assert data is not None
-        source = own(data, name, label)
-        kept = SiloFolder(state or data.resolve().with_name(f"{data.resolve().name}.silo"))
-    floor = _floor(noise_multiplier, delta, max_epsilon, spent, data)
+        source = own(options.data, options.name, options.label)
+        kept = SiloFolder(options.state or next_to(options.data, "silo"))
+    floor = _floor(options)
     try:
         print(f"silo {source.name}, for runs at {address.place}; Ctrl-C ends it", flush=True)
         if floor is not None:
             print(f"silo {source.name} requires its own noise: {floor.describe()}", flush=True)
         with nullcontext() if floor is None else floor.locked():
-            program = SiloProgram(source, where, floor, answered, kept, state)
-            serve(address, program, key, patience=wait)
+            program = SiloProgram(source, where, floor, answered, kept)
+            serve(address, program, options.key, patience=options.wait)
     except Unreachable as error:
         raise UserError(str(error)) from None
 
 
-def _with_access(address: Address, key: Path | None, strict: bool) -> Address:
-    """Return the address; refuse a remote SuperLink without a key, a key without TLS, and an unfit key."""
+def _check_access(address: Address, key: Path | None, strict: bool) -> None:
+    """Refuse a remote SuperLink without a key, a key without TLS, and an unfit key."""
     if key is None and not address.is_loopback and not address.insecure:
         raise UserError(
             "--superlink: give this silo's private key with --key, or use --insecure "
@@ -95,7 +74,6 @@ def _with_access(address: Address, key: Path | None, strict: bool) -> Address:
         raise UserError("--key: keys need TLS; leave out --insecure, and give --root-certificates")
     if key is not None:
         _check_key(key, strict)
-    return address
 
 
 def _check_key(path: Path, strict: bool) -> None:
@@ -126,20 +104,18 @@ def _answered(names: str) -> frozenset[str]:
     return found
 
 
-def _floor(
-    noise_multiplier: float | None, delta: float, max_epsilon: float, spent: Path | None, data: Path | None
-) -> PrivacyFloor | None:
+def _floor(options: SimpleNamespace) -> PrivacyFloor | None:
     from .privacy_floor import PrivacyFloor
+    from .silo_folder import next_to
 
-    if noise_multiplier is None:
-        if max_epsilon or spent is not None:
+    if options.noise_multiplier is None:
+        if options.max_epsilon or options.spent is not None:
             raise UserError(
                 "--max-epsilon and --spent need --noise-multiplier: they are for a silo that "
                 "adds its own noise"
             )
         return None
-    if spent is None:
-        if data is None:
-            raise UserError("--noise-multiplier: name the file that counts the updates with --spent")
-        spent = data.resolve().with_name(f"{data.resolve().name}.spent.json")
-    return PrivacyFloor(noise_multiplier, delta, max_epsilon, spent)
+    if options.spent is None and options.data is None:
+        raise UserError("--noise-multiplier: name the file that counts the updates with --spent")
+    spent = options.spent or next_to(options.data, "spent.json")
+    return PrivacyFloor(options.noise_multiplier, options.delta, options.max_epsilon, spent)

@@ -27,7 +27,7 @@ from .choices import Flower
 from .deployment import Deployment, Joined, Notice, gather, simulated
 from .setting import without_files
 from .silo import SiloProgram
-from .silo_folder import SiloFolder
+from .silo_folder import SiloFolder, next_to
 from .sources import PartitionedSource, own
 
 _PLACE = "the SuperLink of this run"
@@ -141,6 +141,6 @@ def _program(data: str | None, name: str | None, label: str) -> SiloProgram:
     device = chosen_device("auto")
     if data is None:
         return SiloProgram(PartitionedSource(None), device)
-    folder = Path(data).resolve()
-    source = own(folder, name, label)
-    return SiloProgram(source, device, kept=SiloFolder(folder.with_name(f"{folder.name}.silo")))
+    return SiloProgram(
+        own(Path(data).resolve(), name, label), device, kept=SiloFolder(next_to(Path(data), "silo"))
+    )

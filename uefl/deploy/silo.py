@@ -13,8 +13,6 @@ import traceback
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, replace
 from functools import partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -73,8 +71,7 @@ class SiloProgram:
         device: where the work is done.
         floor: the least privacy that the silo accepts; None: the server's choice.
         algorithms: the accepted algorithms; None: all that are installed.
-        kept: its own state; None: it simulates a client, and other processes have the same images.
-        states: without ``kept``, the folder for private states; None: they go with the process.
+        kept: its secret and private states; None: it simulates clients, and the server keeps their states.
     """
 
     def __init__(
@@ -84,14 +81,11 @@ class SiloProgram:
         floor: PrivacyFloor | None = None,
         algorithms: Collection[str] | None = None,
         kept: SiloFolder | None = None,
-        states: Path | None = None,
     ) -> None:
         self._source, self._device, self._floor, self._algorithms = source, device, floor, algorithms
         self._log = logging.getLogger("uefl.silo")
         self._threads = torch.get_num_threads()
         self._kept = kept
-        self._states = states if kept is None else kept.folder
-        self._temporary: TemporaryDirectory[str] | None = None
         self._secret = None if kept is None else kept.secret
         self._key = self._secret or secrets.token_bytes(32)
         self._images: DataCache
@@ -198,7 +192,9 @@ class SiloProgram:
         setting, workspace, members = Setting.from_plain(header["setting"]), self._arm[2], split(message)
         if any(part.private or not isinstance(part.options.get("state"), str) for part in members):
             raise Unreadable("a private state stays at its silo, and a message names it")
-        states = States.of(self._folder(), setting.run_identity(), header["arm"], header["client"])
+        if self._kept is None:
+            raise StateNotFound("a process of a simulated client keeps its states in the folder of --state")
+        states = States.of(self._kept.folder, setting.run_identity(), header["arm"], header["client"])
         names = [str(part.options["state"]) for part in members]
         had = [
             states.read(name) if name else self._fresh(workspace, header["client"], int(part.options["seed"]))
@@ -215,14 +211,6 @@ class SiloProgram:
         ]
         reply.private = {}
         return reply
-
-    def _folder(self) -> Path:
-        """Return the folder of private states; a temporary one is removed at the end of the process."""
-        if self._states is not None:
-            return self._states
-        if self._temporary is None:
-            self._temporary = TemporaryDirectory(prefix="uefl-silo-")
-        return Path(self._temporary.name)
 
     def _fresh(self, workspace: Workspace, client: str, seed: int) -> dict[str, torch.Tensor]:
         """Return the private state that a client starts with."""

@@ -28,20 +28,26 @@ class SiloFolder:
 
     Args:
         folder: created if it is absent.
+        simulated: whether its client is simulated. Then it has no secret, and draws from the seed of a run.
 
     Raises:
         UserError: the folder cannot be made or read.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, simulated: bool = False) -> None:
         self.folder = folder
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self.secret = _secret(folder / "secret")
+            self.secret = None if simulated else _secret(folder / "secret")
         except OSError as error:
             raise UserError(
                 f"--state: {folder} cannot be used ({error.strerror}); name a folder of this silo's own"
             ) from None
+
+
+def next_to(data: Path, suffix: str) -> Path:
+    """Return the path next to a silo's data that has the same name and this suffix too."""
+    return data.resolve().with_name(f"{data.resolve().name}.{suffix}")
 
 
 class StateNotFound(UserError):

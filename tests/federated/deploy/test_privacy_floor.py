@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -213,11 +214,13 @@ def test_incompatible_options_of_the_floor_are_one_line(path, keys, line):
     )
     with pytest.raises(UserError, match=line):
         serve(
-            **options,
-            **rest,
-            simulate="silo-0",
-            superlink="127.0.0.1:1",
-            insecure=True,
-            wait=0.0,
-            device="cpu",
+            SimpleNamespace(
+                **options,
+                **rest,
+                simulate="silo-0",
+                superlink="127.0.0.1:1",
+                insecure=True,
+                wait=0.0,
+                device="cpu",
+            )
         )

@@ -82,9 +82,8 @@ class SiloProcess:
 def _serve(pipe, name, folder, dies):
     if dies is not None:
         _die_in(dies)
-    own = SiloFolder(folder)
-    own.secret = None  # as simulated clients draw
-    program = SiloProgram(SourceInMemory(name, silos_data()), torch.device("cpu"), kept=own)
+    kept = SiloFolder(folder, simulated=True)
+    program = SiloProgram(SourceInMemory(name, silos_data()), torch.device("cpu"), kept=kept)
     while True:
         frame = bytearray(pipe.recv_bytes())
         pipe.send_bytes(encode(program(decode(frame))))
