@@ -93,13 +93,16 @@ def memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def check_fits(path: Path) -> None:
+def check_fits(path: Path, size: int | None = None) -> None:
     """Refuse a file that is larger than the memory and has to be read whole.
+
+    Args:
+        size: bytes of its values in memory; None: those of the file.
 
     Raises:
         UserError: it is.
     """
-    size, most = path.stat().st_size, memory()
+    size, most = path.stat().st_size if size is None else size, memory()
     if size > most:
         raise UserError(
             f"{path} has {size / 1e9:.0f} GB, more than the memory of this machine, {most / 1e9:.0f} GB"

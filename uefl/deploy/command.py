@@ -20,8 +20,8 @@ def silo(options: SimpleNamespace) -> None:
     """Serve one client until the process ends.
 
     Args:
-        options: of ``uefl silo``. Instead of ``data``, ``simulate`` names a client of the configuration of the
-            run, and ``data_root`` the folder of torchvision's data sets.
+        options: of ``uefl silo``. Instead of ``data``, ``simulate`` names a client of the run's
+            configuration, and ``data_root`` the folder of torchvision's data sets.
 
     Raises:
         UserError: options that do not go together, data that cannot be read, a SuperLink that is not there.

@@ -135,6 +135,8 @@ def decode(frame: bytearray) -> Packet:
                     raise TypeError(f"a tensor has the name {name!r}")
                 parts[part][name] = tensor = _tensor(frame, place, DTYPES[dtype], shape)
                 place += _aligned(tensor.nbytes)
+        if place != len(frame):
+            raise ValueError(f"{len(frame)} bytes, and the header describes {place}")
     # json raises RecursionError, a RuntimeError, for deeply nested text
     except (RuntimeError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise Unreadable(f"{type(error).__name__}: {error}") from None

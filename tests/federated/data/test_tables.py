@@ -381,6 +381,20 @@ def test_a_file_larger_than_the_memory_is_refused(tmp_path, monkeypatch, name):
         _ = own_table.frame_of(tmp_path / name) if name == "t.csv" else prior_table.read(tmp_path)
 
 
+def test_a_small_parquet_file_of_many_rows_is_refused(tmp_path, monkeypatch):
+    """Equal values of a column are stored once."""
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "t.parquet"
+    columns = {"label": pyarrow.array(["a"] * 100_000), "x": pyarrow.array(np.zeros(100_000))}
+    parquet.write_table(pyarrow.table(columns), path)
+    assert len(own_table.frame_of(path)) == 100_000
+    assert path.stat().st_size < 100_000
+    monkeypatch.setattr("uefl.paths.memory", lambda: 100_000)
+    with pytest.raises(UserError, match=r"t\.parquet .*memory"):
+        own_table.frame_of(path)
+
+
 def test_spellings_of_a_class_and_other_files_are_noted(tmp_path):
     (tmp_path / "plan.xlsx").write_text("x")
     rows = "a,label\n" + "1,yes\n2,no\n" * 9

@@ -116,9 +116,10 @@ def test_silo_with_other_images_does_not_block_the_run(folder, monkeypatch, orde
     images(folder / "c", {"cat": 0, "dog": 1}, size=10)
     with joined(monkeypatch, [program(folder, name) for name in order]) as (run, _, got):
         federation = run.federation(settings(folder), None, {})
-        run._members._looked = 0.0
-        run._members.refresh()
-        assert sorted(run._members.nodes) == ["a", "b"]
+        _, members = run._engine.args
+        members._looked = 0.0
+        members.refresh()
+        assert sorted(members.nodes) == ["a", "b"]
     assert [client.name for client in federation.clients] == ["a", "b"]
     if order == "cab":
         assert any(re.search("silo 'c' .*10x10", one["why"]) for one in got if one["ask"] == "refused")
@@ -226,8 +227,9 @@ def test_returning_silo_that_computes_otherwise_is_noted(folder, monkeypatch):
         before = run.silos["b"]["torch"]
         monkeypatch.setattr(silo.torch, "__version__", "9.9")
         monkeypatch.setattr(silo, "uses_bf16", lambda precision, device: True)
-        run._link.activated[11] = "2"
-        run._members.refresh()
+        link, members = run._engine.args
+        link.activated[11] = "2"
+        members.refresh()
     assert re.match(r"silo b .*\bbf16, .*\bfp32: ", said[-2])
     assert re.match(rf"silo b .*torch 9\.9, .*torch {re.escape(before)}: ", said[-1])
 
@@ -252,7 +254,7 @@ def test_a_node_rejected_twice_may_still_join(folder, monkeypatch):
         deployment.connect(None, None) as link,
     ):
         run.federation(settings(folder), None, {})
-        assert run._members.refused == {}
+        assert run._engine.args[1].refused == {}
     first, second = (line for line in said if line.startswith("refused"))
     assert "report" in first
     assert re.match(r"refused: silo 'b': .*\(fault data;", second)

@@ -138,6 +138,20 @@ def reply_of(answer):
         return messages.arrived([number], 10.0)[number]
 
 
+def test_each_object_of_a_large_message_is_small():
+    """A proxy may refuse larger requests: Flower sends each object in a request of its own."""
+
+    def objects(one):
+        yield one
+        for child in (one.children or {}).values():
+            yield from objects(child)
+
+    frame = encode(Packet({"client": 2**23 * "a"}, {"update": {"x": torch.randn(2**22)}}))
+    sizes = [len(one.deflate()) for one in objects(records_of(frame))]
+    assert sum(sizes) > len(frame) > 2**24
+    assert max(sizes) < 6 * 2**20
+
+
 def test_message_is_sent_and_its_reply_returned():
     def answer(message):
         assert message.metadata.message_type == "train"

@@ -35,7 +35,8 @@ def test_received_tensors_share_no_memory_with_sent_ones():
 
 
 @pytest.mark.parametrize(
-    "damage", [lambda f: f[:-8], lambda f: f[:4], lambda f: f[8:], lambda f: bytearray(len(f))]
+    "damage",
+    [lambda f: f[:-8], lambda f: f + bytes(8), lambda f: f[:4], lambda f: f[8:], lambda f: bytearray(len(f))],
 )
 def test_a_damaged_packet_is_refused(damage):
     with pytest.raises(Unreadable):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from ..settings import Data
 
 SUFFIXES = (".csv", ".parquet")
+_BYTES = 4  # of a value of an input
 _TRUE, _FALSE = ("true", "1"), ("false", "0")
 _WHOLE = re.compile(r"\s*\+?(-?(?:0|[1-9]\d*))(?:\.0*)?\s*")
 """a whole number, also as pandas writes it with empty cells in the column; 007 is a name"""
@@ -88,9 +90,18 @@ def frame_of(path: Path, label: str = "label") -> pandas.DataFrame:
 
 
 def _read_parquet(path: Path) -> pandas.DataFrame:
-    """Read a Parquet file; a column that pandas takes for the index stays a column."""
+    """Read a Parquet file; a column that pandas takes for the index stays a column.
+
+    Raises:
+        UserError: its values do not fit into memory. Equal values of a column take almost no space in a file.
+    """
     import pandas
 
+    with suppress(ImportError):  # pandas may read with fastparquet
+        from pyarrow.parquet import read_metadata  # type: ignore[import-not-found, unused-ignore]
+
+        about = read_metadata(path)
+        check_fits(path, _BYTES * about.num_rows * about.num_columns)
     frame = pandas.read_parquet(path)
     return frame.reset_index([name for name in frame.index.names if name is not None])
 
@@ -162,7 +173,8 @@ def data_set(path: Path, frame: pandas.DataFrame, data: Data, silo: str | None) 
             )
         owners = [silo] * len(texts)
     groups = tuple(sorted(set(owners))) if owners is not None else ()
-    group_of = None if owners is None else np.array([groups.index(owner) for owner in owners], np.int64)
+    number = {name: i for i, name in enumerate(groups)}
+    group_of = None if owners is None else np.array([number[owner] for owner in owners], np.int64)
     rows = np.arange(len(texts)) if groups else fixed_order(len(texts))
     return DataSet(
         str(path),
