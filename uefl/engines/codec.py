@@ -1,6 +1,7 @@
 """Convert messages and replies to packets, and packets to frames.
 
-There is no pickle. A frame has the length of its JSON, the JSON, and the tensors as raw bytes, each at a multiple of 8 bytes.
+There is no pickle. A frame has the length of its JSON, the JSON, and the tensors as raw bytes, each at a
+multiple of 8 bytes.
 """
 
 from __future__ import annotations

@@ -1,5 +1,8 @@
-"""Send one message per client and round to workers on this machine. Each worker has a share of the clients
-and one network. No process listens on an address: a worker inherits its socket."""
+"""Send one message per client and round to workers on this machine.
+
+Each worker has a share of the clients and one network. No process listens on an address: a worker inherits
+its socket.
+"""
 
 from __future__ import annotations
 
@@ -48,11 +51,11 @@ class Worker:
 
 
 class DistributedEngine:
-    """Carry messages to clients on workers. Each client belongs to one worker, so a worker reads only the
-    images of its own clients.
+    """Carry messages to clients on workers.
 
-    If the last message to a worker had a tensor under the same name, such as the model, the tensor is not
-    sent to this worker again.
+    Each client belongs to one worker, so a worker reads only the images of its own clients. If the last
+    message to a worker had a tensor under the same name, such as the model, the tensor is not sent to this
+    worker again.
 
     Args:
         workers: answer the messages.

@@ -13,8 +13,7 @@ _HEADERS = "POST /v1/fleet/push-object HTTP/1.1\r\nhost: there\r\ncontent-type: 
 
 @contextmanager
 def flood(port: int, connections: int, senders: int) -> Iterator[None]:
-    """Keep connections open, each with half of a request, and send large requests, for as long as the context
-    lasts."""
+    """Keep connections open, each with half of a request, and send large requests, until the context ends."""
     ended = threading.Event()
     threads = [threading.Thread(target=_send, args=(port, ended)) for _ in range(senders)]
     with ExitStack() as stack:
