@@ -18,7 +18,8 @@ __device__ inline long long now() {
   return clock;
 }
 
-// A named barrier of two warpgroups. One waits for its turn. The other one passes the turn and does not wait.
+// Wait for a turn or pass it, at a named barrier of two warpgroups. The warpgroup that passes the turn does
+// not wait.
 __device__ inline void turn_wait(int name) { asm volatile("bar.sync %0, 256;" ::"r"(name) : "memory"); }
 __device__ inline void turn_pass(int name) { asm volatile("bar.arrive %0, 256;" ::"r"(name) : "memory"); }
 

@@ -47,7 +47,7 @@ class KMeansCenters {
 // if one is not finite or exceeds kLargest.
 KMeansCenters given_centers(const void* init, int64_t k, int64_t d, bool wide, bool spherical);
 
-// The grid of the seeding: the bits of an element without its sign, and the steps in 1.0.
+// Return the grid of the seeding: the bits of an element without its sign, and the steps in 1.0.
 int64_t grid_bits(int64_t n, int64_t d);
 double grid_scale(const KMeansScales& scales, int64_t n, int64_t bits);
 

@@ -19,12 +19,12 @@ struct FewLayout {
     while (score_pitch < count) score_pitch *= 2;
   }
 
-  // The first element of a row, and the number of floats from one element to the next.
+  // Return the first element of a row, and the number of floats from one element to the next.
   int64_t start(int64_t row) const {
     return grouped ? row / lanes * group_pitch + row % lanes : row * row_pitch;
   }
   int64_t step() const { return grouped ? lanes : 1; }
-  // The number of floats of all rows, and of the scores of k codewords.
+  // Return the number of floats of all rows, and of the scores of k codewords.
   int64_t size(int64_t count) const {
     return grouped ? score_pitch / lanes * group_pitch : count * row_pitch;
   }
