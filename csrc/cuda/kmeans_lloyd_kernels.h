@@ -5,7 +5,7 @@
 // Sums are integers. So a cluster's sum is its sum in the last iteration, minus the rows that have left the
 // cluster, plus the rows that have entered it.
 //
-// Bytes: two labels a row, and x of the rows that changed.
+// Bytes: two labels for each row, and x of the rows that changed.
 #pragma once
 
 #include <climits>
@@ -19,13 +19,13 @@
 namespace uefl::cuda {
 namespace {
 
-constexpr int kAdvanceBlocks = 4;  // most blocks on a multiprocessor
+constexpr int kAdvanceBlocks = 4;  // largest number of blocks on a multiprocessor
 
 template <class Center>
 struct Lloyd {
-  const int64_t *previous, *labels;  // [n]; previous: null if the sums already belong to the labels
+  const int64_t *previous, *labels;  // [n]; previous is null if the sums already belong to the labels
   const double *middle, *scale, *weights, *mass_scale;  // [d], [d], [n] or null for 1, [1]
-  const double* limit;                                  // [1] of the squared shift that ends the fit
+  const double* limit;                                  // [1] squared shift at which the fit ends
   bool spherical;
   Center* centers;                // [k, d]
   long long *masses, *sums;       // [k], [k, d]
@@ -34,7 +34,7 @@ struct Lloyd {
   long long *iterations, *ended;  // [1]
 
   __device__ double weight(int64_t row) const { return weights ? weights[row] : 1; }
-  // The amount that a row adds to the mass of its cluster, and that one element of it adds to the sum.
+  // Return the amount that a row adds to the mass of its cluster, and that one element of it adds to the sum.
   __device__ long long mass(int64_t row) const { return __double2ll_rn(weight(row) * *mass_scale); }
   __device__ long long term(double value, double weight, int64_t j) const {
     return __double2ll_rn((value - middle[j]) * weight * scale[j]);
@@ -44,12 +44,13 @@ struct Lloyd {
 __device__ inline long long minus(long long value) {  // defined for the smallest number, too
   return static_cast<long long>(0 - static_cast<unsigned long long>(value));
 }
-// A sum that wraps around, like the sums in memory.
+// Returns a sum that wraps around, as the sums in memory do.
 __device__ inline long long plus(long long a, long long b) {
   return static_cast<long long>(static_cast<unsigned long long>(a) + static_cast<unsigned long long>(b));
 }
 
-// A warp reads the labels of 32 rows at a time. Its lanes share the elements of each row that has changed.
+// Moves rows in the sums if their label has changed. A warp reads the labels of 32 rows at a time. Its lanes
+// share the elements of each row that has changed.
 template <class T, class Center>
 __device__ void follow_changes(const T* x, const Shape& shape, const Lloyd<Center>& fit) {
   const int lane = threadIdx.x % kWarp;
@@ -77,7 +78,7 @@ __device__ void follow_changes(const T* x, const Shape& shape, const Lloyd<Cente
   }
 }
 
-// The number of clusters before `end` that have no mass.
+// Returns the number of clusters before `end` that have no mass.
 __device__ inline int64_t empty_before(int64_t end, const long long* masses) {
   int64_t count = 0;
   for (int64_t cluster = 0; cluster < end; ++cluster) count += masses[cluster] == 0;
@@ -110,8 +111,8 @@ struct Keys {
   __device__ int64_t row(long long key) const { return spread - ((key - 1) & spread); }
 };
 
-// Writes the keys of up to `wanted` rows that are farthest from their centers, the farthest first; returns
-// how many there are. Each step finds one row: the blocks agree on the largest key below the last one.
+// Writes the keys of up to `wanted` rows that are farthest from their centers, the farthest first. Returns
+// the number of these rows. Each step finds one row: the blocks agree on the largest key below the last one.
 template <class T, class Center>
 __device__ int find_farthest(const T* x, const Shape& shape, const Lloyd<Center>& fit, int wanted) {
   const Keys keys(shape.outputs);
@@ -157,7 +158,7 @@ __device__ void move_centers(const T* x, const Shape& shape, const Lloyd<Center>
       const int64_t rank = empty_before(cluster, fit.masses);
       if (rank < moved) gained = keys.row(fit.farthest[rank]);
     }
-    const auto for_exchanged = [&](const auto& exchange) {  // rows, and whether the cluster gains them
+    const auto for_exchanged = [&](const auto& exchange) {  // true: the cluster gains the row
       if (gained >= 0) exchange(gained, true);
       for (int i = 0; i < moved; ++i) {
         const int64_t row = keys.row(fit.farthest[i]);
@@ -188,7 +189,7 @@ __device__ void move_centers(const T* x, const Shape& shape, const Lloyd<Center>
   });
 }
 
-// Adds up the shifts of all centers by halves, as tree_sum() does. By one block.
+// Adds up the shifts of all centers by halves, as tree_sum() does. One block calls it.
 template <class Center>
 __device__ void settle(int64_t k, const Lloyd<Center>& fit) {
   int64_t half = 1;
@@ -201,8 +202,8 @@ __device__ void settle(int64_t k, const Lloyd<Center>& fit) {
   if (threadIdx.x == 0) ++*fit.iterations, *fit.ended = !(*fit.shifts > *fit.limit);  // NaN ends the fit, too
 }
 
-// A cooperative launch of at most kAdvanceBlocks blocks to a multiprocessor. Once the fit has ended, it
-// changes nothing.
+// Ends an iteration. The launch is cooperative, with at most kAdvanceBlocks blocks on a multiprocessor. Once
+// the fit has ended, it changes nothing.
 template <class T, class Center>
 __global__ void __launch_bounds__(kThreads, kAdvanceBlocks)
     advance(const T* x, const __grid_constant__ Shape shape, const __grid_constant__ Lloyd<Center> fit) {

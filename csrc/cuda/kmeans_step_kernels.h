@@ -1,4 +1,4 @@
-// The inertia of a step of k-means on CUDA, added up as ops/kmeans_step/reference.py does, to the bit; the
+// The inertia of a step of k-means on CUDA, added up as in ops/kmeans_step/reference.py, bit for bit. The
 // rest of a step is the search and row_sums.h.
 #pragma once
 
@@ -11,8 +11,8 @@ namespace {
 
 constexpr int kSquareLanes = 8;
 
-// The sum of the squares of d values by eight lanes, for all of them: a partial sum each, combined by halves.
-// All lanes of a warp call it.
+// Returns the sum of the squares of d values to eight lanes. Each lane has a partial sum, and the sums are
+// combined by halves. All lanes of a warp call it.
 template <class Value>
 __device__ double square_norm(int64_t d, const Value& value) {
   double total = 0;
@@ -26,8 +26,8 @@ __device__ double square_norm(int64_t d, const Value& value) {
   return total;
 }
 
-// Calls work(item, there) for groups of eight lanes that share the items. The four groups of a warp go on
-// together, also where there is no item for one of them.
+// Calls work(item, there) for groups of eight lanes that share the items. The four groups of a warp advance
+// together, even if there is no item for one of them.
 template <class Work>
 __device__ void for_each_group(int64_t items, const Work& work) {
   const int64_t groups = int64_t{gridDim.x} * blockDim.x / kSquareLanes,
@@ -36,7 +36,7 @@ __device__ void for_each_group(int64_t items, const Work& work) {
     work(first + own % 4, first + own % 4 < items);
 }
 
-// |x - center|^2 of each row, times its weight.
+// Computes |x - center|^2 of each row, times its weight.
 template <class T, class Center>
 __global__ void __launch_bounds__(kThreads)
     row_squares(const T* x, Shape shape, const Center* centers, const int64_t* labels, const double* weights,
@@ -54,8 +54,8 @@ __global__ void __launch_bounds__(kThreads)
 
 constexpr int kFoldThreads = 1024, kFolded = 32;  // values of a thread
 
-// Sum by halves of kCount values that are `apart` from each other: of those in even places and of those in
-// odd ones. Zero from n on.
+// Sums kCount values by halves: the values in even places and the values in odd places. They are `apart` from
+// each other, and zero from n on.
 template <int kCount>
 __device__ double tree(const double* values, int64_t n, int64_t at, int64_t apart) {
   if constexpr (kCount == 1) {
@@ -66,8 +66,8 @@ __device__ double tree(const double* values, int64_t n, int64_t at, int64_t apar
   }
 }
 
-// The first five halvings of 32 * left values, n of them not zero, into the first `left`; by a single block
-// all of them, into total.
+// Runs the first five halvings of 32 * left values, of which the first n may be nonzero, and writes the first
+// `left` values. A single block runs all halvings and writes the total.
 __global__ void __launch_bounds__(kFoldThreads) fold(double* values, int64_t n, int64_t left, double* total) {
   __shared__ double part[kFoldThreads];
   const int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x;

@@ -26,7 +26,7 @@ using torch::stable::Tensor;
 const double* doubles(const Tensor& tensor) { return static_cast<const double*>(tensor.const_data_ptr()); }
 long long* numbers(Tensor& tensor) { return static_cast<long long*>(tensor.mutable_data_ptr()); }
 
-// The valid arguments of a step: rows, and the units of their sums.
+// The checked arguments of a step: rows, and the units of their sums.
 struct Rows {
   const char* op;
   Tensor x;     // [N, d], from the caller
@@ -66,7 +66,7 @@ Rows checked(const char* op, const Tensor& x, const Tensor& centers, const std::
   return rows;
 }
 
-// Calls body with x, and with a value of the type of centers.
+// Calls body with x, and with a value of the type of the centers.
 template <class Body>
 void with_rows(const Rows& rows, const Body& body) {
   with_type(rows.x.scalar_type(), [&](auto element) {
@@ -137,7 +137,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> kmeans_step(const Tensor& x, const Te
 
 constexpr int64_t kLookEvery = 16;  // iterations between two checks of the host for the end of the fit
 
-// Waits for the device, so it cannot run while a graph is captured.
+// Returns true if the fit has ended. It waits for the device, so it cannot run while a graph is captured.
 bool has_ended(const char* op, const long long* ended, cudaStream_t stream) {
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
   long long found = 0;
@@ -162,7 +162,8 @@ void launch_advance(const char* op, const T* x, Shape shape, Lloyd<Center> fit, 
   STD_TORCH_CHECK(error == cudaSuccess, op, ": the kernel did not launch: ", cudaGetErrorString(error));
 }
 
-// An iteration is the search and one more launch. The first iteration sums all rows in a separate launch.
+// Runs iterations. Each is the search and one more launch. The first iteration sums all rows in a separate
+// launch.
 std::tuple<Tensor, Tensor, Tensor, Tensor> kmeans_lloyd(const Tensor& x, const Tensor& centers_given,
                                                         std::optional<Tensor> weights, const Tensor& middle,
                                                         const Tensor& scale, const Tensor& mass_scale,
