@@ -269,11 +269,22 @@ def test_the_site_fetches_nothing_from_elsewhere():
 
 def test_drawings_match_their_source(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "docs" / "drawings")
-    draw = importlib.import_module("draw")
-    for drawing in (draw.network, draw.federated_round, draw.search, draw.layers):
+    for drawing in importlib.import_module("draw").DRAWINGS:
         name = f"{drawing.__name__.replace('_', '-')}.svg"
         drawing().save(tmp_path / name)
         assert (tmp_path / name).read_bytes() == (ROOT / "docs" / "images" / name).read_bytes()
+    assert len([*tmp_path.iterdir()]) == len([*(ROOT / "docs" / "images").glob("*.svg")])
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "design").glob("*.md")), ids=lambda page: page.stem)
+def test_a_design_page_has_a_picture_two_numbers_and_dropped_ideas(page):
+    text = page.read_text(encoding="utf-8")
+    numbers = re.search(r"^## Two numbers$(.*?)^## ", text, re.DOTALL | re.MULTILINE)
+    assert re.search(r"!\[[^\]]+\]\(\.\./images/[a-z-]+\.svg\)", text)
+    assert numbers
+    assert ["**Bytes**" in numbers[1], "**Operations**" in numbers[1]] == [True, True]
+    assert re.search(r"^## Tried.* dropped$", text, re.MULTILINE)
+    assert len(text.split()) < 1500
 
 
 @pytest.mark.slow

@@ -25,6 +25,11 @@ def test_the_snippets_are_found():
     assert len(SNIPPETS) == README.count("```python") >= 1
 
 
+@pytest.mark.parametrize("snippet", SNIPPETS, ids=range(len(SNIPPETS)))
+def test_a_snippet_has_at_most_twelve_lines(snippet):
+    assert len([line for line in snippet.splitlines() if line.strip()]) <= 12
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_run_that_the_readme_names_can_be_configured(command):
     _, _, source, *options = shlex.split(command.replace("$s", "0"))

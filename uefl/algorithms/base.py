@@ -300,7 +300,7 @@ class Algorithm:
         """Prepare the training of the loaded network. A tensor in ``work.trained`` is trained with it."""
 
     def reply(self, work: Work) -> dict[str, torch.Tensor]:
-        """Return the tensors that answer a message of :meth:`prepare`."""
+        """Return the tensors that reply to a message of :meth:`prepare`."""
         raise NotImplementedError(f"{type(self).__name__} asks its clients, and has no method 'reply'")
 
     def weight_decay(self, work: Work) -> float:

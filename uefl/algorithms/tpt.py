@@ -6,7 +6,7 @@ Source: Papyan, Han and Donoho 2020 (PNAS); in a federation, Zhang, Cao and Liu 
 dropout is off, and the phase begins where the training accuracy exceeds 99.9 %.
 
 A reply has ``sums [C, D]`` and ``counts [C]`` of the client's training images, and ``hits []``, how many
-are predicted right. A message with the means of all clients is answered with ``spread [2]`` and ``geometry
+are predicted right. A message with the means of all clients has the reply ``spread [2]`` and ``geometry
 [4]`` of ``uefl.collapse``, and ``own [6]``, the metrics of the client.
 """
 

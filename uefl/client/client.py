@@ -1,4 +1,4 @@
-"""A client's turn: measure the model, then answer the algorithm or train.
+"""A client's turn: measure the model, then reply to the algorithm or train.
 
 Options of a message, in the order of execution:
 
@@ -201,7 +201,7 @@ class Client:
         return reply
 
     def _part(self, work: Work) -> Part:
-        """Measure one model and train it, or answer for it."""
+        """Measure one model and train it, or reply for it."""
         algorithm, options, message = self._algorithm(work), work.message.options, work.message
         part = Part()
         if options.get("evaluate"):

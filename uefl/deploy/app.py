@@ -40,9 +40,9 @@ def _serve(grid: Grid, context: Context) -> None:
 
 
 @client.train()  # type: ignore[untyped-decorator]
-def _answer(message: Message, context: Context) -> Message:
+def _reply(message: Message, context: Context) -> Message:
     if SILO in os.environ:  # the process of the silo makes the reply
         return passed_on(message)
     from . import own_run
 
-    return reply_with(own_run.answer(readable(message), context.node_config), message)
+    return reply_with(own_run.reply_to(readable(message), context.node_config), message)

@@ -43,7 +43,7 @@ def silo(options: SimpleNamespace) -> None:
     if (options.data is None) == (options.simulate is None):
         raise UserError("--data: name the folder of this silo's images")
     where = chosen_device(options.device)
-    answered = None if options.algorithms is None else _answered(options.algorithms)
+    accepted = None if options.algorithms is None else _accepted(options.algorithms)
     source: ClientSource
     if options.data is None:
         source = PartitionedSource(options.simulate, options.data_root)
@@ -57,7 +57,7 @@ def silo(options: SimpleNamespace) -> None:
         if floor is not None:
             print(f"silo {source.name} requires its own noise: {floor.describe()}", flush=True)
         with nullcontext() if floor is None else floor.locked():
-            program = SiloProgram(source, where, floor, answered, kept)
+            program = SiloProgram(source, where, floor, accepted, kept)
             serve(address, program, options.key, patience=options.wait)
     except Unreachable as error:
         raise UserError(str(error)) from None
@@ -94,7 +94,7 @@ def _check_key(path: Path, strict: bool) -> None:
     check_private(path, "--key", strict, logging.getLogger("uefl").warning)
 
 
-def _answered(names: str) -> frozenset[str]:
+def _accepted(names: str) -> frozenset[str]:
     """Return the algorithms of ``--algorithms``."""
     from ..algorithms.base import find
 

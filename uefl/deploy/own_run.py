@@ -34,7 +34,7 @@ _PLACE = "the SuperLink of this run"
 
 
 class AnyNode:
-    """A roster of nodes that can each answer for any client, as in a simulation.
+    """A roster of nodes that can each reply for any client, as in a simulation.
 
     Args:
         link: the run.
@@ -120,7 +120,7 @@ def train(end: socket.socket, run_config: Mapping[str, Any]) -> None:
             api.train(source, out=out, engine=engine, **overrides)
 
 
-def answer(frame: bytes | bytearray, node_config: Mapping[str, Any]) -> bytearray:
+def reply_to(frame: bytes | bytearray, node_config: Mapping[str, Any]) -> bytearray:
     """Return the frame of the reply of this process to a message.
 
     Args:

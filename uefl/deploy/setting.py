@@ -128,5 +128,5 @@ def version_of(header: dict[str, Any]) -> str:
 
 
 def understood(header: dict[str, Any]) -> bool:
-    """Return True if this version can answer."""
+    """Return True if this version can reply."""
     return header.get("protocol") == PROTOCOL and version_of(header) == __version__

@@ -62,7 +62,7 @@ _LINES, _LINE = 200, 2000  # most lines of an error in the log, and most charact
 
 
 class SiloProgram:
-    """Answers messages; callable with a packet.
+    """Replies to messages; callable with a packet.
 
     Errors go to the log of this process, and to the server as a code.
 
@@ -102,7 +102,7 @@ class SiloProgram:
             if not understood(header):
                 other = printable(version_of(header), 20)
                 self._log.warning(
-                    "a run of another version of uefl is not answered: it has %s, this is %s",
+                    "a run of another version of uefl gets no reply: it has %s, this is %s",
                     other,
                     __version__,
                 )

@@ -19,7 +19,7 @@ from .sources import ClientSource, PartitionedSource
 
 
 def work(end: int, rank: int, device: str, source: ClientSource) -> None:
-    """Answer the server until one of the two ends.
+    """Reply to the server until one of the two ends.
 
     Args:
         end: file descriptor of this worker's socket.

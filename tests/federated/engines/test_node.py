@@ -34,7 +34,7 @@ def supernodes(monkeypatch):
         yield acts.pop(0)
 
     monkeypatch.setattr(node, "_supernode", supernode)
-    monkeypatch.setattr(node, "_answer_all", lambda listener, program, heard: heard)
+    monkeypatch.setattr(node, "_reply_to_all", lambda listener, program, heard: heard)
     monkeypatch.setattr(node, "_AGAIN", 0.0)
     monkeypatch.setattr(Address, "wait", lambda self, seconds: None)
     return acts
@@ -135,7 +135,7 @@ def test_messages_are_answered_until_a_process_ends(monkeypatch, tmp_path):
             end.connect(os.environ[SILO])
         ends[0].close()
         frames.send(ends[1], None, encode(Packet({"ask": 1}, {})))
-        heard = node._answer_all(
+        heard = node._reply_to_all(
             listener, lambda packet: given.append(packet) or packet, lambda: next(states)
         )
         assert heard

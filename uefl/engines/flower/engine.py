@@ -28,7 +28,7 @@ class FlowerEngine:
 
     Args:
         link: of the run.
-        members: the node of each client; every client has answered at least once.
+        members: the node of each client; every client has replied at least once.
         header: the facts that a client needs for its work, sent with every message.
         started: called with the client's name as its message is sent.
     """
@@ -41,7 +41,7 @@ class FlowerEngine:
         """clients with no node at their last request"""
 
     def clients(self) -> list[str]:
-        """Return the names of the clients that have answered, sorted, including clients that have left."""
+        """Return the names of the clients that have replied, sorted, including clients that have left."""
         return sorted(self._members.nodes)
 
     def round(self, messages: Mapping[str, Message], deadline: float | None = None) -> Iterator[Reply]:

@@ -101,7 +101,7 @@ class Members:
         if report == GONE:  # one that takes its place is another activation
             return None
         if isinstance(report, str):
-            self.refused[node[0]] = "it does not answer as a silo of uefl does"
+            self.refused[node[0]] = "it does not reply as a silo of uefl does"
             return None
         name = report.header.get("client")
         if not isinstance(name, str):

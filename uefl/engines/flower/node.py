@@ -1,4 +1,4 @@
-"""Receive and answer the messages of a silo through Flower.
+"""Receive the messages of a silo through Flower.
 
 ``flower-supernode`` receives messages. For each message, ``flower-superexec`` starts ``flwr-clientapp``. It
 runs the ClientApp of :mod:`uefl.deploy.app`, which passes the message to this process. This process loads the
@@ -36,7 +36,7 @@ Program = Callable[[Packet | None], Packet]
 
 
 def serve(address: Address, program: Program, key: Path | None = None, *, patience: float) -> None:
-    """Answer messages until the process ends.
+    """Reply to messages until the process ends.
 
     Args:
         address: the address of the SuperLink.
@@ -62,7 +62,7 @@ def serve(address: Address, program: Program, key: Path | None = None, *, patien
             address.wait(patience)
             begun = time.monotonic()
             with _supernode(address, key, folder) as healthy:
-                had_message = _answer_all(listener, program, healthy)
+                had_message = _reply_to_all(listener, program, healthy)
             if had_message or time.monotonic() - begun > _SETTLED:
                 refused = None
             elif refused is None:
@@ -127,8 +127,8 @@ def _supernode(address: Address, key: Path | None, folder: Path) -> Iterator[Cal
         yield healthy
 
 
-def _answer_all(listener: socket.socket, program: Program, healthy: Callable[[], bool]) -> bool:
-    """Answer messages while the processes are healthy. Return whether there was a message."""
+def _reply_to_all(listener: socket.socket, program: Program, healthy: Callable[[], bool]) -> bool:
+    """Reply to messages while the processes are healthy. Return whether there was a message."""
     had_message = False
     while healthy():
         with suppress(TimeoutError, ConnectionLost):
