@@ -45,4 +45,4 @@ def _reply(message: Message, context: Context) -> Message:
         return passed_on(message)
     from . import own_run
 
-    return reply_with(own_run.reply_to(readable(message), context.node_config), message)
+    return reply_with(own_run.reply_frame(readable(message), context.node_config), message)

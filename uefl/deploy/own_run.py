@@ -120,7 +120,7 @@ def train(end: socket.socket, run_config: Mapping[str, Any]) -> None:
             api.train(source, out=out, engine=engine, **overrides)
 
 
-def reply_to(frame: bytes | bytearray, node_config: Mapping[str, Any]) -> bytearray:
+def reply_frame(frame: bytes | bytearray, node_config: Mapping[str, Any]) -> bytearray:
     """Return the frame of the reply of this process to a message.
 
     Args:
