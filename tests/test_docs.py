@@ -277,7 +277,7 @@ def test_drawings_match_their_source(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs" / "design").glob("*.md")), ids=lambda page: page.stem)
-def test_a_design_page_has_a_picture_two_numbers_and_dropped_ideas(page):
+def test_a_design_page_has_a_picture_numbers_and_dropped_ideas(page):
     text = page.read_text(encoding="utf-8")
     numbers = re.search(r"^## Two numbers$(.*?)^## ", text, re.DOTALL | re.MULTILINE)
     assert re.search(r"!\[[^\]]+\]\(\.\./images/[a-z-]+\.svg\)", text)
