@@ -58,7 +58,7 @@ class DistributedEngine:
     worker again.
 
     Args:
-        workers: answer the messages.
+        workers: reply to the messages.
         clients: all names.
         header: the facts that a worker needs for a client's work, sent with every message.
         started: called with the client's name as its message is sent.
@@ -126,7 +126,7 @@ def _is_there(tensor: torch.Tensor, sent: tuple[torch.Tensor, int] | None) -> bo
 
 
 def serve(end: socket.socket, program: Callable[[Packet], Packet]) -> None:
-    """Run a worker: answer the packets of the server until it ends.
+    """Run a worker: reply to the packets of the server until it ends.
 
     Args:
         end: this worker's socket.
