@@ -20,6 +20,7 @@ from torch import nn
 from uefl import config
 from uefl.algorithms.base import Context, find
 from uefl.client.client import Clients
+from uefl.client.together import together
 from uefl.client.workspace import Workspace
 from uefl.config import Config
 from uefl.data import Federation, build
@@ -50,7 +51,9 @@ def arm_of(
     )
     algorithm = find(cfg.arms[name].algorithm)(cfg.arms[name].parameters).bound(context)
     workspace = Workspace(algorithm, cfg.data, federation, torch.device(device))
-    engine = engine or LocalEngine(Clients(federation.clients, workspace.device).handlers(workspace))
+    if engine is None:
+        clients = Clients(federation.clients, workspace.device).handlers(workspace)
+        engine = LocalEngine(clients, group=together(clients, workspace))
     teacher = (
         Teacher(federation.server, workspace)
         if federation.server is not None and federation.server.labeled is not None

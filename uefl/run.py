@@ -37,6 +37,7 @@ from uefl_kernels import _library as kernels
 from . import checkpoint, config, extend, privacy, report
 from .aggregation import check_rule
 from .algorithms.base import Algorithm, Context, Record, find
+from .client import together
 from .client.client import Clients
 from .client.workspace import Workspace, uses_bf16
 from .config import Config
@@ -260,6 +261,11 @@ def _prepare(
     except RuntimeError as error:
         raise UserError(str(error)) from None
     if deployment is not None:
+        if cfg.run.clients_at_once > 1:
+            raise UserError(
+                "key 'run.clients_at_once': only the engine 'local' trains several clients at once; set the"
+                " key to 1"
+            )
         federation = deployment.federation(cfg, data_root, read_silos(out))
     elif federation is None:
         federation = build(cfg.data, kind=cfg.kind, seed=cfg.run.seed, data_root=data_root)  # type: ignore[arg-type]
@@ -281,6 +287,7 @@ def _prepare(
         )
         check_joins(name, workspace.algorithm)
         privacy.check(cfg, name, workspace)
+        together.check(workspace, name)
         if (
             deployment is not None
             and deployment.clients_keep_states
@@ -499,7 +506,8 @@ class _Run:
                 else "its clients are not on a GPU"
             )
             self.observer.notice(f"note: arm {name!r} trains without run.cuda_graphs: {why}")
-        engine: Engine = LocalEngine(self.clients.handlers(workspace), started)
+        clients = self.clients.handlers(workspace)
+        engine: Engine = LocalEngine(clients, started, together.together(clients, workspace))
         if self._deployment is not None:
             engine = self._deployment.engine(name, started)
         teacher = Teacher.of(workspace.algorithm.server_data(self.federation), workspace)

@@ -169,14 +169,32 @@ def define_autograd(
         )
 
 
-def define_vmap(name: str, rule: Callable[..., Any]) -> None:
-    """Attach ``rule(op, info, in_dims, *arguments)`` of ``torch.func.vmap`` to an op.
+def define_vmap(name: str) -> None:
+    """Let ``torch.func.vmap`` call the op once for each element of a batch.
 
-    Torch makes no rule for an op that takes a list of tensors.
+    Without this, torch does the same and warns of a slow call, or refuses an op that takes a list of tensors.
     """
     for namespace, library in _libraries.items():
-        attached = functools.partial(rule, _overloads[namespace, name])
+        attached = functools.partial(_one_by_one, _overloads[namespace, name])
         torch.library.register_vmap(f"{namespace}::{name}", attached, lib=library)
+
+
+def _one_by_one(
+    op: Callable[..., Any], info: Any, in_dims: tuple[Any, ...], *arguments: Any
+) -> tuple[tuple[torch.Tensor, ...], tuple[int, ...]]:
+    """Call an op for each element of a batch, and stack its results."""
+
+    def taken(value: Any, dim: Any, i: int) -> Any:
+        if isinstance(dim, (list, tuple)):
+            return [taken(part, of_part, i) for part, of_part in zip(value, dim, strict=True)]
+        return value if dim is None else value.select(dim, i)
+
+    found = [
+        op(*(taken(value, dim, i) for value, dim in zip(arguments, in_dims, strict=True)))
+        for i in range(info.batch_size)
+    ]
+    results = tuple(torch.stack(parts) for parts in zip(*found, strict=True))
+    return results, (0,) * len(results)
 
 
 class _OnceDifferentiable(torch.autograd.Function):

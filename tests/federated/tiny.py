@@ -12,6 +12,7 @@ import torch
 from uefl import config
 from uefl.algorithms.base import Algorithm, Context, State, find, registry
 from uefl.client.client import Clients
+from uefl.client.together import together
 from uefl.client.work import Work
 from uefl.client.workspace import Workspace
 from uefl.config import Config
@@ -133,7 +134,8 @@ def arm(
     published = next(iter(cfg.arms.values())).algorithm == "uefl-published"
     fed = fed or federation(test_is_holdout=published)
     room, notices = workspace(cfg, fed, algorithm, device, clients_keep_states), []
-    engine = wrap(LocalEngine(dict(Clients((*fed.clients, *fed.unseen), room.device).handlers(room))))
+    clients = dict(Clients((*fed.clients, *fed.unseen), room.device).handlers(room))
+    engine = wrap(LocalEngine(clients, group=together(clients, room)))
     count = cfg.run.members if cfg.run.uncertainty == "ensemble" else 1
     seeds = [derive(cfg.run.seed, "member", i) if i else cfg.run.seed for i in range(count)]
     teacher = Teacher.of(room.algorithm.server_data(fed), room)

@@ -131,6 +131,17 @@ class Algorithm:
         """
         return True
 
+    @property
+    def stacked_step(self) -> bool:
+        """Return True if several clients can take a step at once (``run.clients_at_once``).
+
+        Then ``loss`` runs once for all of them, under ``torch.func.vmap``. Of a client it uses only the
+        network, the batch, ``work.trained`` and ``work.memory``; tensors of the memory change in place. A
+        class that overrides ``loss`` must set it, or its clients cannot train at once. A class that overrides
+        ``regularize``, ``before_step``, ``after_batch`` or ``after_round`` cannot set it.
+        """
+        return True
+
     def __init__(self, parameters: BaseModel | None = None, **keys: Any) -> None:
         self.parameters: Any = (
             parse(self.Parameters, type(self).__name__, keys) if parameters is None else parameters

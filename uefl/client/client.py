@@ -24,7 +24,8 @@ import logging
 import secrets
 import statistics
 import traceback
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -40,7 +41,7 @@ from ..privacy import Privacy, uniform
 from ..seeds import derive, seed_torch
 from ..uncertainty import Prediction, ensemble
 from . import evaluation
-from .training import fit
+from .training import Outcome, fit
 from .work import Work, recorded
 from .workspace import Workspace
 
@@ -85,7 +86,7 @@ class Clients:
         self._clients = {client.name: client for client in clients}
         self.data = DataCache(lambda name: self._clients[name].load(), device)
 
-    def handlers(self, workspace: Workspace) -> Mapping[str, Callable[[Message], Reply]]:
+    def handlers(self, workspace: Workspace) -> Mapping[str, Client]:
         """Return the function of every client that handles its messages in one arm."""
         return Lazy(
             self._clients,
@@ -140,10 +141,17 @@ class Client:
 
     def __call__(self, message: Message) -> Reply:
         """Handle a message; see the module's docstring."""
+        with self.guarded():
+            works = self.works(message)
+            return self.reply(works, [self._part(work) for work in works])
+
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Keep the state of torch's generators, and log errors."""
         device = self._workspace.device
         try:
             with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-                return self._turn(split(message.to(device)))
+                yield
         except Exception as error:
             self._log(error)
             raise
@@ -171,18 +179,20 @@ class Client:
         level = logging.DEBUG if ours else logging.ERROR
         _LOGGER.log(level, place, exc_info=error if isinstance(error, RuntimeError) else None)
 
-    def _turn(self, members: list[Message]) -> Reply:
-        works = [self._work(part) for part in members]
-        live = self._workspace.flat.storages()
-        parts = [part.copied(live) for part in map(self._part, works)]
-        first, options = works[0], members[0].options
+    def works(self, message: Message) -> list[Work]:
+        """Return the work of each model in a message: one, or the members of an ensemble."""
+        return [self._work(part) for part in split(message.to(self._workspace.device))]
+
+    def reply(self, works: list[Work], parts: list[Part]) -> Reply:
+        """Return the reply with the results of each model."""
+        first, options = works[0], works[0].message.options
         # under local privacy the number of examples is not a weight
         local = self._workspace.context.run.privacy == "local"
         reply = Reply(self.name, examples=1 if local else first.examples)
         measured = [part.measured for part in parts if part.measured]
         if measured:
             reply.metrics = dict(
-                evaluation.summarized(self._algorithm(first), first, measured, bool(options.get("last")))
+                evaluation.summarized(self.algorithm(first), first, measured, bool(options.get("last")))
             )
         of_reference = [part.of_reference for part in parts if part.of_reference is not None]
         if of_reference and isinstance(first.test, Split):
@@ -202,7 +212,20 @@ class Client:
 
     def _part(self, work: Work) -> Part:
         """Measure one model and train it, or reply for it."""
-        algorithm, options, message = self._algorithm(work), work.message.options, work.message
+        part = self.begin(work)
+        if work.message.options.get("train"):
+            algorithm = self.algorithm(work)
+            try:
+                self.prepare(work)
+                outcome = fit(algorithm, work)
+            finally:
+                algorithm.after_round(work)
+            self.finish(work, part, outcome)
+        return part.copied(self._workspace.flat.storages())
+
+    def begin(self, work: Work) -> Part:
+        """Measure one model, or reply for it, and load it for training."""
+        algorithm, options, message = self.algorithm(work), work.message.options, work.message
         part = Part()
         if options.get("evaluate"):
             if message.reference:
@@ -213,40 +236,38 @@ class Client:
             part.measured = evaluation.predictions(algorithm, measured)
         if not options.get("evaluate") or options.get("newcomer"):
             self._workspace.load(message)
-        if options.get("train"):
-            part.sent, part.kept, part.training = self._train(algorithm, work)
-        elif options.get("ask"):
+        if not options.get("train") and options.get("ask"):
             self._seed(work, "ask", str(options["ask"]))
             part.sent = algorithm.reply(work)
             part.kept = message.private | work.private
         return part
 
-    def _train(
-        self, algorithm: Algorithm, work: Work
-    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], dict[str, float]]:
-        try:
-            self._seed(work, "before")
-            algorithm.before_round(work)
-            self._seed(work, "train")
-            outcome = fit(algorithm, work)
-        finally:
-            algorithm.after_round(work)
-        result = {"train_loss": outcome.loss, "steps": float(outcome.steps)}
-        update, kept = algorithm.update(work), work.private | self._workspace.private()
+    def prepare(self, work: Work) -> None:
+        """Let the algorithm prepare the training of the loaded network, and seed the training."""
+        self._seed(work, "before")
+        self.algorithm(work).before_round(work)
+        self._seed(work, "train")
+
+    def finish(self, work: Work, part: Part, outcome: Outcome) -> None:
+        """Add the results of training to the part; the network has the trained model."""
+        algorithm = self.algorithm(work)
+        part.training = {"train_loss": outcome.loss, "steps": float(outcome.steps)}
+        part.sent, part.kept = algorithm.update(work), work.private | self._workspace.private()
         run = self._workspace.context.run
-        if run.privacy != "none" and kept:
-            name = f"{type(algorithm).__name__}: work.private has {min(kept)!r}"
+        if run.privacy != "none" and part.kept:
+            name = f"{type(algorithm).__name__}: work.private has {min(part.kept)!r}"
             raise TypeError(f"{name}, which no noise hides; the algorithm must say only_the_model = False")
         if run.privacy == "local":
-            update = Privacy(run, self._key).hidden(update, work.message.tensors, self.name, work.round)
+            part.sent = Privacy(run, self._key).hidden(part.sent, work.message.tensors, self.name, work.round)
         work.metrics = {name: float(value) for name, value in (work.noted() | work.metrics).items()}
-        result |= recorded(work.metrics, "work.metrics")
+        part.training |= recorded(work.metrics, "work.metrics")
         if work.message.options.get("personalized") and isinstance(work.test, Split):
             self._seed(work, "personalized")
             prediction = evaluation.predict(algorithm, work, work.test.images)
-            result["personalized_accuracy"] = float(metrics.accuracy(prediction.probs, work.test.labels))
-            result["personalized_entropy"] = float(prediction.entropy.mean())
-        return update, kept, result
+            part.training["personalized_accuracy"] = float(
+                metrics.accuracy(prediction.probs, work.test.labels)
+            )
+            part.training["personalized_entropy"] = float(prediction.entropy.mean())
 
     def _global(self, work: Work) -> Prediction:
         """Predict the test split with the ``reference`` state."""
@@ -254,7 +275,7 @@ class Client:
         self._workspace.load(again.message)
         self._seed(again, "global")
         assert isinstance(again.test, Split)
-        return evaluation.predict(self._algorithm(again), again, again.test.images)
+        return evaluation.predict(self.algorithm(again), again, again.test.images)
 
     def _with_reference(self, work: Work) -> Work:
         message = work.message
@@ -277,7 +298,7 @@ class Client:
             private,
         )
 
-    def _algorithm(self, work: Work) -> Algorithm:
+    def algorithm(self, work: Work) -> Algorithm:
         """Return the algorithm with the seed of this member of an ensemble."""
         return self._workspace.algorithm.bound(replace(self._workspace.context, seed=work.seed))
 

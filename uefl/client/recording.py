@@ -91,9 +91,14 @@ def is_static(algorithm: Algorithm) -> bool:
 
     The class that sets ``static_step`` must define or inherit every method of the step.
     """
+    return declares(algorithm, "static_step") and algorithm.static_step
+
+
+def declares(algorithm: Algorithm, name: str) -> bool:
+    """Return True if the class that sets an attribute defines or inherits every method of the step."""
     kind = type(algorithm)
-    says = _owner(kind, "static_step")
-    return all(issubclass(says, _owner(kind, method)) for method in _METHODS) and algorithm.static_step
+    says = _owner(kind, name)
+    return all(issubclass(says, _owner(kind, method)) for method in _METHODS)
 
 
 def _owner(kind: type[Algorithm], name: str) -> type:

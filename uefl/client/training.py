@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,7 +13,6 @@ from .recording import replayed
 
 if TYPE_CHECKING:
     from ..algorithms.base import Algorithm
-    from ..config import Training
     from ..models.flat import FlatModule
     from .work import Batch, Work
 
@@ -49,19 +48,13 @@ def fit(
         TypeError: a tensor of ``work.trained`` is not a leaf that requires a gradient, or a loss is not a
             scalar tensor.
     """
-    for name, tensor in work.trained.items():
-        if not (tensor.is_leaf and tensor.requires_grad):  # the optimizer would skip it silently
-            raise TypeError(
-                f"work.trained: {name!r} is not a leaf that requires a gradient; store"
-                " TENSOR.detach().clone().requires_grad_() there"
-            )
-    training, flat, device = work.training, work.workspace.flat, work.workspace.device
+    flat, device = work.workspace.flat, work.workspace.device
     gradient = flat.gradient if _changes_gradients(algorithm) else None
     flat.share_gradient(gradient is not None)
-    optimizer = _optimizer(training, _groups(work), algorithm.weight_decay(work), device)
+    optimizer = optimizer_of(algorithm, work, flat.trained)
     if moments is not None:
         _resume(optimizer, flat, moments)
-    plan = _plan(algorithm, work, epochs)
+    plan = plan_of(algorithm, work, epochs)
     work.epochs = len(plan)
     measure = loss or algorithm.loss
     total, image_count = torch.zeros((), device=device), 0
@@ -75,12 +68,7 @@ def fit(
         for tensor in work.trained.values():
             tensor.grad = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad.zero_()
         value = measure(work, batch)
-        if not isinstance(value, torch.Tensor) or value.shape:
-            got = list(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
-            raise TypeError(
-                f"{type(algorithm).__name__}.loss: expected the mean over the batch, a scalar tensor; got"
-                f" {got}"
-            )
+        check_scalar(algorithm, value)
         value.backward()  # type: ignore[no-untyped-call]
         if gradient is None:
             flat.gather_gradients()
@@ -138,7 +126,16 @@ def _changes_gradients(algorithm: Algorithm) -> bool:
     )
 
 
-def _plan(algorithm: Algorithm, work: Work, epochs: int | None) -> list[list[torch.Tensor]]:
+def check_scalar(algorithm: Algorithm, value: object) -> None:
+    """Raise TypeError unless a loss is a scalar tensor."""
+    if not isinstance(value, torch.Tensor) or value.shape:
+        got = list(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+        raise TypeError(
+            f"{type(algorithm).__name__}.loss: expected the mean over the batch, a scalar tensor; got {got}"
+        )
+
+
+def plan_of(algorithm: Algorithm, work: Work, epochs: int | None = None) -> list[list[torch.Tensor]]:
     """Return the batches of every epoch. With ``local_steps``, the last epoch may have fewer batches."""
     steps_left = work.training.local_steps if epochs is None else 0
     if not steps_left:
@@ -156,26 +153,32 @@ def _plan(algorithm: Algorithm, work: Work, epochs: int | None) -> list[list[tor
     return plan
 
 
-def _groups(work: Work) -> list[dict[str, Any]]:
-    """Return the parameter groups of the optimizer, each with its learning rate."""
-    lr = work.training.lr_in(work.round)
-    at_base_rate = [
-        *work.workspace.flat.trained,
-        *(tensor for name, tensor in work.trained.items() if name not in work.rates),
-    ]
-    return [
+def optimizer_of(
+    algorithm: Algorithm, work: Work, parameters: Sequence[torch.Tensor]
+) -> torch.optim.Optimizer:
+    """Return a new optimizer of ``parameters`` and of the leaves in ``work.trained``.
+
+    Raises:
+        TypeError: a tensor of ``work.trained`` is not a leaf that requires a gradient.
+    """
+    for name, tensor in work.trained.items():
+        if not (tensor.is_leaf and tensor.requires_grad):  # the optimizer would skip it silently
+            raise TypeError(
+                f"work.trained: {name!r} is not a leaf that requires a gradient; store"
+                " TENSOR.detach().clone().requires_grad_() there"
+            )
+    training, lr = work.training, work.training.lr_in(work.round)
+    at_base_rate = [*parameters, *(t for name, t in work.trained.items() if name not in work.rates)]
+    groups: list[dict[str, Any]] = [
         {"params": at_base_rate, "lr": lr},
         *({"params": [work.trained[name]], "lr": lr * rate} for name, rate in work.rates.items()),
     ]
-
-
-def _optimizer(
-    training: Training, groups: list[dict[str, Any]], weight_decay: float, device: torch.device
-) -> torch.optim.Optimizer:
+    weight_decay = algorithm.weight_decay(work)
     if training.optimizer == "sgd":
         return torch.optim.SGD(
             groups, lr=training.lr, momentum=training.momentum, weight_decay=weight_decay, fused=True
         )
     kind = torch.optim.Adam if training.optimizer == "adam" else torch.optim.AdamW
-    on_gpu = device.type == "cuda"  # only a capturable step fits in a CUDA graph; the kernel is the same
+    on_gpu = work.workspace.device.type == "cuda"
+    # only a capturable step fits in a CUDA graph; the kernel is the same
     return kind(groups, lr=training.lr, weight_decay=weight_decay, fused=True, capturable=on_gpu)

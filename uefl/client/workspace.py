@@ -52,7 +52,7 @@ class Workspace:
         self.autocast = uses_bf16(self.context.run.precision, device)
         static = self.context.run.cuda_graphs and is_static(algorithm)
         self.recorder = recorder_of(device) if static else None
-        self._augment = data.augment
+        self.augmentation = data.augment
         inputs = federation.inputs
         mean, std = normalization(data.normalize, federation.mean, federation.std, inputs)
         self._mean, self._std = mean.to(device), std.to(device)
@@ -152,7 +152,7 @@ class Workspace:
 
     def prepared(self, images: torch.Tensor) -> torch.Tensor:
         """Augment and normalize training images ``[B, C, H, W]`` uint8 -> float32."""
-        return self.normalize(augment(images, self._augment))
+        return self.normalize(augment(images, self.augmentation))
 
     def amp(self) -> AbstractContextManager[None]:
         """Return the autocast context of every forward pass."""

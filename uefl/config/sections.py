@@ -51,6 +51,16 @@ class RunSection(Section):
             "steps (docs/scale.md)"
         ),
     )
+    clients_at_once: int = Field(
+        1,
+        ge=1,
+        le=10_000,
+        description=(
+            "clients that this process trains at once, for a GPU: those with batches of the same "
+            "sizes take each step in one batched network; the results differ by rounding "
+            "(docs/scale.md)"
+        ),
+    )
     participation: float = Field(
         1.0, gt=0, le=1, description="share of the clients that train in a round, drawn for every round"
     )

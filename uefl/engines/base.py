@@ -91,6 +91,12 @@ class Reply:
         """Return the size of the returned tensors, without the private ones."""
         return bytes_of(self.tensors)
 
+    @classmethod
+    def failed(cls, client: str, error: RuntimeError) -> Reply:
+        """Return the reply of a client that has no result, because of an error of this client only."""
+        lines = str(error).splitlines()
+        return cls(client, error=lines[0] if lines else type(error).__name__)
+
     def to(self, device: torch.device) -> Reply:
         """Return the same reply with its tensors on a device."""
         return replace(self, tensors=_moved(self.tensors, device), private=_moved(self.private, device))

@@ -1,11 +1,23 @@
-"""All clients in this process, one after the other, on one device and one resident model."""
+"""All clients in this process, on one device and one resident model: one after the other, or in groups."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from typing import Protocol
 
 from .base import Message, Reply
+
+
+class Group(Protocol):
+    """Run the turns of several clients at once."""
+
+    size: int
+    """largest number of clients"""
+
+    def __call__(self, messages: Mapping[str, Message]) -> Iterator[Reply]:
+        """Yield one reply for each client, in the order of ``messages``."""
+        ...
 
 
 class LocalEngine:
@@ -16,15 +28,18 @@ class LocalEngine:
             of memory, values that are not finite), the reply of this client is an error and the round goes
             on. Any other exception is a mistake in the program and ends the run.
         started: called with the client's name as its work begins.
+        group: runs the turns of several clients at once; None: one client after the other.
     """
 
     def __init__(
         self,
         clients: Mapping[str, Callable[[Message], Reply]],
         started: Callable[[str], None] = lambda name: None,
+        group: Group | None = None,
     ) -> None:
         self._clients = clients
         self._started = started
+        self._group = group
 
     def clients(self) -> list[str]:
         """Return names of the clients, sorted."""
@@ -33,17 +48,21 @@ class LocalEngine:
     def round(self, messages: Mapping[str, Message], deadline: float | None = None) -> Iterator[Reply]:
         """Yield the replies by name; past the deadline the remaining clients are not started."""
         end = time.monotonic() + deadline if deadline is not None else None
-        for name in sorted(messages):
+        names, size = sorted(messages), 1 if self._group is None else self._group.size
+        for first in range(0, len(names), size):
+            some = names[first : first + size]
             if end is not None and time.monotonic() > end:
-                yield Reply(name, error="deadline passed")
+                yield from (Reply(name, error="deadline passed") for name in some)
                 continue
-            self._started(name)
-            message = messages[name]
-            try:
-                reply = self._clients[name](message)
-            except (
-                RuntimeError
-            ) as error:  # out of memory, values that are not finite: an error of this client, not of the run
-                lines = str(error).splitlines()
-                reply = Reply(name, error=lines[0] if lines else type(error).__name__)
-            yield reply
+            for name in some:
+                self._started(name)
+            if self._group is None:
+                yield self._alone(some[0], messages[some[0]])
+            else:
+                yield from self._group({name: messages[name] for name in some})
+
+    def _alone(self, name: str, message: Message) -> Reply:
+        try:
+            return self._clients[name](message)
+        except RuntimeError as error:  # out of memory, values that are not finite: not an error of the run
+            return Reply.failed(name, error)

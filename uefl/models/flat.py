@@ -7,7 +7,7 @@ operation instead of one operation per layer.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
@@ -30,6 +30,7 @@ class FlatModule:
         device = parameters[0].device
         self.module = module
         self._parameters = parameters  # the search through the modules takes longer than a small message
+        self._floating = floating
         self.values = nn.Parameter(torch.empty(sum(p.numel() for p in parameters), device=device))
         self.gradient = torch.zeros_like(self.values.data)
         self.trained = [p for p in parameters if p.requires_grad]
@@ -40,12 +41,9 @@ class FlatModule:
             p.data = view
         self._gradients = self.split(self.gradient)
         self.share_gradient(True)
-        offset = 0
-        for b in floating:
-            view = _view(self.buffers, offset, b)
+        for b, view in zip(floating, self.split_buffers(self.buffers), strict=True):
             view.copy_(b)
             b.data = view
-            offset += b.numel()
 
     def storages(self) -> frozenset[int]:
         """Return the addresses of both flat tensors in memory. Every step changes this memory."""
@@ -80,9 +78,12 @@ class FlatModule:
                 p.grad = torch.zeros_like(p)
 
     def split(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """Return the part of each parameter in a flat tensor ``[P]``, as a view with its shape."""
-        ends = itertools.accumulate((p.numel() for p in self._parameters), initial=0)
-        return [_view(flat, begin, p) for begin, p in zip(ends, self._parameters, strict=False)]
+        """Return the part of each parameter in flat tensors ``[..., P]``, as views ``[..., *shape]``."""
+        return _parts(flat, self._parameters)
+
+    def split_buffers(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """Return the part of each floating-point buffer in flat tensors ``[..., Q]``, as views."""
+        return _parts(flat, self._floating)
 
     def set(self, values: torch.Tensor, buffers: torch.Tensor) -> None:
         """Overwrite the parameters ``[P]`` and the buffers ``[Q]`` in place."""
@@ -140,13 +141,19 @@ class FlatModule:
         return {name: views[id(t)] for name, t in weights.items() if id(t) in views}
 
 
+def _parts(flat: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return consecutive parts of flat tensors ``[..., n]`` with the sizes of other tensors."""
+    ends = itertools.accumulate((t.numel() for t in like), initial=0)
+    return [_view(flat, begin, t) for begin, t in zip(ends, like, strict=False)]
+
+
 def _view(flat: torch.Tensor, offset: int, like: torch.Tensor) -> torch.Tensor:
-    """Return the elements of a flat tensor from ``offset`` on, as a view in the shape of ``like``.
+    """Return elements of flat tensors ``[..., n]`` from ``offset`` on, as a view in the shape of ``like``.
 
     A tensor of four dimensions is channels-last, because convolutions are then faster.
     """
-    piece = flat[offset : offset + like.numel()]
+    piece, several = flat[..., offset : offset + like.numel()], flat.shape[:-1]
     if like.dim() != 4:
-        return piece.view(like.shape)
+        return piece.view(several + like.shape)
     o, i, h, w = like.shape
-    return piece.view(o, h, w, i).permute(0, 3, 1, 2)
+    return piece.view((*several, o, h, w, i)).movedim(-1, -3)

@@ -75,6 +75,11 @@ class CodebookAlgorithm(Algorithm):
         """Return False for moving averages: each step makes a new tensor."""
         return not self.quantizer.decay
 
+    @property
+    def stacked_step(self) -> bool:
+        """Return False for moving averages, as :attr:`static_step`."""
+        return not self.quantizer.decay
+
     def build_model(self, spec: ModelSpec) -> torch.nn.Module:
         """Build a network in two parts, also from one given in Python."""
         net = super().build_model(spec)

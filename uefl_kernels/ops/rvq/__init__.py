@@ -148,28 +148,6 @@ def _split(flat: torch.Tensor, codebooks: Sequence[torch.Tensor]) -> list[torch.
     ]
 
 
-def _vmap(
-    op: Callable[..., composed.Result], info: Any, in_dims: tuple[Any, ...], *arguments: Any
-) -> tuple[tuple[torch.Tensor, ...], tuple[int, ...]]:
-    """Call the op once for each element of the batch."""
-
-    def taken(tensor: torch.Tensor, dim: int | None, i: int) -> torch.Tensor:
-        return tensor if dim is None else tensor.select(dim, i)
-
-    x, codebooks, *options = arguments
-    of_x, of_codebooks = in_dims[:2]
-    found = [
-        op(
-            taken(x, of_x, i),
-            [taken(codebook, dim, i) for codebook, dim in zip(codebooks, of_codebooks, strict=True)],
-            *options,
-        )
-        for i in range(info.batch_size)
-    ]
-    results = tuple(torch.stack(parts) for parts in zip(*found, strict=True))
-    return results, (0,) * len(results)
-
-
 define(
     __name__,
     "rvq",
@@ -180,7 +158,7 @@ define(
 )
 define_composed("rvq", composed.around, kernel="vq_forward")
 define_autograd("rvq", _backward, _setup, gradient="vq_backward")
-define_vmap("rvq", _vmap)
+define_vmap("rvq")
 
 
 def rvq(

@@ -9,7 +9,7 @@ import torch
 
 from ..._checks import check_reverse_mode, check_search, check_weights, needs_gradient, packed
 from ..._dtypes import result_dtype
-from ..._library import call, define, define_autograd, define_composed, once_differentiable
+from ..._library import call, define, define_autograd, define_composed, define_vmap, once_differentiable
 from ..._snapshot import snapshot
 from .. import vq_backward as _defined_first  # noqa: F401
 from . import composed
@@ -137,6 +137,7 @@ define(
 )
 define_composed("vq", composed.around, kernel="vq_forward")
 define_autograd("vq", _backward, _setup, gradient="vq_backward")
+define_vmap("vq")
 
 
 def vq(

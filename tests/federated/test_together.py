@@ -1,0 +1,260 @@
+"""Several clients that train at once: as one after the other, up to rounding."""
+
+import math
+from collections import Counter
+from dataclasses import replace
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import nn
+
+from tests.federated.tiny import KEYS, again, arm, federation, finish, settings, workspace
+from tests.federated.whole_run import Watcher, start
+from uefl import train
+from uefl.algorithms.base import Algorithm
+from uefl.client import together
+from uefl.errors import RunError, UserError
+
+SIZES = (24, 17, 24)
+SGD = {"optimizer": "sgd", "momentum": 0.9}
+CLOSE = {"rtol": 1e-4, "atol": 1e-5}
+
+
+def trained(at_once, name="fedavg", sizes=SIZES, algorithm=None, **keys):
+    """Return the records and the arm after all rounds."""
+    cfg = settings(name, clients_at_once=at_once, **{**SGD, **keys})
+    one, _, notices = arm(cfg, federation(sizes), algorithm=algorithm)
+    return finish(one), one, notices
+
+
+def check_close(found, expected):
+    """Compare numbers in nested records."""
+    assert type(found) is type(expected)
+    if isinstance(found, dict):
+        assert found.keys() == expected.keys()
+        for key, value in found.items():
+            check_close(value, expected[key])
+    elif isinstance(found, list):
+        for one, other in zip(found, expected, strict=True):
+            check_close(one, other)
+    elif isinstance(found, float):
+        assert math.isclose(found, expected, rel_tol=1e-4, abs_tol=1e-5)
+    else:
+        assert found == expected
+
+
+def check_alike(at_once=3, **options):
+    """Train at once and one after the other, and compare records and states."""
+    (records, one, _), (expected, other, _) = trained(at_once, **options), trained(1, **options)
+    check_close(records, expected)
+    for mine, theirs in zip(one.members, other.members, strict=True):
+        for name, tensor in theirs.state.tensors.items():
+            torch.testing.assert_close(mine.state.tensors[name], tensor, **CLOSE)
+    return one, other
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedbn", "fedper", "local", "uefl"])
+def test_clients_at_once_train_as_alone(name):
+    check_alike(name=name, rounds=[2, 1])
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"augment": "rotate"},
+        {"local_steps": 3},
+        {"personalized": True},
+        {"uncertainty": "ensemble", "members": 2},
+        {"norm_layer": "group", "weight_decay": 0.1},
+    ],
+    ids=lambda keys: next(iter(keys)),
+)
+def test_keys_of_training_hold_for_clients_at_once(keys):
+    check_alike(rounds=[2], **keys)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"extend": "all", "rounds": [1, 1], "max_iterations": 2},
+        {"search": "cosine", "estimator": "rotation"},
+        {"segment_codebooks": True, "codebook_lr": 3.0},
+        {"personal": True},
+    ],
+    ids=lambda keys: next(iter(keys)),
+)
+def test_codebooks_of_clients_at_once(keys):
+    check_alike(name="uefl", **keys)
+
+
+def test_default_is_one_client_after_the_other():
+    assert together.together({}, workspace(settings())) is None
+
+
+def test_resumed_run_has_the_same_bits():
+    cfg, fed = settings("uefl", clients_at_once=2, **SGD), federation(SIZES)
+    assert again(cfg, fed) == finish(arm(cfg, fed)[0])
+
+
+class Counted(Algorithm):
+    """Counts the calls of its loss by the shape of the batch."""
+
+    stacked_step = True
+    calls: ClassVar = Counter()
+
+    def loss(self, work, batch):
+        self.calls[tuple(batch.labels.shape)] += 1
+        return super().loss(work, batch)
+
+
+def test_loss_runs_once_for_all_clients_of_a_stack():
+    Counted.calls.clear()
+    trained(3, algorithm=Counted(), rounds=[1], sizes=(24, 24, 24))
+    assert Counted.calls == {(16,): 1, (8,): 1}
+    Counted.calls.clear()
+    trained(3, algorithm=Counted(), rounds=[1], sizes=(24, 20, 24))
+    assert Counted.calls == {(16,): 2, (8,): 1, (4,): 1}
+
+
+class Convolutions(nn.Module):
+    """A given network with dropout of feature maps."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Dropout(0.3), nn.Dropout2d(0.3))
+        self.head = nn.Linear(4 * 36, 3)
+
+    def forward(self, images):
+        return self.head(self.body(images).flatten(1))
+
+
+class Given(Algorithm):
+    """Trains a network of its own."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.network = network
+
+    def build_model(self, spec):
+        return self.network()
+
+
+def test_dropout_of_maps_has_the_masks_of_each_client():
+    check_alike(algorithm=Given(Convolutions), rounds=[2])
+
+
+class Fails(Algorithm):
+    """Fails for a client, before its training or in it."""
+
+    stacked_step = True
+
+    def __init__(self, inside=False):
+        super().__init__()
+        self.inside = inside
+
+    def before_round(self, work):
+        if work.client == "silo-1" and not self.inside:
+            raise RuntimeError("first-words")
+
+    def loss(self, work, batch):
+        if self.inside and batch.labels.shape == (4,):
+            raise RuntimeError("second-words")
+        return super().loss(work, batch)
+
+
+@pytest.mark.parametrize(("inside", "words"), [(False, "first-words"), (True, "second-words")])
+def test_an_error_rejects_only_its_clients(inside, words):
+    one = trained(3, algorithm=Fails(inside), sizes=(24, 20, 24), rounds=[1], quorum=0.5)[1]
+    (rejected,) = one.rejected
+    assert (rejected["client"], words in rejected["reason"]) == ("silo-1", True)
+
+
+def test_late_groups_are_rejected():
+    one, _, _ = arm(settings(clients_at_once=2, deadline=1e-9), federation(SIZES))
+    with pytest.raises(RunError):
+        one.turn()
+    assert [each["client"] for each in one.rejected] == ["silo-0", "silo-1", "silo-2"]
+
+
+def refused(algorithm=None, name="fedavg", **keys):
+    """Return the message of the refusal."""
+    room = workspace(settings(name, clients_at_once=2, **keys), algorithm=algorithm)
+    with pytest.raises(UserError, match=r"run\.clients_at_once") as error:
+        together.check(room, "arm")
+    return str(error.value)
+
+
+def test_algorithms_that_train_at_once_are_listed():
+    for name in ("fedavg", "fedavg-wide", "fedbn", "fedper", "local", "tpt", "uefl"):
+        together.check(workspace(settings(name, clients_at_once=2)), "arm")
+
+
+@pytest.mark.parametrize("norm", ["batch", "group"])
+@pytest.mark.parametrize(
+    "encoder", ["cnn", "cnn5x5", *(pytest.param(n, marks=pytest.mark.slow) for n in ("resnet18", "vgg16_bn"))]
+)
+def test_networks_train_at_once(encoder, norm):
+    base = {**KEYS, "model": {"encoder": encoder, "norm_layer": norm}}
+    fed = replace(federation(), shape=(1, 32, 32))
+    together.check(workspace(settings("fedavg", base, clients_at_once=2), fed), "arm")
+
+
+@pytest.mark.parametrize(
+    ("name", "method"), [("fedprox", "regularize"), ("fedgate", "loss"), ("fedsr", "loss")]
+)
+def test_algorithm_with_a_step_of_its_own_is_refused(name, method):
+    assert method in refused(name=name)
+
+
+def test_moving_averages_are_refused():
+    assert "stacked_step" in refused(name="uefl", ema_decay=0.9)
+
+
+class Branches(Convolutions):
+    """Branches on a value."""
+
+    def forward(self, images):
+        return super().forward(images) if images.sum() > 0 else super().forward(-images)
+
+
+class Draws(Convolutions):
+    """Draws noise that no seed of a client determines."""
+
+    def forward(self, images):
+        return super().forward(images + torch.rand_like(images))
+
+
+@pytest.mark.parametrize("network", [Branches, Draws])
+def test_network_that_vmap_does_not_take_is_refused(network):
+    assert "vmap" in refused(Given(network))
+
+
+def test_loss_cannot_use_the_data_of_one_client():
+    class Uses(Algorithm):
+        stacked_step = True
+
+        def loss(self, work, batch):
+            return super().loss(work, batch) / work.examples
+
+    with pytest.raises(AttributeError):
+        trained(3, algorithm=Uses(), rounds=[1])
+
+
+def test_other_engines_refuse_clients_at_once(tmp_path):
+    with pytest.raises(UserError, match=r"run\.clients_at_once"):
+        train("demo", out=tmp_path / "run", engine="distributed", clients_at_once=2)
+    assert not (tmp_path / "run").exists()
+
+
+def test_algorithms_are_checked_before_a_run(tmp_path):
+    with pytest.raises(UserError, match=r"run\.clients_at_once"):
+        start(tmp_path / "run", 'arms=["scaffold"]', "clients_at_once=2")
+    assert not (tmp_path / "run").exists()
+
+
+def test_run_with_clients_at_once_reports_every_client(tmp_path):
+    watcher = Watcher()
+    start(tmp_path / "run", 'arms=["fedavg"]', "clients_at_once=2", observer=watcher)
+    clients = [call[3] for call in watcher.calls if call[0] == "client"]
+    assert set(Counter(clients)) == {"silo-0", "silo-1", "silo-2"}

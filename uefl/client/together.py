@@ -1,0 +1,415 @@
+"""Train several clients at once: one step of their stacked networks is one step of each client.
+
+``torch.func.vmap`` runs the loss of the algorithm once for all clients. The parameters of n clients are
+stacked to ``[n, ...]``, and so are their batches, buffers and codebooks. Clients are in one stack if their
+batches have the same sizes, step by step. Every client has its own order of batches, augmentation and
+dropout, from the same seeds as if it trained alone. So only the rounding of the results differs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.func import functional_call, vmap
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from ..data.rotate import augment
+from ..engines.base import Message, Reply
+from ..errors import UserError
+from ..seeds import seeded
+from .client import Client, Part
+from .recording import declares
+from .training import Outcome, check_scalar, optimizer_of, plan_of
+from .work import Batch, Work
+
+if TYPE_CHECKING:
+    from ..algorithms.base import Algorithm
+    from .workspace import Workspace
+
+_DROPOUTS = (functional.dropout, functional.dropout1d, functional.dropout2d, functional.dropout3d)
+_COPIES = (torch.Tensor.clone, torch.Tensor.contiguous)
+_NOT_OVERRIDDEN = ("regularize", "before_step", "after_batch", "after_round")
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass
+class Trainee:
+    """A model of a client in a turn, with the place of its training in the turn."""
+
+    work: Work
+    part: Part
+    plan: list[list[torch.Tensor]]
+    """batches of every epoch"""
+    values: torch.Tensor
+    """``[P]``, first as loaded, then as trained; ``buffers [Q]`` likewise"""
+    buffers: torch.Tensor
+    generators: list[torch.Tensor]
+    """states of torch's generators, on the CPU and on the GPU"""
+    outcome: Outcome | RuntimeError | None = None
+    """None: it is not trained"""
+
+    def kind(self) -> tuple[Any, ...]:
+        """Return what the models of one stack have in common."""
+        sizes = tuple(tuple(map(len, batches)) for batches in self.plan)
+        tensors = {**self.work.trained, **_tensors(self.work.memory)}
+        shapes = tuple((name, tensor.shape, tensor.dtype) for name, tensor in tensors.items())
+        return sizes, shapes, tuple(self.work.rates.items())
+
+
+class Together:
+    """Run the turns of several clients, and train them at once.
+
+    Args:
+        clients: by name, those of one workspace.
+        size: largest number of clients.
+    """
+
+    def __init__(self, clients: Mapping[str, Client], workspace: Workspace, size: int) -> None:
+        self._clients, self._workspace, self.size = clients, workspace, size
+        self._gpus = _gpus(workspace)
+
+    def __call__(self, messages: Mapping[str, Message]) -> Iterator[Reply]:
+        """Yield one reply for each client, in the order of ``messages``."""
+        begun: dict[str, list[Trainee] | RuntimeError] = {}
+        stacks: dict[tuple[Any, ...], list[Trainee]] = {}
+        for name, message in messages.items():
+            try:
+                begun[name] = trainees = self._begun(self._clients[name], message)
+            except RuntimeError as error:
+                begun[name] = error
+                continue
+            for trainee in trainees:
+                if trainee.work.message.options.get("train"):
+                    stacks.setdefault(trainee.kind(), []).append(trainee)
+        for trainees in stacks.values():
+            with torch.random.fork_rng(devices=self._gpus):
+                _train(self._workspace, trainees)
+        for name, found in begun.items():
+            try:
+                reply = self._ended(self._clients[name], found)
+            except RuntimeError as error:
+                reply = Reply.failed(name, error)
+            yield reply
+
+    def _begun(self, client: Client, message: Message) -> list[Trainee]:
+        """Do the work of a client before its training."""
+        flat, trainees = self._workspace.flat, []
+        with client.guarded():
+            for work in client.works(message):
+                part, plan = client.begin(work), []
+                if work.message.options.get("train"):
+                    client.prepare(work)
+                    plan = plan_of(client.algorithm(work), work)
+                model = (flat.values.detach().clone(), flat.buffers.clone())
+                trainees.append(
+                    Trainee(work, part.copied(flat.storages()), plan, *model, _generators(self._gpus))
+                )
+        return trainees
+
+    def _ended(self, client: Client, found: list[Trainee] | RuntimeError) -> Reply:
+        """Return the reply of a client after its training."""
+        if isinstance(found, RuntimeError):
+            raise found
+        flat = self._workspace.flat
+        with client.guarded():
+            for trainee in found:
+                if isinstance(trainee.outcome, RuntimeError):
+                    raise trainee.outcome
+                if trainee.outcome is not None:
+                    flat.reset()
+                    flat.set(trainee.values, trainee.buffers)
+                    client.finish(trainee.work, trainee.part, trainee.outcome)
+                    trainee.part = trainee.part.copied(flat.storages())
+            return client.reply([each.work for each in found], [each.part for each in found])
+
+
+def together(clients: Mapping[str, Client], workspace: Workspace) -> Together | None:
+    """Return what runs the turns of several clients at once; None for ``run.clients_at_once = 1``."""
+    size = workspace.context.run.clients_at_once
+    return Together(clients, workspace, size) if size > 1 else None
+
+
+def check(workspace: Workspace, arm: str) -> None:
+    """Refuse an algorithm or a network that cannot train several clients at once, if the run asks for it.
+
+    Raises:
+        UserError: the key must be 1.
+    """
+    from ..algorithms.base import Algorithm
+
+    algorithm, run = workspace.algorithm, workspace.context.run
+    if run.clients_at_once == 1 or not algorithm.trains_clients:
+        return
+    key, advice = f"key 'run.clients_at_once': arm {arm!r}", "set the key to 1"
+    kind = type(algorithm)
+    own = [name for name in _NOT_OVERRIDDEN if getattr(kind, name) is not getattr(Algorithm, name)]
+    if own or not declares(algorithm, "stacked_step") or not algorithm.stacked_step:
+        what = f"a {own[0]} of its own" if own else "a loss that is not declared as stacked_step"
+        raise UserError(f"{key} has {what}, so its clients train one after the other; {advice}")
+    if workspace.recorder is not None:
+        raise UserError(f"{key} records its steps as CUDA graphs; set run.cuda_graphs = false, or {advice}")
+    flat, example = workspace.flat, workspace.example
+    try:
+        stack = _Stack(workspace, [flat.values.detach()] * 2, [flat.buffers] * 2)
+        with seeded(workspace.device, 0):
+            stack.generators = [_generators(stack.gpus)] * 2
+            images = torch.cat([example, example]).expand(2, 2, *example.shape[1:])
+            stack.mapped(workspace.net, images).float().sum().backward()
+    except Exception as error:
+        line = str(error).partition("\n")[0]
+        raise UserError(f"{key} has a network that vmap does not take ({line}); {advice}") from error
+
+
+class _Module(nn.Module):
+    """Make the network a part of a module with any forward method, for ``functional_call``."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function, which may use the network."""
+        return function(*arguments)
+
+
+class _Stack:
+    """The stacked networks of n models.
+
+    Args:
+        values: ``[P]`` of each model.
+        buffers: ``[Q]`` of each model.
+    """
+
+    def __init__(self, workspace: Workspace, values: list[torch.Tensor], buffers: list[torch.Tensor]) -> None:
+        flat = workspace.flat
+        self._flat, self._module, self.gpus = flat, _Module(workspace.net.train()), _gpus(workspace)
+        self.parameters, self._buffers = dict[str, torch.Tensor](), dict[str, torch.Tensor]()
+        # separate tensors: autograd would write the gradient of a view into zeros of the whole
+        for (name, parameter), part in zip(
+            self._module.named_parameters(), flat.split(torch.stack(values)), strict=True
+        ):
+            self.parameters[name] = part.clone().requires_grad_(parameter.requires_grad)
+        floating = iter(flat.split_buffers(torch.stack(buffers)))
+        for name, buffer in self._module.named_buffers():
+            part = next(floating) if buffer.is_floating_point() else buffer.expand(len(values), *buffer.shape)
+            self._buffers[name] = part.clone()
+        self.generators: list[list[torch.Tensor]] = []
+        """states of each model"""
+
+    def mapped(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Return a function of every model and of its part of the arguments ``[n, ...]``."""
+
+        def of_one(parameters: Tensors, buffers: Tensors, *arguments: Any) -> Any:
+            return functional_call(self._module, (parameters, buffers), (function, *arguments))
+
+        with _Functions(self):
+            return vmap(of_one)(self.parameters, self._buffers, *arguments)
+
+    def each(self, draw: Callable[[int], torch.Tensor]) -> list[torch.Tensor]:
+        """Call ``draw(i)`` for every model, with its own state of torch's generators."""
+        found = []
+        for i, states in enumerate(self.generators):
+            torch.set_rng_state(states[0])
+            for gpu, state in zip(self.gpus, states[1:], strict=True):
+                torch.cuda.set_rng_state(state, gpu)
+            found.append(draw(i))
+            self.generators[i] = _generators(self.gpus)
+        return found
+
+    @torch.no_grad()
+    def rows(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the parameters ``[n, P]`` and the buffers ``[n, Q]``."""
+        n = len(self.generators)
+        values = self._flat.values.new_empty(n, len(self._flat.values))
+        buffers = self._flat.buffers.new_empty(n, len(self._flat.buffers))
+        floating = [buffer for buffer in self._buffers.values() if buffer.is_floating_point()]
+        for part, parameter in zip(self._flat.split(values), self.parameters.values(), strict=True):
+            part.copy_(parameter)
+        for part, buffer in zip(self._flat.split_buffers(buffers), floating, strict=True):
+            part.copy_(buffer)
+        return values, buffers
+
+
+class _Noise(torch.autograd.Function):
+    """The factors of dropout, drawn for each model with its own generators."""
+
+    @staticmethod
+    def forward(x: torch.Tensor, dropout: Callable[..., torch.Tensor], p: float, stack: _Stack) -> Any:
+        """Raise RuntimeError: only stacked tensors have dropout."""
+        raise RuntimeError("dropout of a tensor that is the same for all clients")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Save nothing: the factors have no gradient."""
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: torch.Tensor, dropout: Any, p: float, stack: _Stack) -> Any:
+        """Return the factors ``[n, ...]``; a single network draws them in the same layout."""
+        x = x.movedim(in_dims[0], 0)
+        layout = torch.channels_last if x.dim() == 5 else torch.contiguous_format
+        ones = torch.ones(x.shape[1:], dtype=x.dtype, device=x.device).contiguous(memory_format=layout)
+        return torch.stack(stack.each(lambda i: dropout(ones, p))), 0
+
+
+class _Functions(TorchFunctionMode):
+    """Replace functions of networks for a stack: dropout draws the masks of each model."""
+
+    def __init__(self, stack: _Stack) -> None:
+        super().__init__()
+        self._stack = stack
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Call a function or its replacement."""
+        kwargs = dict(kwargs or {})
+        if function in _DROPOUTS:
+            return self._dropout(function, *args, **kwargs)
+        if function is functional.group_norm:
+            return _group_norm(*args, **kwargs)
+        if function in _COPIES:  # a memory format only makes convolutions faster, and vmap has none
+            kwargs.pop("memory_format", None)
+        return function(*args, **kwargs)
+
+    def _dropout(
+        self, function: Any, x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+    ) -> torch.Tensor:
+        if not training or p == 0:
+            return x
+        factors: torch.Tensor = _Noise.apply(x.detach(), function, p, self._stack)  # type: ignore[no-untyped-call]
+        return x * factors
+
+
+def _group_norm(
+    x: torch.Tensor,
+    groups: int,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    eps: float = 1e-5,
+) -> torch.Tensor:
+    """Compute group norm, which vmap does not take in channels-last memory."""
+    rows = x.reshape(len(x), groups, -1)
+    y = functional.layer_norm(rows, rows.shape[-1:], eps=eps).reshape(x.shape)
+    of_channel = (-1, *[1] * (x.dim() - 2))
+    y = y if weight is None else y * weight.view(of_channel)
+    return y if bias is None else y + bias.view(of_channel)
+
+
+def _train(workspace: Workspace, trainees: list[Trainee]) -> None:
+    """Train models of one kind; their ``values``, ``buffers`` and ``outcome`` have the result."""
+    try:
+        _Training(workspace, trainees).run()
+    except RuntimeError as error:  # out of memory: an error of these clients, not of the run
+        for trainee in trainees:
+            trainee.outcome = error
+
+
+class _Training:
+    """The training of models of one kind."""
+
+    def __init__(self, workspace: Workspace, trainees: list[Trainee]) -> None:
+        self._workspace, self._trainees, first = workspace, trainees, trainees[0].work
+        self._algorithm: Algorithm = workspace.algorithm
+        self._stack = _Stack(workspace, [t.values for t in trainees], [t.buffers for t in trainees])
+        self._stack.generators = [t.generators for t in trainees]
+        trained, memory = (
+            {name: torch.stack([tensors(t.work)[name] for t in trainees]) for name in tensors(first)}
+            for tensors in (lambda work: work.trained, lambda work: _tensors(work.memory))
+        )
+        self._trained = {name: tensor.detach().requires_grad_() for name, tensor in trained.items()}
+        self._memory = memory
+        # of no client: a loss that uses more than the network, the batch and these tensors fails
+        nothing: Any = None
+        message = Message(options={"seed": first.seed, "round": first.round})
+        self._work = Work("", nothing, workspace, message, first.seed, first.round, nothing, nothing)
+        self._work.trained, self._work.rates, self._work.epochs = (
+            self._trained,
+            first.rates,
+            len(trainees[0].plan),
+        )
+        self._sums: Tensors = {}
+        self._counted = Counter[str]()
+
+    def run(self) -> None:
+        """Take all steps, and give each model its result."""
+        plan, work, total, images = self._trainees[0].plan, self._work, None, 0
+        leaves = [leaf for leaf in self._stack.parameters.values() if leaf.requires_grad]
+        optimizer = optimizer_of(self._algorithm, work, leaves)
+        for work.epoch, batches in enumerate(plan):
+            for work.epoch_step, positions in enumerate(batches):
+                losses = self._losses(self._batch(work.epoch, work.epoch_step))
+                losses.sum().backward()  # type: ignore[no-untyped-call]
+                for leaf in leaves:
+                    if leaf.grad is None:  # as with an optimizer of one model
+                        leaf.grad = torch.zeros_like(leaf)
+                optimizer.step()
+                optimizer.zero_grad()
+                weighted = losses.detach() * len(positions)
+                total = weighted if total is None else total + weighted
+                images += len(positions)
+                work.step += 1
+        self._deliver(total, images, optimizer)
+
+    def _batch(self, epoch: int, step: int) -> Batch:
+        """Return the stacked batches of a step."""
+        device, how = self._workspace.device, self._workspace.augmentation
+        at = [trainee.plan[epoch][step].to(device) for trainee in self._trainees]
+        splits = [trainee.work.train for trainee in self._trainees]
+
+        def chosen(i: int) -> torch.Tensor:
+            return augment(splits[i].images[at[i]], how)
+
+        parts = [chosen(i) for i in range(len(at))] if how == "none" else self._stack.each(chosen)
+        images = self._workspace.normalize(torch.cat(parts)).unflatten(0, (len(at), -1))
+        labels = [split.labels[positions] for split, positions in zip(splits, at, strict=True)]
+        return Batch(images, torch.stack(at), torch.stack(labels))
+
+    def _losses(self, batch: Batch) -> torch.Tensor:
+        """Return the losses ``[n]`` of a step, and add to the sums of ``Work.note``."""
+        counted = Counter[str]()
+
+        def loss(trained: Tensors, memory: Tensors, *batch: torch.Tensor) -> tuple[torch.Tensor, Tensors]:
+            work = replace(self._work, trained=trained, memory=memory, _noted={}, counted=counted)
+            value = self._algorithm.loss(work, Batch(*batch))
+            check_scalar(self._algorithm, value)
+            return value, work._noted
+
+        losses, noted = self._stack.mapped(loss, self._trained, self._memory, *batch)
+        for name, sums in noted.items():
+            self._sums[name] = self._sums[name] + sums if name in self._sums else sums.detach()
+        self._counted += counted
+        return losses  # type: ignore[no-any-return]
+
+    @torch.no_grad()
+    def _deliver(self, total: torch.Tensor | None, images: int, optimizer: torch.optim.Optimizer) -> None:
+        """Write the results into the models and the work of each client."""
+        values, buffers = self._stack.rows()
+        for i, trainee in enumerate(self._trainees):
+            work = trainee.work
+            trainee.values, trainee.buffers = values[i], buffers[i]
+            for name, tensor in {**work.trained, **_tensors(work.memory)}.items():
+                tensor.copy_({**self._trained, **self._memory}[name][i])
+            work._noted = {name: sums[i] for name, sums in self._sums.items()}
+            work.counted = self._counted.copy()
+            for name in ("epochs", "epoch", "step", "epoch_step"):
+                setattr(work, name, getattr(self._work, name))
+            (loss,) = (float("nan"),) if total is None else work.read(total[i])
+            trainee.outcome = Outcome(loss / images if images else float("nan"), work.step, optimizer)
+
+
+def _tensors(values: Mapping[str, Any]) -> Tensors:
+    return {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
+
+
+def _gpus(workspace: Workspace) -> list[torch.device]:
+    return [workspace.device] if workspace.device.type == "cuda" else []
+
+
+def _generators(gpus: list[torch.device]) -> list[torch.Tensor]:
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state(gpu) for gpu in gpus)]
