@@ -5,9 +5,11 @@ on the CPU.
 
 python -m benchmarks.gpu_federated [--device cuda] [--only demo,resume] --out FOLDER
 
-    demo      the preset demo, with and without CUDA graphs: rounds a minute and peak memory
+    demo      the preset demo, plain, with CUDA graphs, and with nine clients at once: rounds a minute and
+              peak memory
     resume    kill a run with SIGKILL and resume it: its metrics and models must have the same bits as without
-    agree     the same round on the CPU and on the GPU: the metrics must agree within a tolerance
+    agree     the same round on the CPU, on the GPU, and there with all clients at once: the metrics must
+              agree within a tolerance
     mnist-9   two rounds of the paper's width, with one local epoch each, beside the published loop
     table11   the suite of that name
 
@@ -38,6 +40,7 @@ Facts = dict[str, Any]
 # Without dropout: a GPU draws other masks in training.
 _ROUND = {"training": {"rounds": [1], "local_steps": 4}, "model": {"dropout": 0.0}}
 _SHORT = ["--set", 'arms=["fedavg","uefl"]', "--set", "rounds=[2,1]", "--set", "local_epochs=2"]
+_AT_ONCE = {"clients_at_once": 9}
 _REHEARSAL = {"data": {"train_per_client": 48, "test_per_client": 20}}
 _REHEARSED = [word for key, value in _REHEARSAL["data"].items() for word in ("--set", f"{key}={value}")]
 
@@ -48,16 +51,20 @@ TOLERANCES = {"train_loss": 0.01, "nll": 0.02, "accuracy": 0.03}
 def demo(device: str, folder: Path) -> Facts:
     """Train the preset demo, and measure it."""
     facts = {}
-    for graphs in (False, True) if device == "cuda" else (False,):
+    ways: dict[str, Facts] = {"demo": {}, "CUDA graphs": {"cuda_graphs": True}, "at once": _AT_ONCE}
+    if device == "cpu":
+        del ways["CUDA graphs"]
+    for name, run_keys in ways.items():
         if device == "cuda":
             torch.cuda.reset_peak_memory_stats()
-        keys: Facts = {"run": {"cuda_graphs": True}} if graphs else {}
-        keys |= _REHEARSAL | {"arms": ["fedavg", "uefl"], "rounds": [1, 1]} if device == "cpu" else {}
+        keys: Facts = {"run": run_keys}
+        keys |= {"arms": ["fedavg", "uefl"], "rounds": [1, 1]} if device == "cpu" or name == "at once" else {}
+        keys |= _REHEARSAL if device == "cpu" else {}
         begin = time.perf_counter()
-        run = uefl.train("demo", out=folder / f"graphs-{graphs}", device=device, **keys)
+        run = uefl.train("demo", out=folder / name.replace(" ", "-"), device=device, **keys)
         seconds = time.perf_counter() - begin
         rounds = len(run.metrics.groupby(["arm", "round"]))
-        facts["CUDA graphs" if graphs else "demo"] = {
+        facts[name] = {
             "rounds_per_minute": round(60 * rounds / seconds, 1),
             "peak_megabytes": torch.cuda.max_memory_allocated() >> 20 if device == "cuda" else None,
             "accuracy": {arm: outcome["accuracy"] for arm, outcome in run.summary.items()},
@@ -87,16 +94,16 @@ def resume(device: str, folder: Path) -> Facts:
 
 def agree(device: str, folder: Path) -> Facts:
     """Train a round on the CPU and on the device, and compare."""
-    metrics = {}
-    for where in ("cpu", device):
+    metrics = []
+    for i, (where, run_keys) in enumerate((("cpu", {}), (device, {}), (device, _AT_ONCE))):
         keys: Facts = _ROUND | (_REHEARSAL if device == "cpu" else {})
-        out = folder / f"on-{where}-{len(metrics)}"
-        run = uefl.train(
-            "demo", out=out, device=where, arms=["fedavg", "uefl"], run={"precision": "fp32"}, **keys
-        )
-        metrics[out] = run.metrics.set_index(["arm", "round", "client"])[[*TOLERANCES]]
-    ours, theirs = metrics.values()
-    apart = (ours - theirs).abs().max().to_dict()
+        keys["run"] = {"precision": "fp32"} | run_keys
+        run = uefl.train("demo", out=folder / str(i), device=where, arms=["fedavg", "uefl"], **keys)
+        metrics.append(run.metrics.set_index(["arm", "round", "client"])[[*TOLERANCES]])
+    on_cpu, *others = metrics
+    apart = {
+        name: max(float((other[name] - on_cpu[name]).abs().max()) for other in others) for name in TOLERANCES
+    }
     if far := {name: apart[name] for name, bound in TOLERANCES.items() if not apart[name] <= bound}:
         raise RuntimeError(f"the metrics of the CPU and of {device} differ by more than the tolerance: {far}")
     return {"largest_differences": apart}

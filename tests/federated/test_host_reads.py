@@ -69,13 +69,22 @@ def reads(name: str, *, measure: bool, train: bool, **keys) -> Counter:
     return Counter({place: count / len(one.context.clients) for place, count in found.items()})
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedprox", "uefl"])
-def test_a_client_that_trains_is_read_once(name):
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("fedavg", {}),
+        ("fedprox", {}),
+        ("uefl", {}),
+        ("fedavg", {"clients_at_once": 3}),
+        ("uefl", {"clients_at_once": 3}),
+    ],
+)
+def test_a_client_that_trains_is_read_once(name, keys):
     """The server reads the largest elements and the running variances of the update.
 
     For UEFL it also reads the usage. At the end it checks the average.
     """
-    found = reads(name, measure=False, train=True)
+    found = reads(name, measure=False, train=True, **keys)
     of_client = {place: count for place, count in found.items() if place.startswith("uefl.client.work:")}
     assert list(of_client.values()) == [1.0]
     assert sum(found.values()) < 5
