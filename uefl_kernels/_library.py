@@ -169,17 +169,18 @@ def define_autograd(
         )
 
 
-def define_vmap(name: str) -> None:
-    """Let ``torch.func.vmap`` call the op once for each element of a batch.
+def define_vmap(name: str, rule: Callable[..., Any] | None = None) -> None:
+    """Attach ``rule(op, info, in_dims, *arguments)`` of ``torch.func.vmap`` to an op.
 
-    Without this, torch does the same and warns of a slow call, or refuses an op that takes a list of tensors.
+    The default rule calls the op once for each element of a batch. Without a rule, torch does the same and
+    warns of a slow call, or refuses an op that takes a list of tensors.
     """
     for namespace, library in _libraries.items():
-        attached = functools.partial(_one_by_one, _overloads[namespace, name])
+        attached = functools.partial(rule or one_by_one, _overloads[namespace, name])
         torch.library.register_vmap(f"{namespace}::{name}", attached, lib=library)
 
 
-def _one_by_one(
+def one_by_one(
     op: Callable[..., Any], info: Any, in_dims: tuple[Any, ...], *arguments: Any
 ) -> tuple[tuple[torch.Tensor, ...], tuple[int, ...]]:
     """Call an op for each element of a batch, and stack its results."""

@@ -1,5 +1,6 @@
 """Several clients that train at once: as one after the other, up to rounding."""
 
+import importlib
 import math
 from collections import Counter
 from dataclasses import replace
@@ -86,6 +87,12 @@ def test_keys_of_training_hold_for_clients_at_once(keys):
 )
 def test_codebooks_of_clients_at_once(keys):
     check_alike(name="uefl", **keys)
+
+
+def test_codebooks_in_one_search(monkeypatch):
+    """GPUs use this way."""
+    monkeypatch.setattr(importlib.import_module("uefl_kernels.ops.vq"), "_JOINED_ON", ("cpu",))
+    check_alike(name="uefl", rounds=[2])
 
 
 def test_default_is_one_client_after_the_other():

@@ -5,6 +5,7 @@ No result silently lacks a gradient.
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,34 @@ def test_codewords_have_their_gradient_behind_vmap():
         found.sum().backward()
         gradients.append(books.grad)
     torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("shape", [(4, 8), (4, 4), (2, 4, 4)], ids=["whole", "shared", "own"])
+@pytest.mark.parametrize("options", [{}, {"estimator": "rotation"}, {"codebook_weight": 0.0}])
+def test_batch_with_codebooks_is_one_search(monkeypatch, shape, options):
+    """GPUs use this way. Elements of the batch have different weights in the result."""
+    package = importlib.import_module("uefl_kernels.ops.vq")
+    monkeypatch.setattr(package, "_JOINED_ON", ("cpu",))
+    weights, found = torch.tensor([1.0, -2.0, 0.5]), []
+    for mapped in (True, False):
+        batch, books = (normal(3, *size, seed=i).requires_grad_() for i, size in enumerate([(6, 8), shape]))
+
+        def call(x, book):
+            return tuple(vq(x, book, **options))
+
+        pairs = [call(x, book) for x, book in zip(batch, books, strict=True)]
+        outputs = (
+            torch.func.vmap(call)(batch, books) if mapped else [*map(torch.stack, zip(*pairs, strict=True))]
+        )
+        loss = (weights * (outputs[2] + outputs[0].square().sum((1, 2)))).sum()
+        found.append((*outputs, *torch.autograd.grad(loss, (batch, books))))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.filterwarnings("error")
+def test_vmap_of_vq_gives_no_warning():
+    torch.func.vmap(lambda x, book: vq(x, book).loss)(normal(3, 6, 8), normal(3, 4, 8, seed=1))
 
 
 @pytest.mark.parametrize(

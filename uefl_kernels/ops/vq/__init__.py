@@ -9,7 +9,16 @@ import torch
 
 from ..._checks import check_reverse_mode, check_search, check_weights, needs_gradient, packed
 from ..._dtypes import result_dtype
-from ..._library import call, define, define_autograd, define_composed, define_vmap, once_differentiable
+from ..._gather import gather
+from ..._library import (
+    call,
+    define,
+    define_autograd,
+    define_composed,
+    define_vmap,
+    once_differentiable,
+    one_by_one,
+)
 from ..._snapshot import snapshot
 from .. import vq_backward as _defined_first  # noqa: F401
 from . import composed
@@ -127,6 +136,55 @@ def grad_codebook(
     return gradient.to(codebook.dtype)
 
 
+_JOINED_ON = ("cuda",)
+"""devices where one call for a batch is faster than a call for each element"""
+
+
+def _vmap(
+    op: Callable[..., composed.Result], info: Any, in_dims: tuple[Any, ...], *arguments: Any
+) -> tuple[tuple[torch.Tensor, ...], tuple[int, ...]]:
+    """Search all elements of a batch in one call, as segments with codebooks of their own."""
+    given, (of_x, of_codebook, *_) = composed.Arguments(*arguments), in_dims
+    if of_x is None or of_codebook is None or given.x.device.type not in _JOINED_ON:
+        return one_by_one(op, info, in_dims, *arguments)
+    x, books = given.x.movedim(of_x, 0), given.codebook.movedim(of_codebook, 0)
+    n, d = len(x), books.shape[-1]
+    segments = x.shape[-1] // d
+    shared = books.dim() == 3  # [n, K, d]: the segments of an element have one codebook
+    each = books.unsqueeze(1).expand(-1, segments, -1, -1) if shared else books
+    each = each.flatten(0, 1)
+    joined = x.movedim(0, -2).flatten(-2)
+    found = op(joined, each, given.metric, given.exact, given.with_sums, 0.0, 0.0, given.rotation)
+    indices = found[1].unflatten(-1, (n, segments)).movedim(-2, 0)
+    codewords = gather(each, found[1]).reshape(joined.shape).unflatten(-1, (n, -1)).movedim(-2, 0)
+    counts, sums = found[3].unflatten(0, (n, segments)), found[4]
+    if given.with_sums:
+        sums = sums.unflatten(0, (n, segments))
+        sums = sums.sum(1) if shared else sums
+    else:
+        sums = sums.expand(n, -1)
+    return (
+        found[0].unflatten(-1, (n, -1)).movedim(-2, 0),
+        indices,
+        _losses(x, codewords, given.codebook_weight, given.commitment_weight),
+        counts.sum(1) if shared else counts,
+        sums,
+    ), (0,) * 5
+
+
+def _losses(
+    x: torch.Tensor, codewords: torch.Tensor, codebook_weight: float, commitment_weight: float
+) -> torch.Tensor:
+    """Return the loss ``[n]`` of each element of ``x [n, ..., D]``."""
+
+    def error(x: torch.Tensor, codewords: torch.Tensor) -> torch.Tensor:
+        squares = (x.to(result_dtype(x)) - codewords).square().flatten(1)
+        return squares.sum(1) / max(1, squares.shape[1])
+
+    losses = commitment_weight * error(x, codewords.detach())
+    return losses + codebook_weight * error(x.detach(), codewords) if codebook_weight else losses
+
+
 define(
     __name__,
     "vq",
@@ -137,7 +195,7 @@ define(
 )
 define_composed("vq", composed.around, kernel="vq_forward")
 define_autograd("vq", _backward, _setup, gradient="vq_backward")
-define_vmap("vq")
+define_vmap("vq", _vmap)
 
 
 def vq(
@@ -174,7 +232,8 @@ def vq(
         0 gives a loss of 0.
 
     Derivatives are first order, in reverse mode: a second one raises RuntimeError, as do ``torch.func.grad``
-    and its relatives and forward mode. ``torch.func.vmap`` calls the op once for each element of the batch.
+    and its relatives and forward mode. ``torch.func.vmap`` calls the op once for each element of the batch;
+    on a GPU, once for all elements if x and the codebook are batched.
 
     Raises:
         TypeError, ValueError, RuntimeError: as :func:`vq_assign`; ValueError for an estimator that is not one
