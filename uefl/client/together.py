@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -44,12 +44,12 @@ class Trainee:
 
     work: Work
     part: Part
-    plan: list[list[torch.Tensor]]
-    """batches of every epoch"""
-    values: torch.Tensor
+    plan: list[list[torch.Tensor]] = field(init=False)
+    """batches of every epoch; this and the next three are missing if it is not trained"""
+    values: torch.Tensor = field(init=False)
     """``[P]``, first as loaded, then as trained; ``buffers [Q]`` likewise"""
-    buffers: torch.Tensor
-    generators: list[torch.Tensor]
+    buffers: torch.Tensor = field(init=False)
+    generators: list[torch.Tensor] = field(init=False)
     """states of torch's generators, on the CPU and on the GPU"""
     outcome: Outcome | RuntimeError | None = None
     """None: it is not trained"""
@@ -102,14 +102,13 @@ class Together:
         flat, trainees = self._workspace.flat, []
         with client.guarded():
             for work in client.works(message):
-                part, plan = client.begin(work), []
+                trainee = Trainee(work, client.begin(work).copied(flat.storages()))
                 if work.message.options.get("train"):
                     client.prepare(work)
-                    plan = plan_of(client.algorithm(work), work)
-                model = (flat.values.detach().clone(), flat.buffers.clone())
-                trainees.append(
-                    Trainee(work, part.copied(flat.storages()), plan, *model, _generators(self._gpus))
-                )
+                    trainee.plan = plan_of(client.algorithm(work), work)
+                    trainee.values, trainee.buffers = flat.values.detach().clone(), flat.buffers.clone()
+                    trainee.generators = _generators(self._gpus)
+                trainees.append(trainee)
         return trainees
 
     def _ended(self, client: Client, found: list[Trainee] | RuntimeError) -> Reply:
