@@ -18,6 +18,7 @@ from uefl.client import together
 from uefl.errors import RunError, UserError
 
 SIZES = (24, 17, 24)
+NAMES = ("fedavg", "fedavg-wide", "fedbn", "fedper", "local", "tpt", "uefl", "uefl-published")
 SGD = {"optimizer": "sgd", "momentum": 0.9}
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 
@@ -25,7 +26,8 @@ CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 def trained(at_once, name="fedavg", sizes=SIZES, algorithm=None, **keys):
     """Return the records and the arm after all rounds."""
     cfg = settings(name, clients_at_once=at_once, **{**SGD, **keys})
-    one, _, notices = arm(cfg, federation(sizes), algorithm=algorithm)
+    fed = federation(sizes, test_is_holdout=name == "uefl-published")
+    one, _, notices = arm(cfg, fed, algorithm=algorithm)
     return finish(one), one, notices
 
 
@@ -55,9 +57,9 @@ def check_alike(at_once=3, **options):
     return one, other
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedbn", "fedper", "local", "uefl"])
+@pytest.mark.parametrize("name", NAMES)
 def test_clients_at_once_train_as_alone(name):
-    check_alike(name=name, rounds=[2, 1])
+    check_alike(name=name, rounds=[2, 1], max_iterations=2)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +106,7 @@ def test_resumed_run_has_the_same_bits():
     assert again(cfg, fed) == finish(arm(cfg, fed)[0])
 
 
-class Counted(Algorithm):
+class CountsCalls(Algorithm):
     """Counts the calls of its loss by the shape of the batch."""
 
     stacked_step = True
@@ -116,12 +118,12 @@ class Counted(Algorithm):
 
 
 def test_loss_runs_once_for_all_clients_of_a_stack():
-    Counted.calls.clear()
-    trained(3, algorithm=Counted(), rounds=[1], sizes=(24, 24, 24))
-    assert Counted.calls == {(16,): 1, (8,): 1}
-    Counted.calls.clear()
-    trained(3, algorithm=Counted(), rounds=[1], sizes=(24, 20, 24))
-    assert Counted.calls == {(16,): 2, (8,): 1, (4,): 1}
+    CountsCalls.calls.clear()
+    trained(3, algorithm=CountsCalls(), rounds=[1], sizes=(24, 24, 24))
+    assert CountsCalls.calls == {(16,): 1, (8,): 1}
+    CountsCalls.calls.clear()
+    trained(3, algorithm=CountsCalls(), rounds=[1], sizes=(24, 20, 24))
+    assert CountsCalls.calls == {(16,): 2, (8,): 1, (4,): 1}
 
 
 class Convolutions(nn.Module):
@@ -193,7 +195,7 @@ def refused(algorithm=None, name="fedavg", **keys):
 
 
 def test_algorithms_that_train_at_once_are_listed():
-    for name in ("fedavg", "fedavg-wide", "fedbn", "fedper", "local", "tpt", "uefl"):
+    for name in NAMES:
         together.check(workspace(settings(name, clients_at_once=2)), "arm")
 
 
@@ -225,14 +227,14 @@ class Branches(Convolutions):
         return super().forward(images) if images.sum() > 0 else super().forward(-images)
 
 
-class Draws(Convolutions):
-    """Draws noise that no seed of a client determines."""
+class DrawsNoise(Convolutions):
+    """DrawsNoise noise that no seed of a client determines."""
 
     def forward(self, images):
         return super().forward(images + torch.rand_like(images))
 
 
-@pytest.mark.parametrize("network", [Branches, Draws])
+@pytest.mark.parametrize("network", [Branches, DrawsNoise])
 def test_network_that_vmap_does_not_take_is_refused(network):
     assert "vmap" in refused(Given(network))
 
