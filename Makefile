@@ -1,14 +1,19 @@
-# make demo     UEFL and FedAvg on real digits, with pictures, in runs/demo
-# make test     the tests without the slow ones               make test-slow   the slow ones: other instruction sets, nvcc, wheels, long runs
+# make demo         UEFL and FedAvg on real digits, with pictures, in runs/demo
+# make test         the tests without the slow ones
+# make test-slow    the slow tests: other instruction sets, nvcc, wheels, long runs
 # make test-flower  the tests of clients in separate processes, over Flower
-# make chaos    breaks a deployed federation in many ways and prints the outcome
-# make lint     style, types, C++ format
-# make bench    the benchmark suite against its peers       make bench-plot   pictures of its saved results
-# make ctest    C++ tests, without torch                    make ctest-arm64  the same under qemu: g++-aarch64-linux-gnu, qemu-user-static
-# make ctest-slow  a million rows for each search on CUDA, emulated
-# make clean    remove what was built
-# make wheel    dist/*.whl as it is published                   make docs     the documentation, in build/site
-# make gpu-check  on a GPU machine: every kernel once, its tests, timings
+# make chaos        breaks a deployed federation in many ways and prints the outcome
+# make lint         style, types, C++ format
+# make bench        the benchmark suite against its peers
+# make bench-plot   pictures of the saved results of the suite
+# make ctest        C++ tests, without torch
+# make ctest-arm64  the same under qemu; needs g++-aarch64-linux-gnu and qemu-user-static
+# make ctest-slow   a million rows for each search on CUDA, emulated
+# make wheel        dist/*.whl as it is published
+# make docs         the documentation, in build/site
+# make gpu-check    on a GPU machine: every kernel once, its tests, timings
+# make clean        removes what was built
+#
 # Every target except docs and gpu-check (which runs on a bare machine) first does its set-up: .venv, pinned
 # packages, kernels.
 

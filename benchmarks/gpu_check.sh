@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Check on a machine with an NVIDIA GPU that every kernel runs, is right and stays within its memory, and time it.
+# Check every kernel on a machine with an NVIDIA GPU: it runs, is right, stays within its memory, and is timed.
 #
 #   gpu_check.sh [smoke|tests|bench ...]     all three, in this order, when none is named
-#   gpu_check.sh call1                       or call2 to call7: half an hour on a Hopper GPU in seven calls, planned to the minute
+#   gpu_check.sh call1                       or call2 to call7: seven calls, half an hour on a Hopper GPU
 #
 #   smoke   a tiny case of each kernel in a separate process, then where the time of the main shapes goes
 #   tests   the tests on the device, path by path, and the small cases again under compute-sanitizer
@@ -16,16 +16,19 @@
 #   call6   5 minutes: the rows and the peers (the CSV)
 #   call7   5 minutes: federated runs from end to end, with a kill and a resume (federated.json)
 #
-# A machine lent by the minute runs them in a call each: with LIMIT=570 all steps of a call end within 570 seconds. Every step has a
-# own limit, too, and neither its failure nor its end there stops the next one. A step writes to OUT/<step>.log while it runs
-# (default: build/gpu-check/out) and leaves a line in OUT/summary.txt; timings go to OUT/<gpu>.csv, or to benchmarks/results/ where OUT is
-# not set. WHEELS=folder installs the peers from wheels, OPS=vq_assign,vq measures only these ops, ONLY=regex runs these small cases and
-# profiles only these shapes, UEFL_COMMIT names the commit of a tree without git. CUBINS=folder has the variants compiled beforehand
-# (python -m benchmarks.gpu_variants compile; default: build/variants). DEVICE=cpu rehearses it without a GPU.
+# A machine lent by the minute runs them in a call each: with LIMIT=570 all steps of a call end within 570
+# seconds. Every step has its own limit, too, and neither its failure nor its end there stops the next one. A
+# step writes to OUT/<step>.log while it runs (default: build/gpu-check/out) and leaves a line in
+# OUT/summary.txt; timings go to OUT/<gpu>.csv, or to benchmarks/results/ where OUT is not set. WHEELS=folder
+# installs the peers from wheels, OPS=vq_assign,vq measures only these ops, ONLY=regex runs these small cases
+# and profiles only these shapes, UEFL_COMMIT names the commit of a tree without git. CUBINS=folder has the
+# variants compiled beforehand (python -m benchmarks.gpu_variants compile; default: build/variants).
+# DEVICE=cpu rehearses it without a GPU.
 #
-# Needs no network and makes no environment: python3 (or PYTHON) must have torch, torchvision, pytest, hypothesis and threadpoolctl. Kernels
-# built beforehand for this GPU (uefl_kernels/_C.abi3.so) are used as they are; else they are built here with cmake, ninja, pybind11 and
-# nvcc. With pytest-xdist the tests share the cores, with pytest-timeout only the test that hangs ends.
+# The script needs no network and makes no environment: python3 (or PYTHON) must have torch, torchvision, pytest,
+# hypothesis and threadpoolctl. Kernels built beforehand for this GPU (uefl_kernels/_C.abi3.so) are used as
+# they are; else they are built here with cmake, ninja, pybind11 and nvcc. With pytest-xdist the tests share
+# the cores, with pytest-timeout only the test that hangs ends.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 save=${OUT:-}
@@ -43,7 +46,8 @@ compiled=yes
 say() { printf 'gpu_check: %s\n' "$*"; }
 has() { "$python" -c "import $1" 2>/dev/null; }
 
-# step NAME SECONDS COMMAND...: ends within its seconds and those left of LIMIT. An interrupt first, which leaves Python its summary.
+# step NAME SECONDS COMMAND...: ends within its seconds and those left of LIMIT. An interrupt first, which
+# leaves Python its summary.
 step() {
   local name=$1 seconds=$2 begun=$SECONDS code=0 status=ok
   shift 2
@@ -122,14 +126,16 @@ chosen() {
 
 tests() {
   if [ $compiled = yes ]; then
-    # The path with most to go wrong last: a kernel that leaves the device in an error spoils the rest of its process. Tests that
-    # name no path take "auto", the fastest, unless told, so the tests of the layers run on two paths.
+    # The path with most to go wrong last: a kernel that leaves the device in an error spoils the rest of its
+    # process. Tests that name no path take "auto", the fastest, unless told, so the tests of the layers run
+    # on two paths.
     UEFL_CUDA_SEARCH=streamed chosen tests-streamed 90 20 'not triton and not mma'
     UEFL_CUDA_SEARCH=mma chosen tests-mma 90 20 'mma and not wgmma'
     chosen tests-wgmma 90 20 'wgmma or test_nn_state or test_large'
   fi
   if [ $compiled = yes ] && [ "$device" = cuda ] && command -v compute-sanitizer >/dev/null; then
-    # The allocator would hide accesses past the end of a tensor. The race checker does not follow bulk copies, which are wgmma's.
+    # The allocator would hide accesses past the end of a tensor. The race checker does not follow bulk
+    # copies, which are wgmma's.
     local under="compute-sanitizer --error-exitcode 1 --tool"
     export PYTORCH_NO_CUDA_MEMORY_CACHING=1
     small memcheck 120 --under "$under memcheck" --paths compiled --limit 60 --jobs "$(nproc)"
