@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from . import faults
 from .base import Expected, Message, Reply
 from .frames import HEADER
 
@@ -93,6 +94,17 @@ def reply_of(packet: Packet) -> Reply:
         return Reply(client, examples, parts["update"], metrics, error, parts["private"], training, states)
     except (KeyError, TypeError, AttributeError) as error:
         raise Unreadable(f"{type(error).__name__}: {error}") from None
+
+
+def received(packet: Packet, client: str) -> Reply:
+    """Return the reply of a client; the reason as its error if there is none or it cannot be used."""
+    try:
+        reply = reply_of(packet)
+    except Unreadable:
+        return Reply(client, error=faults.NOT_READ)
+    if reply.client != client:
+        return Reply(client, error="the reply is of another client")
+    return reply if reply.error is None else Reply(client, error=faults.describe(reply.error))
 
 
 def _is_metric(value: Any) -> bool:

@@ -14,9 +14,8 @@ from contextlib import suppress
 
 import torch
 
-from . import faults
 from .base import Message, Reply
-from .codec import Header, Packet, decode, encode, packed_message, reply_of
+from .codec import Header, Packet, decode, encode, packed_message, received
 from .frames import ConnectionLost, receive, send
 
 # messages for each worker that may be sent ahead of the next reply; this limits the memory of a round
@@ -95,7 +94,7 @@ class DistributedEngine:
                     if client not in awaited:
                         awaited[client] = self._send(client, messages[client])
                 if name in awaited and wait([awaited[name]], left).done:
-                    yield _reply(decode(awaited.pop(name).result()), name)
+                    yield received(decode(awaited.pop(name).result()), name)
                 else:
                     yield Reply(name, error="deadline passed")
         finally:
@@ -114,11 +113,6 @@ class DistributedEngine:
         header = self._header | {"client": client, "broadcast": list(message.tensors)}
         packet = packed_message(message, header)
         return worker.ask(Packet(packet.header, packet.parts | {"broadcast": new}))
-
-
-def _reply(packet: Packet, name: str) -> Reply:
-    reply = reply_of(packet)
-    return reply if reply.error is None else Reply(name, error=faults.describe(reply.error))
 
 
 def _is_there(tensor: torch.Tensor, sent: tuple[torch.Tensor, int] | None) -> bool:

@@ -12,6 +12,9 @@ BUDGET = "budget"
 ALGORITHM = "algorithm"
 STATE = "state"
 
+NOT_READ = "its reply cannot be read"
+"""why there is no reply, in place of the code"""
+
 LINE = "cannot answer: "
 """prefix of expected errors in a client's log; other errors have a traceback"""
 

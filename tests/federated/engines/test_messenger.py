@@ -20,7 +20,8 @@ from flwr.supercore.task_identity import TaskIdentity
 from uefl.deploy.app import client
 from uefl.engines import frames
 from uefl.engines.codec import Packet, decode, encode
-from uefl.engines.flower import GONE, LARGE, SILO, TORN, UNREADABLE
+from uefl.engines.faults import NOT_READ
+from uefl.engines.flower import GONE, LARGE, SILO, TORN
 from uefl.engines.flower.address import Unreachable
 from uefl.engines.flower.link import Link, Node
 from uefl.engines.flower.messenger import Messenger, frame_of, records_of
@@ -202,9 +203,9 @@ def _raises(error):
         (lambda message: 5, GONE),
         (lambda message: 3, TORN),
         (lambda message: 8, "no reply (Flower's error 8)"),
-        (lambda message: RecordDict(), UNREADABLE),
+        (lambda message: RecordDict(), NOT_READ),
         (_raises(MemoryError()), LARGE),
-        (_raises(TypeError("a silo made Flower raise it")), UNREADABLE),
+        (_raises(TypeError("a silo made Flower raise it")), NOT_READ),
     ],
     ids=["gone", "torn", "crashed", "empty", "memory", "malformed"],
 )
@@ -273,7 +274,7 @@ def test_reply_that_expands_in_memory_is_not_decoded():
     found = subprocess.run(
         [sys.executable, "-c", f"import {__name__} as test; test._bomb()"], capture_output=True, text=True
     )
-    assert found.stdout.splitlines() == [LARGE, UNREADABLE], found.stderr
+    assert found.stdout.splitlines() == [LARGE, NOT_READ], found.stderr
 
 
 class OneConnection:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 
-from .. import bounds, faults
+from .. import bounds
 from ..base import Message, Reply
-from ..codec import Header, Packet, Unreadable, packed_message, reply_of
-from . import GONE, LARGE, TORN, UNREADABLE
+from ..codec import Header, packed_message, received
+from . import GONE, LARGE, TORN
 from .link import Link
 from .members import Roster
 
@@ -81,7 +81,9 @@ class FlowerEngine:
                         ask(client)
                     elif found != GONE:
                         self._gone.discard(client)
-                        arrived[client] = _reply(found, client)
+                        arrived[client] = (
+                            Reply(client, error=found) if isinstance(found, str) else received(found, client)
+                        )
                     else:
                         miss(client)
                 now = time.monotonic()
@@ -115,15 +117,3 @@ class FlowerEngine:
 
 def _is_over(end: float | None) -> bool:
     return end is not None and time.monotonic() > end
-
-
-def _reply(found: Packet | str, name: str) -> Reply:
-    if isinstance(found, str):
-        return Reply(name, error=found)
-    try:
-        reply = reply_of(found)
-    except Unreadable:
-        return Reply(name, error=UNREADABLE)
-    if reply.client != name:
-        return Reply(name, error="the reply is of another client")
-    return reply if reply.error is None else Reply(name, error=faults.describe(reply.error))

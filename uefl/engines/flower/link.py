@@ -19,10 +19,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+from .. import faults
 from ..codec import Packet, Unreadable, decode, encode
 from ..frames import ConnectionLost, receive, send
 from ..processes import Processes
-from . import QUIET, RUN, UNREADABLE, commands
+from . import QUIET, RUN, commands
 from .address import Address, Unreachable
 
 _PATIENCE = 60.0  # seconds for the program of a run to be started
@@ -152,7 +153,7 @@ def _read(frame: bytearray) -> Packet | str:
     try:
         return decode(frame)
     except Unreadable:
-        return UNREADABLE
+        return faults.NOT_READ
 
 
 @contextmanager

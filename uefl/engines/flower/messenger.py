@@ -18,8 +18,9 @@ from typing import Any
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
+from ..faults import NOT_READ
 from ..frames import ConnectionLost, receive, send
-from . import GONE, LARGE, MESSAGE, SILO, TORN, UNREADABLE
+from . import GONE, LARGE, MESSAGE, SILO, TORN
 
 _AT_ONCE = 8  # replies
 _SLOW = 30.0  # seconds; a reply that takes longer does not delay others
@@ -208,7 +209,7 @@ class Messenger:
         except Exception as error:  # a silo can make Flower raise any
             if _is_of_the_network(error):
                 raise
-            return UNREADABLE
+            return NOT_READ
         finally:
             del self._begun[number]
 
