@@ -194,7 +194,7 @@ class SiloProgram:
             raise Unreadable("a private state stays at its silo, and a message names it")
         if self._kept is None:
             raise StateNotFound("a process of a simulated client keeps its states in the folder of --state")
-        states = States.of(self._kept.folder, setting.run_identity(), header["arm"], header["client"])
+        states = States(self._kept.folder, setting.run_identity(), header["arm"], header["client"])
         names = [str(part.options["state"]) for part in members]
         had = [
             states.read(name) if name else self._fresh(workspace, header["client"], int(part.options["seed"]))

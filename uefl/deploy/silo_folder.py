@@ -60,25 +60,15 @@ class States:
     Each state has a file, named after its content, and the number of its round.
 
     Args:
-        folder: of these files; created with the first file.
+        folder: the silo's own folder; files are created in a folder inside.
+        run: the identity of the run, the same for a resumed one.
         arm, client: the arm and the client of the states.
     """
 
-    def __init__(self, folder: Path, arm: str, client: str) -> None:
-        self._folder, self._arm, self._client = folder, arm, client
-        self._files = StateFiles(folder)
-
-    @classmethod
-    def of(cls, folder: Path, run: str, arm: str, client: str) -> States:
-        """Return the states of a client in one arm.
-
-        Args:
-            folder: the silo's own folder.
-            run: the identity of the run, the same for a resumed one.
-            arm, client: names.
-        """
+    def __init__(self, folder: Path, run: str, arm: str, client: str) -> None:
         place = hashlib.sha256(json.dumps([run, arm, client]).encode()).hexdigest()[:32]
-        return cls(folder / "states" / place, arm, client)
+        self._folder, self._arm, self._client = folder / "states" / place, arm, client
+        self._files = StateFiles(self._folder)
 
     def read(self, name: str) -> Tensors:
         """Read the state of a name.

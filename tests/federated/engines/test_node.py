@@ -85,6 +85,7 @@ LINE = "tests.federated.engines.line"
 STAYS = "import time; print('a line', flush=True); time.sleep(60)"
 ENDS = "raise SystemExit(1)"
 FAILS = "import time; print('Traceback (most recent call last):', flush=True); time.sleep(60)"
+LOSES = "import time; print('ERROR : Failed to send message 1: 500', flush=True); time.sleep(60)"
 
 
 @pytest.fixture
@@ -103,15 +104,18 @@ def started(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["supernode", "superexec"])
-@pytest.mark.parametrize("line", [STAYS, ENDS, FAILS])
+@pytest.mark.parametrize("line", [STAYS, ENDS, FAILS, LOSES])
 def test_processes_are_watched_and_end_with_the_context(started, tmp_path, name, line):
-    """A SuperNode without a heartbeat keeps running, with a traceback in its log."""
+    """A SuperNode without a heartbeat keeps running, with a traceback in its log.
+
+    So does one that has lost a message.
+    """
     lines, found = started
     lines[name] = line
     (tmp_path / "key").touch()
     with node._supernode(ADDRESS, tmp_path / "key", tmp_path) as healthy:
         end = time.monotonic() + 60
-        survives = line == STAYS or (line == FAILS and name != "supernode")
+        survives = line == STAYS or (line in (FAILS, LOSES) and name != "supernode")
         while healthy() != survives or (survives and time.monotonic() < end - 59):
             assert time.monotonic() < end
             time.sleep(0.05)

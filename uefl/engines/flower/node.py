@@ -30,6 +30,8 @@ _AGAIN = 3.0  # seconds before a SuperNode that has ended is started again
 _SETTLED = 60.0  # a SuperNode that runs for more seconds than this has been accepted
 _PAUSE = 0.2  # seconds between two checks of the processes
 _MEMORY = 2**30 + 4 * MESSAGE  # most bytes of a process of Flower: its own data and 4 copies of a message
+_LOST = (b"Traceback", b"Failed to receive message", b"Failed to send message")
+"""in the log of a SuperNode that has lost its connection or a message; it does not end, and tries no more"""
 
 Program = Callable[[Packet | None], Packet]
 """returns the reply to a message; gets None for a message that cannot be read; must not raise"""
@@ -115,9 +117,9 @@ def _supernode(address: Address, key: Path | None, folder: Path) -> Iterator[Cal
         start("supernode", commands.__name__, *node, *trust, *listen, *secret)
         new_output = stack.enter_context(processes.log("supernode").open("rb")).read
 
-        def healthy() -> bool:  # without a heartbeat a SuperNode does not end: it only logs a traceback
-            running = all(one.poll() is None for one in processes.all.values())
-            return running and b"Traceback" not in new_output()
+        def healthy() -> bool:
+            running, new = all(one.poll() is None for one in processes.all.values()), new_output()
+            return running and not any(line in new for line in _LOST)
 
         start("forks", fork_server.__name__, str(home / "forks"))
         while healthy() and not (home / "forks").exists():

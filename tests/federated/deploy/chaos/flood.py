@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
 _BODY = 2**25  # bytes of a request
-_HEADERS = "POST /v1/fleet/push-object HTTP/1.1\r\nhost: there\r\ncontent-type: application/x-protobuf\r\n"
+_HEADERS = "POST /v1/fleet/push-object HTTP/1.1\r\nhost: there\r\ncontent-type: application/protobuf\r\n"
 
 
 @contextmanager

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -22,6 +23,10 @@ from typing import NamedTuple
 
 from .certificates import certificate, node_key
 from .cluster import LINES, LocalCluster, Sandbox, check, open_sandbox, until, without_bytes
+from .flood import flood
+
+_FILES = 256  # that the SuperLink may have open in the flood
+_FLOOD = 15.0  # seconds
 
 
 def _rejected(reason: str, fault: str, **keys: float) -> Callable[[Path, LocalCluster], str]:
@@ -112,20 +117,39 @@ def _resumed(sandbox: Sandbox) -> str:
     return "continues with --resume, with the same silos; same metrics, bit for bit"
 
 
-def _superlink_killed(folder: Path, cluster: LocalCluster) -> str:
-    with open_sandbox(folder, cluster) as sandbox:
-        cluster.start_all()
-        run = sandbox.train()
-        until("a round", sandbox.measured(3))
-        cluster.processes["superlink"].kill()
-        cluster.processes["superlink"].wait()
-        cluster.start_all()
-        ended = sandbox.end(run)
-        if ended.code != 0:
-            check(ended.code == 1 and "continue with" in ended.said, "expected a clear line", ended)
-            ended = sandbox.end(sandbox.train())
-        sandbox.check_same(ended)
-        return "waits until it is back; same metrics, bit for bit"
+def _superlink_away(leave: Callable[[LocalCluster], None], found: str) -> Callable[[Path, LocalCluster], str]:
+    """Test a SuperLink that does not answer for a while: the run waits, or ends and continues."""
+
+    def execute(folder: Path, cluster: LocalCluster) -> str:
+        with open_sandbox(folder, cluster) as sandbox:
+            cluster.start_all()
+            run = sandbox.train()
+            until("a round", sandbox.measured(3))
+            leave(cluster)
+            ended = sandbox.end(run)
+            if ended.code != 0:
+                check(ended.code == 1 and "continue with" in ended.said, "expected a clear line", ended)
+                ended = sandbox.end(sandbox.train())
+            sandbox.check_same(ended)
+            return found
+
+    return execute
+
+
+def _restart_superlink(cluster: LocalCluster) -> None:
+    cluster.processes["superlink"].kill()
+    cluster.processes["superlink"].wait()
+    cluster.start_all()
+
+
+def _flood_superlink(cluster: LocalCluster) -> None:
+    """Open more connections than the SuperLink may have files, so that it cannot open its database."""
+    number = cluster.processes["superlink"].pid
+    before = resource.prlimit(number, resource.RLIMIT_NOFILE)
+    resource.prlimit(number, resource.RLIMIT_NOFILE, (_FILES, before[1]))
+    with flood(cluster.port, 2 * _FILES, senders=4):
+        time.sleep(_FLOOD)
+    resource.prlimit(number, resource.RLIMIT_NOFILE, before)
 
 
 def _checkpoint(folder: Path, cluster: LocalCluster) -> str:
@@ -394,7 +418,14 @@ SCENARIOS = {
         _server_killed_sending,
     ),
     "superlink": Scenario(
-        "the SuperLink killed -9, started again", "the same run, bit for bit", _superlink_killed
+        "the SuperLink killed -9, started again",
+        "the same run, bit for bit",
+        _superlink_away(_restart_superlink, "waits until it is back; same metrics, bit for bit"),
+    ),
+    "flood": Scenario(
+        "a flood of connections and large requests at the SuperLink",
+        "the same run, bit for bit",
+        _superlink_away(_flood_superlink, "continues after the flood; same metrics, bit for bit"),
     ),
     "checkpoint": Scenario("a truncated checkpoint", "refused, exit code 2", _checkpoint),
     "index": Scenario(
