@@ -23,6 +23,7 @@ Tensors = dict[str, torch.Tensor]
 _PLAIN = ("client", "examples", "metrics", "error", "training", "states")
 """fields of a reply that are not tensors"""
 _ALIGNED = 8  # bytes: the largest element, and the length of the JSON
+_LISTS = 2**18  # of a header, two for each tensor: an empty one takes 3 bytes of JSON, and 64 of memory
 _DIMENSIONS = 64  # of a tensor of torch, and a product of many more sizes takes minutes
 _KINDS = "bool uint8 int8 int16 int32 int64 float16 bfloat16 float32 float64"
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in _KINDS.split()}
@@ -139,7 +140,10 @@ def decode(frame: bytearray) -> Packet:
     try:
         if length > HEADER:
             raise ValueError(f"a header of {length} bytes")
-        header = json.loads(frame[place : place + length])
+        text = frame[place : place + length]
+        if text.count(b"[") + text.count(b"{") > _LISTS:
+            raise ValueError(f"more than {_LISTS} lists")
+        header = json.loads(text)
         place += _aligned(length)
         for part, table in header.pop("tensors").items():
             parts[part] = {}

@@ -94,6 +94,17 @@ def test_many_dimensions_are_not_multiplied():
         decode(framed([["x", "float32", 100_000 * [2**62]]]))
 
 
+@pytest.mark.parametrize(
+    "text", ['{"tensors": [%s]}', '{"tensors": {}, "x": [%s]}', '{"tensors": {"p": [%s]}}']
+)
+@pytest.mark.parametrize("part", ["[]", "{}", '["x", "uint8", [0]]'])
+def test_a_header_of_very_many_lists_is_not_read(text, part, monkeypatch):
+    """Empty lists take twenty times more memory than their text."""
+    monkeypatch.setattr(codec, "json", None)
+    with pytest.raises(Unreadable, match="lists"):
+        decode(framed(text % ", ".join(300_000 * [part])))
+
+
 def test_a_header_above_its_limit_is_not_read(monkeypatch):
     frame = encode(Packet(HEADER, {}))
     assert decode(frame).header == HEADER
