@@ -249,7 +249,11 @@ class Client:
         self._seed(work, "train")
 
     def finish(self, work: Work, part: Part, outcome: Outcome) -> None:
-        """Add the results of training to the part; the network has the trained model."""
+        """Add the results of training to the part; the network has the trained model.
+
+        Raises:
+            TypeError: a private run would keep tensors that no noise hides.
+        """
         algorithm = self.algorithm(work)
         part.training = {"train_loss": outcome.loss, "steps": float(outcome.steps)}
         part.sent, part.kept = algorithm.update(work), work.private | self._workspace.private()

@@ -240,7 +240,11 @@ class _Noise(torch.autograd.Function):
 
     @staticmethod
     def forward(x: torch.Tensor, dropout: Callable[..., torch.Tensor], p: float, stack: _Stack) -> Any:
-        """Raise RuntimeError: only stacked tensors have dropout."""
+        """Refuse a tensor that is not stacked.
+
+        Raises:
+            RuntimeError: always; vmap calls the method of that name instead.
+        """
         raise RuntimeError("dropout of a tensor that is the same for all clients")
 
     @staticmethod

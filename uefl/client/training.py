@@ -127,7 +127,11 @@ def _changes_gradients(algorithm: Algorithm) -> bool:
 
 
 def check_scalar(algorithm: Algorithm, value: object) -> None:
-    """Raise TypeError unless a loss is a scalar tensor."""
+    """Check a loss.
+
+    Raises:
+        TypeError: it is not a scalar tensor.
+    """
     if not isinstance(value, torch.Tensor) or value.shape:
         got = list(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
         raise TypeError(
