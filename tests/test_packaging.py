@@ -124,28 +124,6 @@ def test_workflows_call_existing_targets_and_scripts():
     assert texts[0].rstrip().endswith("make test")  # its last line comes from pytest
 
 
-def long_blocks(path: Path) -> list[str]:
-    """Return the places of blocks of code in a C++ file with more than 60 lines: bodies of functions."""
-    text = re.sub(r'//.*|"(\\.|[^"\\\n])*"|\'\\?.\'', "", path.read_text(encoding="utf-8"))
-    found, begins = [], []
-    for number, line in enumerate(text.splitlines(), 1):
-        for sign in re.findall(r"[{}]", line):
-            if sign == "{":
-                begins.append((number, bool(re.search(r"\)[^();]*\{$", line))))
-            else:
-                begin, is_code = begins.pop()
-                found += [f"{path.relative_to(ROOT)}:{begin}"] if is_code and number - begin >= 60 else []
-    return found
-
-
-def test_functions_of_cpp_fit_a_screen():
-    files = [*(ROOT / "csrc").rglob("*"), *(ROOT / "tests" / "cpp").iterdir()]
-    kernels = ROOT / "csrc" / "cuda"
-    files = [path for path in files if path.suffix in (".h", ".cpp", ".cu") and path.parent != kernels]
-    assert len(files) > 100
-    assert [place for path in files for place in long_blocks(path)] == []
-
-
 def test_pre_commit_has_the_pinned_tools():
     lines = (ROOT / "requirements.txt").read_text().splitlines()
     pinned = dict(line.split("==") for line in lines if re.fullmatch(r"[\w-]+==[\w.]+", line))

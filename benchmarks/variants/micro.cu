@@ -71,9 +71,36 @@ __device__ void operate(uint32_t (&a)[kLanes], uint64_t (&wide)[kLanes / 2], uin
   }
 }
 
-// Runs the instructions of a stream, with products at the same time if kProducts. Warpgroup 0 sends products
-// until the other warpgroups have finished their stream, or some hundred if there are no others. clocks:
-// [blocks, 4, {clocks, products of the warpgroup, or rounds}].
+// Sends products with warpgroup 0 until the other warpgroups have finished their stream, or some hundred if
+// there are no others. Returns the number of products.
+template <Stream kStream>
+__device__ int send_products(uint64_t right, const int& done, bool& stop, int others, float (&sums)[64]) {
+  uint32_t fragment[4] = {};
+  int count = 0;
+  // All four warps must leave the loop in the same round.
+  do {
+#pragma unroll 1
+    for (int times = 0; times < 8; ++times) {
+      registers_settled(sums);
+      products_begin();
+      UEFL_UNROLL
+      for (int i = 0; i < 4; ++i) multiply_group(sums, fragment, right + i * kOperandStep, true);
+      products_commit();
+      products_wait<0>();
+      registers_settled(sums);
+    }
+    count += 32;
+    group_sync();
+    if (threadIdx.x == 0)
+      stop =
+          kStream == Stream::none ? count >= 4 * kRounds : *static_cast<const volatile int*>(&done) >= others;
+    group_sync();
+  } while (!*static_cast<volatile bool*>(&stop));
+  return count;
+}
+
+// Runs the instructions of a stream, with products at the same time if kProducts.
+// clocks: [blocks, 4, {clocks, products of the warpgroup, or rounds}].
 template <Stream kStream, bool kProducts>
 __device__ void stream(long long* clocks, uint32_t b, uint32_t c) {
   __shared__ int done;
@@ -92,29 +119,9 @@ __device__ void stream(long long* clocks, uint32_t b, uint32_t c) {
   if (group == 0) {
     if (!kProducts) return;
     float sums[64] = {};
-    uint32_t fragment[4] = {};
     const uint64_t right = operand(memory);
-    int count = 0;
     const long long begin = now();
-    // All four warps must leave the loop in the same round.
-    do {
-#pragma unroll 1
-      for (int times = 0; times < 8; ++times) {
-        registers_settled(sums);
-        products_begin();
-        UEFL_UNROLL
-        for (int i = 0; i < 4; ++i) multiply_group(sums, fragment, right + i * kOperandStep, true);
-        products_commit();
-        products_wait<0>();
-        registers_settled(sums);
-      }
-      count += 32;
-      group_sync();
-      if (threadIdx.x == 0)
-        stop = kStream == Stream::none ? count >= 4 * kRounds : *static_cast<volatile int*>(&done) >= others;
-      group_sync();
-    } while (!*static_cast<volatile bool*>(&stop));
-    note(begin, count);
+    note(begin, send_products<kStream>(right, done, stop, others, sums));
     float total = 0;
     UEFL_UNROLL
     for (int i = 0; i < 64; ++i) total += sums[i];

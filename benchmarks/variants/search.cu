@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kCodewordsBytes = 128 * 64 * 2, kRowsBytes = 64 * 64 * 2, kAhead = 2, kMarks = 64;
 
-struct alignas(16) Answer {  // result of a lane for a row
+struct alignas(16) LaneResult {  // result of a lane for a row
   int best, second, tile, none;
 };
 
@@ -21,7 +21,7 @@ struct Work {
   const unsigned char* rows;       // [blocks, chunks] tiles of 64 x 64 float16
   const unsigned char* codewords;  // [tiles, chunks] blocks of 128 x 64 float16, negated
   const float* starts;             // [tiles, 4, kStarts] |c|^2 / 2 above a base
-  Answer* found;                   // [blocks * 64, 4 lanes]
+  LaneResult* found;               // [blocks * 64, 4 lanes]
   long long* marks;                // [grid, groups, kMarks, {begin, multiplied, compared}] clocks
   int blocks, tiles, places, shift;
 };
@@ -43,7 +43,7 @@ struct Variant {
 };
 
 template <class V>
-struct Memory {
+struct VariantMemory {
   int places;
   __device__ unsigned char* codewords(int place) const { return dynamic_memory() + place * kCodewordsBytes; }
   __device__ unsigned char* rows(int group, int tile) const {
@@ -60,7 +60,7 @@ struct Memory {
   }
 };
 
-struct Ring {
+struct BlockRing {
   int size, place = 0;
   unsigned parity = 0;
   __device__ void advance() {
@@ -79,10 +79,10 @@ __device__ int block_of(int round, int group) {
 }
 
 template <class V>
-__device__ void feed_codewords(const Work& work, const Memory<V>& memory) {
+__device__ void feed_codewords(const Work& work, const VariantMemory<V>& memory) {
   const int blocks = work.tiles * V::kChunks;
   const bool resident = work.places == blocks;
-  Ring ring{work.places};
+  BlockRing ring{work.places};
   for (int round = 0; round < (resident ? 1 : rounds_of<V>(work)); ++round) {
     for (int block = 0; block < blocks; ++block, ring.advance()) {
       if (!resident) barrier_wait(memory.empty(ring.place), ring.parity ^ 1);
@@ -103,8 +103,8 @@ __device__ void feed_codewords(const Work& work, const Memory<V>& memory) {
 }
 
 template <class V>
-__device__ void feed_rows(const Work& work, const Memory<V>& memory) {
-  Ring ring{V::kTiles};
+__device__ void feed_rows(const Work& work, const VariantMemory<V>& memory) {
+  BlockRing ring{V::kTiles};
   for (int round = 0; round < rounds_of<V>(work); ++round, ring.advance()) {
     for (int group = 0; group < V::kGroups; ++group) {
       const int block = lesser(block_of<V>(round, group), work.blocks - 1);
@@ -124,8 +124,8 @@ __device__ void feed_rows(const Work& work, const Memory<V>& memory) {
 // way. Returns the place of the chunk before the last one, which is still read if there are two.
 template <class V>
 __device__ int multiply(float (&sums)[64], uint32_t (&fragments)[V::kChunks > 2 ? 2 : V::kChunks][4][4],
-                        const unsigned char* rows, const Memory<V>& memory, Ring& ring, bool arrived,
-                        const auto& release) {
+                        const unsigned char* rows, const VariantMemory<V>& memory, BlockRing& ring,
+                        bool arrived, const auto& release) {
   const int group = threadIdx.x / 128;
   int before = 0;
   UEFL_UNROLL
@@ -183,11 +183,19 @@ __device__ void compare(const float (&sums)[64], const float* starts, int shift,
   for (int row = 0; row < 2; ++row) kept[row].add(V::How::run(scores[row], shift), tile);
 }
 
+__device__ inline void load_starts(const float* first, float (&sums)[64]) {
+  UEFL_UNROLL
+  for (int i = 0; i < 64; i += 4) {
+    const float4 start = *reinterpret_cast<const float4*>(first + i);
+    sums[i] = start.x, sums[i + 1] = start.y, sums[i + 2] = start.z, sums[i + 3] = start.w;
+  }
+}
+
 template <class V>
-__device__ void search(const Work& work, const Memory<V>& memory) {
+__device__ void search(const Work& work, const VariantMemory<V>& memory) {
   const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, t = lane % 4;
   const bool resident = work.places == work.tiles * V::kChunks;
-  Ring codewords{work.places}, tiles{V::kTiles};
+  BlockRing codewords{work.places}, tiles{V::kTiles};
   const auto release = [&](int place) {
     if (resident) return;
     __syncwarp();
@@ -214,11 +222,7 @@ __device__ void search(const Work& work, const Memory<V>& memory) {
       if constexpr (V::kFirst) {
         if (round == 0 || !resident) barrier_wait(memory.full(codewords.place), codewords.parity);
         const float* first = reinterpret_cast<const float*>(memory.starts(codewords.place)) + t * V::kStarts;
-        UEFL_UNROLL
-        for (int i = 0; i < 64; i += 4) {
-          const float4 start = *reinterpret_cast<const float4*>(first + i);
-          sums[i] = start.x, sums[i + 1] = start.y, sums[i + 2] = start.z, sums[i + 3] = start.w;
-        }
+        load_starts(first, sums);
       }
       if (V::kOrder && V::kChunks <= 2) turn_wait(1 + group);
       if (marked) mark[0] = now();
@@ -240,7 +244,7 @@ __device__ void search(const Work& work, const Memory<V>& memory) {
     UEFL_UNROLL
     for (int row = 0; row < 2; ++row) {
       const int64_t at = static_cast<int64_t>(block) * 64 + warp * 16 + lane / 4 + 8 * row;
-      const Answer answer{kept[row].two.best, kept[row].two.second, kept[row].tile, 0};
+      const LaneResult answer{kept[row].two.best, kept[row].two.second, kept[row].tile, 0};
       if (block < work.blocks) work.found[at * 4 + t] = answer;
     }
   }
@@ -248,7 +252,7 @@ __device__ void search(const Work& work, const Memory<V>& memory) {
 
 template <class V>
 __device__ void run(const Work& work) {
-  const Memory<V> memory{work.places};
+  const VariantMemory<V> memory{work.places};
   if (threadIdx.x == 0) {
     for (int i = 0; i < work.places; ++i) {
       barrier_init(memory.full(i), 1);

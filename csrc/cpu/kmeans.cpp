@@ -26,11 +26,11 @@ constexpr int64_t kLeastRounds =
 constexpr int64_t kBlockRows = 256;  // rows per block of the bounded search
 
 // Lloyd's algorithm on dense rows.
-class DenseLloyd : public Lloyd {
+class DenseLloyd : public LloydAlgorithm {
  public:
   DenseLloyd(const PreparedProblem& prepared, KMeansCenters centers, const KMeansOptions& options)
-      : Lloyd(prepared.units(), prepared.weight_unit(), prepared.dense().n, std::move(centers), options,
-              prepared.parallel()),
+      : LloydAlgorithm(prepared.units(), prepared.weight_unit(), prepared.dense().n, std::move(centers),
+                       options, prepared.parallel()),
         prepared_(prepared),
         dense_(prepared.dense()) {}
 
@@ -108,7 +108,7 @@ void kmeans(const KMeansProblem& problem, const KMeansOptions& options, const Pa
         options.seeding == Seeding::given
             ? given_centers(problem.init, problem.k, dense.d, dense.wide, options.spherical)
             : prepared.seeds(options.seeding, problem.k, problem.seed, restart);
-    std::unique_ptr<Lloyd> lloyd;
+    std::unique_ptr<LloydAlgorithm> lloyd;
     if (distances_pay(dense, problem.k)) {
       lloyd = std::make_unique<WideLloyd>(prepared, std::move(centers), options);
     } else {

@@ -9,8 +9,8 @@
 
 namespace uefl::cpu {
 
-Lloyd::Lloyd(const KMeansUnits& units, double weight_unit, int64_t n, KMeansCenters centers,
-             const KMeansOptions& options, const Parallel& parallel)
+LloydAlgorithm::LloydAlgorithm(const KMeansUnits& units, double weight_unit, int64_t n, KMeansCenters centers,
+                               const KMeansOptions& options, const Parallel& parallel)
     : units_(units),
       weight_unit_(weight_unit),
       n_(n),
@@ -22,14 +22,14 @@ Lloyd::Lloyd(const KMeansUnits& units, double weight_unit, int64_t n, KMeansCent
       totals_(k_, centers_.dim()),
       labels_(n, -1) {}
 
-void Lloyd::write(const KMeansResult& result) const {
+void LloydAlgorithm::write(const KMeansResult& result) const {
   std::memcpy(result.centers, centers_.data(), centers_.bytes());
   std::copy(labels_.begin(), labels_.end(), result.labels);
   *result.inertia = inertia_;
   *result.iterations = iterations_;
 }
 
-void Lloyd::run(double limit) {
+void LloydAlgorithm::run(double limit) {
   bool converged = false;  // labels_ are the nearest of the current centers
   while (iterations_ < max_iter_ && !converged) {
     const bool changed = assign();
@@ -44,7 +44,7 @@ void Lloyd::run(double limit) {
 }
 
 // Moves the centers to the means of their clusters. Returns the sum of the squared moves.
-double Lloyd::update() {
+double LloydAlgorithm::update() {
   const int64_t d = totals_.d;
   const Rounding& rounding = units_.rounding;
   std::optional<KMeansTotals> filled;
@@ -69,7 +69,7 @@ double Lloyd::update() {
 
 // Fills empty clusters as update() of the reference does. The first empty cluster takes the row that is
 // farthest from its center, the second empty cluster takes the next row, and so on.
-void Lloyd::fill_empty(KMeansTotals& totals) const {
+void LloydAlgorithm::fill_empty(KMeansTotals& totals) const {
   const std::vector<double> distances = far_distances(totals.empty());
   const int64_t spread = (int64_t{1} << ceil_log2(n_)) - 1;
   std::vector<int64_t> keys;

@@ -11,9 +11,9 @@
 
 namespace uefl::cpu {
 
-class Lloyd {
+class LloydAlgorithm {
  public:
-  virtual ~Lloyd() = default;
+  virtual ~LloydAlgorithm() = default;
 
   // Iterates until the squared moves of the centers sum to at most `limit`.
   void run(double limit);
@@ -22,8 +22,8 @@ class Lloyd {
   void write(const KMeansResult& result) const;
 
  protected:
-  Lloyd(const KMeansUnits& units, double weight_unit, int64_t n, KMeansCenters centers,
-        const KMeansOptions& options, const Parallel& parallel);
+  LloydAlgorithm(const KMeansUnits& units, double weight_unit, int64_t n, KMeansCenters centers,
+                 const KMeansOptions& options, const Parallel& parallel);
 
   // Gives each row the label of its nearest center and updates the totals. Returns true if a label changed.
   virtual bool assign() = 0;

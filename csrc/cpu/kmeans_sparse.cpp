@@ -78,7 +78,7 @@ void SparseProblem::find_variance() {
   variance = mean_variance(sums, squares, x.n, scale);
 }
 
-class SparseLloyd : public Lloyd {
+class SparseLloyd : public LloydAlgorithm {
  public:
   SparseLloyd(const SparseProblem& problem, KMeansCenters centers, const KMeansOptions& options,
               const Parallel& parallel);
@@ -104,7 +104,8 @@ class SparseLloyd : public Lloyd {
 
 SparseLloyd::SparseLloyd(const SparseProblem& problem, KMeansCenters centers, const KMeansOptions& options,
                          const Parallel& parallel)
-    : Lloyd(problem.units(), problem.scales.weight_unit, problem.x.n, std::move(centers), options, parallel),
+    : LloydAlgorithm(problem.units(), problem.scales.weight_unit, problem.x.n, std::move(centers), options,
+                     parallel),
       problem_(problem),
       x_(problem.x),
       zero_(x_.d),

@@ -45,7 +45,7 @@ void products(const SparseRow& row, const double* centers, int64_t pitch, double
            : products_typed<float>(row, centers, pitch, out);
 }
 
-TopTwo top_two(const double* products, const double* half_norms, int64_t pitch) {
+SparseTopTwo top_two(const double* products, const double* half_norms, int64_t pitch) {
   Doubles best = Doubles{} + __builtin_inf(), second = best, index{}, number, product, score;
   for (int i = 0; i < kDoubles; ++i) number[i] = i;
   for (int64_t k = 0; k < pitch; k += kDoubles, number += kDoubles) {
@@ -58,7 +58,7 @@ TopTwo top_two(const double* products, const double* half_norms, int64_t pitch) 
     best = nearer ? score : best;
     index = nearer ? number : index;
   }
-  TopTwo found{best[0], second[0], static_cast<int64_t>(index[0])};
+  SparseTopTwo found{best[0], second[0], static_cast<int64_t>(index[0])};
   for (int i = 1; i < kDoubles; ++i) {
     const bool nearer = best[i] < found.best;
     const double other = nearer ? found.best : best[i], least = other < second[i] ? other : second[i];

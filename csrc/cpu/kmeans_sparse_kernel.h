@@ -14,7 +14,7 @@ struct SparseRow {
   bool wide;
 };
 
-struct TopTwo {
+struct SparseTopTwo {
   double best, second;
   int64_t index;
 };
@@ -27,7 +27,7 @@ struct KMeansSparseKernel {
   // kSparsePad.
   void (*products)(const SparseRow& row, const double* centers, int64_t pitch, double* out);
   // Returns the least and the second least of half_norms - products, both [pitch].
-  TopTwo (*top_two)(const double* products, const double* half_norms, int64_t pitch);
+  SparseTopTwo (*top_two)(const double* products, const double* half_norms, int64_t pitch);
   // Returns the sum of the squares of a row.
   double (*square)(const SparseRow& row);
 };

@@ -112,7 +112,7 @@ double SparseSearch::from_products(double square, const double* products, int64_
 
 int64_t SparseSearch::nearest(int64_t row, double square, double* products, double& distance) const {
   columns_.products(x_.row(row), products);
-  const TopTwo found = kmeans_sparse_kernel().top_two(products, half_norms_.data(), columns_.pitch());
+  const SparseTopTwo found = kmeans_sparse_kernel().top_two(products, half_norms_.data(), columns_.pitch());
   int64_t best = found.index;
   const double margin = 2 * error(square);
   if (!(found.second - found.best > margin)) {

@@ -25,8 +25,8 @@ bool distances_pay(const Dense& x, int64_t k) {
 }
 
 WideLloyd::WideLloyd(const PreparedProblem& prepared, KMeansCenters centers, const KMeansOptions& options)
-    : Lloyd(prepared.units(), prepared.weight_unit(), prepared.dense().n, std::move(centers), options,
-            prepared.parallel()),
+    : LloydAlgorithm(prepared.units(), prepared.weight_unit(), prepared.dense().n, std::move(centers),
+                     options, prepared.parallel()),
       prepared_(prepared),
       dense_(prepared.dense()) {}
 

@@ -17,7 +17,7 @@ namespace uefl::cpu {
 // Returns true if such an iteration takes less time than a search.
 bool distances_pay(const Dense& x, int64_t k);
 
-class WideLloyd : public Lloyd {
+class WideLloyd : public LloydAlgorithm {
  public:
   WideLloyd(const PreparedProblem& prepared, KMeansCenters centers, const KMeansOptions& options);
 

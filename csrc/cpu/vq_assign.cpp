@@ -161,8 +161,8 @@ struct Search::PrefilterTile {
   const std::unique_ptr<CacheLine[]> y, scratch;
   const std::unique_ptr<float[]> row;
   std::vector<double> values;  // of a row
-  RowSize size[Candidates::kRows];
-  Candidates found;
+  RowSize size[CandidateLists::kRows];
+  CandidateLists found;
 };
 
 double Search::error_bound(const Book& book, const RowSize& row) const {
@@ -246,8 +246,8 @@ int64_t Search::prefilter_tile(PrefilterTile& tile, const StridedRows& x, int64_
                                int64_t end, int64_t* indices, std::vector<int64_t>& uncertain) const {
   const int64_t segments = x.dim / d_, count = end - start, before = uncertain.size();
   const Book& book = this->book(s);
-  Candidates& found = tile.found;
-  const char* source[Candidates::kRows] = {};
+  CandidateLists& found = tile.found;
+  const char* source[CandidateLists::kRows] = {};
   for (int64_t r = 0; r < count; ++r) source[r] = element(x, start + r, s * d_);
   tile.kernel.load(source, count, x.dtype, d_, book.mean.data(), tile.y.get(), tile.size);
   for (int64_t r = 0; r < count; ++r) {
@@ -259,11 +259,11 @@ int64_t Search::prefilter_tile(PrefilterTile& tile, const StridedRows& x, int64_
   tile.kernel.candidates(tile.y.get(), count, book.prefilter.lines.get(), book.half_squares.data(), blocks_,
                          d_, book.unit, ahead_of(x, end, tile.rows, s * d_, d_), tile.scratch.get(), found);
   // Scoring a codeword in float32 costs as much as the fine pass over about sixteen codewords.
-  const int most = static_cast<int>(std::clamp<int64_t>(k_ / 16, 4, Candidates::kMost));
+  const int most = static_cast<int>(std::clamp<int64_t>(k_ / 16, 4, CandidateLists::kMost));
   for (int64_t r = 0; r < count; ++r) {
     const float limit = found.best[r] + found.margin[r];
     int left = 0;
-    if (found.count[r] <= Candidates::kMost) {
+    if (found.count[r] <= CandidateLists::kMost) {
       for (int i = 0; i < found.count[r]; ++i) {
         if (found.score[r][i] <= limit) found.code[r][left++] = found.code[r][i];
       }
@@ -282,7 +282,7 @@ int64_t Search::prefilter_tile(PrefilterTile& tile, const StridedRows& x, int64_
 int64_t Search::choose(PrefilterTile& tile, const StridedRows& x, int64_t s, int64_t n, const RowSize& size,
                        int* candidates, int count) const {
   const Book& book = this->book(s);
-  float score[Candidates::kMost];
+  float score[CandidateLists::kMost];
   tile.kernel.score_candidates(element(x, n, s * d_), x.dtype, d_, book.mean.data(), book.centered.get(),
                                book.half_squares.data(), candidates, count, tile.row.get(), score);
   const int best = static_cast<int>(std::min_element(score, score + count) - score);

@@ -48,7 +48,7 @@ UEFL_INLINE void add_terms(const Doubles (*x)[kVectors], int64_t count, const do
   }
 }
 
-struct Nearest {
+struct GroupNearest {
   Doubles value[kVectors];
   SignedLongs index[kVectors];
 };
@@ -57,7 +57,7 @@ struct Nearest {
 // sums.
 template <bool kEuclidean, int kCount>
 UEFL_INLINE void step(const DirectRun& run, const Doubles (*x)[kVectors], int64_t from, int64_t count,
-                      int64_t code, Nearest& nearest) {
+                      int64_t code, GroupNearest& nearest) {
   Doubles sum[kCount][kVectors] = {};
   double* const values = run.values + code * kRows;
   if (from > 0) __builtin_memcpy(sum, values, sizeof sum);
@@ -79,7 +79,7 @@ UEFL_INLINE void step(const DirectRun& run, const Doubles (*x)[kVectors], int64_
 }
 
 template <class T, bool kEuclidean>
-void search_group(const DirectRun& run, const T* const* rows, Nearest& nearest) {
+void search_group(const DirectRun& run, const T* const* rows, GroupNearest& nearest) {
   Doubles x[kSlab][kVectors];
   for (int64_t from = 0; from < run.d; from += kSlab) {
     const int64_t count = run.d - from < kSlab ? run.d - from : kSlab;
@@ -101,7 +101,7 @@ bool nearest(const DirectRun& run, int64_t* index) {
   for (int64_t first = 0; first < run.count; first += kRows) {
     const char* rows[kRows];
     for (int r = 0; r < kRows; ++r) rows[r] = run.rows[first + r < run.count ? first + r : run.count - 1];
-    Nearest found{{Doubles{} + __builtin_inf(), Doubles{} + __builtin_inf()}, {}};
+    GroupNearest found{{Doubles{} + __builtin_inf(), Doubles{} + __builtin_inf()}, {}};
     with_type(run.dtype, [&]<class T>(const T*) {
       const T* const* typed = reinterpret_cast<const T* const*>(rows);
       run.euclidean ? search_group<T, true>(run, typed, found) : search_group<T, false>(run, typed, found);

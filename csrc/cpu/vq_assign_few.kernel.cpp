@@ -96,7 +96,7 @@ void score_code(const FewRun& run, const float* code, float* out) {
 
 // The codewords of a step in float32, and the places of their scores. If fewer codewords are left, the last
 // one is repeated.
-struct Step {
+struct CodewordStep {
   const float* code[kCodewords];
   float* out[kCodewords];
   float factor[kCodewords];
@@ -104,7 +104,7 @@ struct Step {
 
 // Scores kCount groups of rows with the codewords of a step.
 template <bool euclidean, int kCount>
-UEFL_INLINE void score_groups(const FewRun& run, int64_t group, const Step& step) {
+UEFL_INLINE void score_groups(const FewRun& run, int64_t group, const CodewordStep& step) {
   const float* const rows = run.rows + group * run.layout.group_pitch;
   Floats sum[kCodewords][kCount] = {}, x[kCount];
   for (int64_t j = 0; j < run.d; ++j) {
@@ -129,7 +129,7 @@ UEFL_INLINE void score_groups(const FewRun& run, int64_t group, const Step& step
 }
 
 template <bool euclidean>
-void score_step(const FewRun& run, const Step& step) {
+void score_step(const FewRun& run, const CodewordStep& step) {
   const int64_t groups = run.layout.score_pitch / kLanes;
   int64_t group = 0;
   for (; group + kGroups <= groups; group += kGroups) score_groups<euclidean, kGroups>(run, group, step);
@@ -156,7 +156,7 @@ void score_codewords(const FewRun& run, int64_t lo, int64_t hi) {
   float* const room = run.dtype == Dtype::f32 ? nullptr : new float[kCodewords * run.d];
   if (run.layout.grouped) {
     for (int64_t k = lo; k < hi; k += kCodewords) {
-      Step step;
+      CodewordStep step;
       for (int c = 0; c < kCodewords; ++c) {
         const int64_t code = k + c < hi ? k + c : hi - 1;
         step.code[c] = float_code(run, code, room + c * run.d);

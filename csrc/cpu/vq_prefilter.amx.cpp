@@ -39,7 +39,8 @@ struct Chunk {
 // Finds the best score of each row of a chunk so far.
 class Lowest {
  public:
-  inline __attribute__((always_inline)) Lowest(const Chunk& chunk, const Candidates& found) : chunk_(chunk) {
+  inline __attribute__((always_inline)) Lowest(const Chunk& chunk, const CandidateLists& found)
+      : chunk_(chunk) {
     for (int i = 0; i < 2; ++i) best_[i] = _mm512_loadu_ps(found.best + chunk.row + i * kTile);
   }
   inline __attribute__((always_inline)) void until(int k) {
@@ -52,7 +53,7 @@ class Lowest {
       }
     }
   }
-  inline __attribute__((always_inline)) void save(Candidates& found) const {
+  inline __attribute__((always_inline)) void save(CandidateLists& found) const {
     for (int i = 0; i < 2; ++i) _mm512_storeu_ps(found.best + chunk_.row + i * kTile, best_[i]);
   }
 
@@ -65,7 +66,7 @@ class Lowest {
 // Lists the codewords with scores near the best one.
 class Close {
  public:
-  inline __attribute__((always_inline)) Close(const Chunk& chunk, Candidates& found)
+  inline __attribute__((always_inline)) Close(const Chunk& chunk, CandidateLists& found)
       : chunk_(chunk), found_(found) {
     for (int i = 0; i < 2; ++i) {
       const int64_t row = chunk.row + i * kTile;
@@ -100,13 +101,13 @@ class Close {
   }
 
   const Chunk chunk_;
-  Candidates& found_;
+  CandidateLists& found_;
   __m512 limit_[2];
   int done_ = 0;
 };
 
 void candidates(const void* y, int64_t count, const void* panels, const float* half_squares, int64_t blocks,
-                int64_t d, float, Ahead ahead, void* scratch, Candidates& out) {
+                int64_t d, float, Ahead ahead, void* scratch, CandidateLists& out) {
   const ConfiguredTiles configured;
   const int64_t part = part_bytes(d), groups = (count + kPair - 1) / kPair,
                 chunks = (blocks + kChunkBlocks - 1) / kChunkBlocks;

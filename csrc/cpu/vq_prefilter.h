@@ -10,7 +10,7 @@
 namespace uefl::cpu {
 
 // The codewords with a score of at most best + margin, in ascending order, for each row of a tile.
-struct Candidates {
+struct CandidateLists {
   static constexpr int kRows = 192, kMost = 16;
   float margin[kRows];  // input; NaN lists nothing, while infinity would list infinite scores
   float best[kRows];
@@ -30,7 +30,7 @@ struct PrefilterKernel {
   void (*load)(const char* const* source, int64_t count, Dtype dtype, int64_t d, const float* mean, void* y,
                RowSize* size);
   void (*candidates)(const void* y, int64_t count, const void* panels, const float* half_squares,
-                     int64_t blocks, int64_t d, float unit, Ahead ahead, void* scratch, Candidates& out);
+                     int64_t blocks, int64_t d, float unit, Ahead ahead, void* scratch, CandidateLists& out);
   // Writes the float32 scores of `count` codewords with one row. `codewords` are centered, centered_pitch(d)
   // apart, and padded with zeros. `y` is workspace for a row.
   void (*score_candidates)(const char* source, Dtype dtype, int64_t d, const float* mean,

@@ -107,7 +107,7 @@ void load_rows(const char* const* source, int64_t count, Dtype dtype, int64_t d,
 
 // Lists the codewords of some blocks, from number `first` on, whose score with row r is within its margin.
 inline void note_close(const float (*scores)[kTileRows][kCodewords], int64_t blocks, int64_t first, int r,
-                       Candidates& out) {
+                       CandidateLists& out) {
   const Floats limit = broadcast(out.best[r] + out.margin[r]);
   for (int64_t block = 0; block < blocks; ++block) {
     Floats low, high;
@@ -123,7 +123,7 @@ inline void note_close(const float (*scores)[kTileRows][kCodewords], int64_t blo
 }
 
 void candidates(const void* y, int64_t count, const void* panels, const float* half_squares, int64_t blocks,
-                int64_t d, float unit, Ahead ahead, void* scratch, Candidates& out) {
+                int64_t d, float unit, Ahead ahead, void* scratch, CandidateLists& out) {
   const float* const units = static_cast<const float*>(y);
   const int64_t depth = words(d), groups = (count + kRows - 1) / kRows,
                 steps = blocks * groups * ((depth + kChunk - 1) / kChunk);

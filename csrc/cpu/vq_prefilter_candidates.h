@@ -9,9 +9,9 @@ namespace {
 
 // Adds a codeword to the list. If the list is full, it first drops the codewords that the best score so far
 // excludes.
-__attribute__((noinline)) void note(Candidates& found, int64_t row, int code, float score) {
+__attribute__((noinline)) void note(CandidateLists& found, int64_t row, int code, float score) {
   int& count = found.count[row];
-  if (count == Candidates::kMost) {
+  if (count == CandidateLists::kMost) {
     const float limit = found.best[row] + found.margin[row];
     int kept = 0;
     for (int i = 0; i < count; ++i) {
@@ -21,11 +21,11 @@ __attribute__((noinline)) void note(Candidates& found, int64_t row, int code, fl
     }
     count = kept;
   }
-  if (count < Candidates::kMost) {
+  if (count < CandidateLists::kMost) {
     found.code[row][count] = code;
     found.score[row][count] = score;
   } else {
-    count = Candidates::kMost;  // mark the list as too long
+    count = CandidateLists::kMost;  // mark the list as too long
   }
   ++count;
 }

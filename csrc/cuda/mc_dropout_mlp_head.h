@@ -188,7 +188,7 @@ struct Statistics {
     for (int j = 0; j < kClasses; ++j) update(powers[j] * softmax.inverse, share, mean[j], moment[j]);
     entropy += softmax.nats();
   }
-  __device__ void store(const Problem& problem, int64_t row, int first_class) const {
+  __device__ void store(const McProblem& problem, int64_t row, int first_class) const {
     const int64_t place = row * problem.padded_classes + first_class;
     UEFL_UNROLL
     for (int j = 0; j < kClasses; j += 4) {
@@ -202,7 +202,7 @@ struct Statistics {
 
 // Drops logits of a row. Lane t has the classes from kClasses t on.
 template <int kClasses>
-__device__ inline void drop_logits(float (&logit)[kClasses], const Problem& problem, uint32_t pass,
+__device__ inline void drop_logits(float (&logit)[kClasses], const McProblem& problem, uint32_t pass,
                                    uint32_t row, int t, int outputs) {
   const PhiloxWords words = philox({{pass, row, 1, kClasses * t / 8u}}, static_cast<uint64_t>(*problem.seed));
   UEFL_UNROLL
@@ -216,10 +216,10 @@ __device__ inline void drop_logits(float (&logit)[kClasses], const Problem& prob
 // Runs the passes of a slot for a tile of rows. Four blocks on a multiprocessor leave a thread 128 registers.
 // Then the statistics spill once per pair of passes, but the loop does not.
 template <int kBlocks, bool kConsistent>
-__global__ void __launch_bounds__(kThreads, kBlocks == 2 ? 4 : 2) head(Problem problem) {
+__global__ void __launch_bounds__(kThreads, kBlocks == 2 ? 4 : 2) head(McProblem problem) {
   constexpr int kClasses = 2 * kBlocks;  // classes of a lane, in each of its two rows
   const volatile uint2* keys = round_keys(problem.seed);
-  const Item item(problem, thread() / kWarp);
+  const TileSlot item(problem, thread() / kWarp);
   if (item.slot >= problem.slots) return;
   const int lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
   const Layer& layer = problem.layers[0];

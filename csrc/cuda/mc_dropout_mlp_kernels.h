@@ -25,7 +25,7 @@ namespace {
 // Adds one row's probabilities of a pass to the statistics of its slot. `done` counts the passes so far,
 // including this one.
 template <int kClasses>
-__device__ inline void add_row(const Problem& problem, int64_t row, int first_class,
+__device__ inline void add_row(const McProblem& problem, int64_t row, int first_class,
                                const float (&powers)[kClasses], const Softmax& softmax, float done) {
   const int64_t place = row * problem.padded_classes + first_class;
   float4 *const means = reinterpret_cast<float4*>(problem.mean + place), *const moments =
@@ -47,7 +47,7 @@ __device__ inline void add_row(const Problem& problem, int64_t row, int first_cl
 
 // Adds one more pass to the statistics of a slot, from the logits in a buffer. A lane has classes 8 t ... 8 t
 // + 7 of each block of 32.
-__device__ inline void add_pass(const Problem& problem, const float4* logits, int64_t first_row, float done,
+__device__ inline void add_pass(const McProblem& problem, const float4* logits, int64_t first_row, float done,
                                 int lane) {
   const int blocks = problem.padded_classes / kUnits, t = lane % 4;
   const auto logit = [&](const Units& units, int block, int h, int j) {
@@ -94,7 +94,7 @@ __device__ inline float activate(McActivation activation, float x) {
 }
 
 // Adds the bias to the sums of block o of a layer's outputs. Activates them unless they are logits.
-__device__ inline void finish_units(const float (&sums)[kPasses][kWideOutputs][4], const Problem& problem,
+__device__ inline void finish_units(const float (&sums)[kPasses][kWideOutputs][4], const McProblem& problem,
                                     int i, int o, int t, Units (&units)[kPasses]) {
   const Layer& layer = problem.layers[i];
   UEFL_UNROLL
@@ -112,7 +112,7 @@ __device__ inline void finish_units(const float (&sums)[kPasses][kWideOutputs][4
 // Runs the passes of a slot for a tile of rows, for each item of work. In `buffers`, each warp of the grid
 // has two buffers of kPasses times `width` blocks.
 template <bool kConsistent>
-__global__ void __launch_bounds__(kThreads, 2) stack(Problem problem, float4* buffers, int width) {
+__global__ void __launch_bounds__(kThreads, 2) stack(McProblem problem, float4* buffers, int width) {
   const volatile uint2* keys = round_keys(problem.seed);
   const int lane = threadIdx.x % kWarp, t = lane % 4;
   const int64_t buffer_size = int64_t{kPasses} * width * kVectors;
@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(kThreads, 2) stack(Problem problem, float4* bu
     return own + stage % 2 * buffer_size + (p * int64_t{width} + block) * kVectors;
   };
   for (int64_t work = thread() / kWarp; work < problem.items(); work += threads() / kWarp) {
-    const auto [tile, slot] = Item(problem, work);
+    const auto [tile, slot] = TileSlot(problem, work);
     if (slot >= problem.slots) continue;
     float done = 0;
     for (uint32_t pair = problem.begin[slot]; pair < problem.begin[slot + 1]; ++pair) {
@@ -169,7 +169,7 @@ __global__ void __launch_bounds__(kThreads, 2) stack(Problem problem, float4* bu
 
 // Combines the slots of a row, by Chan's formula for means and moments. A thread takes a row and a class, or
 // the entropy of a row. It has the loads of eight slots under way.
-__global__ void combine(Problem problem, int64_t rows, float* mean_out, float* entropy_out,
+__global__ void combine(McProblem problem, int64_t rows, float* mean_out, float* entropy_out,
                         float* variance_out) {
   constexpr int kLoads = 8;
   const int width = problem.classes + 1;

@@ -41,7 +41,7 @@ struct Halves {
   uint32_t low, not_high;
 };
 
-struct Problem {
+struct McProblem {
   const float4* x;  // [tiles, unit_blocks, 4, 32] from pack_rows
   int64_t first_row;
   int tiles, unit_blocks, depth, classes, padded_classes, slots;
@@ -66,10 +66,10 @@ struct Problem {
 
 // One item of work of a warp. The first slots of all tiles, which are the longest, come first. A number after
 // the last slot stands for no work.
-struct Item {
+struct TileSlot {
   int tile, slot;
 
-  __device__ Item(const Problem& problem, int64_t i)
+  __device__ TileSlot(const McProblem& problem, int64_t i)
       : tile(static_cast<int>(i / problem.side % problem.tiles)),
         slot(static_cast<int>(i / problem.side / problem.tiles * problem.side + i % problem.side)) {}
 };

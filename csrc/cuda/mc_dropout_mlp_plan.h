@@ -34,7 +34,7 @@ struct Plan {
   int64_t tile_vectors, tail_warps;
   int64_t weight_vectors, row_vectors, buffer_vectors, moments;  // sizes of Arrays
   float scales[kMostLayers];                                     // of the dropout before each layer
-  Problem problem{};                                             // except pointers and the current slab
+  McProblem problem{};                                           // except pointers and the current slab
 
   // Tests pass other values of slab_bytes and buffer_bytes. The depth is at most kMostLayers.
   explicit Plan(const Call& call, int64_t slab_bytes = kSlabBytes, int64_t buffer_bytes = kBufferBytes)
@@ -116,7 +116,7 @@ struct Arrays {
 template <class T, class Launch>
 void run(const Plan& plan, const Arrays& arrays, const T* x, int64_t row_stride, int64_t stride,
          const Launch& launch) {
-  Problem problem = plan.problem;
+  McProblem problem = plan.problem;
   problem.seed = arrays.seed, problem.x = arrays.rows;
   const float* source = arrays.parameters;
   float4* target = arrays.weights;

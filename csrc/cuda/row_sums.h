@@ -138,7 +138,7 @@ __device__ inline void sort_rows(const Shape& shape, const int64_t* indices, int
 }
 
 // A row that a warp walks next, and the factors of a row with a weight.
-struct alignas(16) Step {
+struct alignas(16) RowStep {
   int64_t begin;
   int row, code;
 };
@@ -253,7 +253,7 @@ struct WarpSums {
 
   // Adds the rows of steps `from` to `to`. Several rows are under way at once.
   template <bool kWeighted>
-  __device__ void add_rows(const Step* steps, const Weight* weights, int64_t first, int from, int to) {
+  __device__ void add_rows(const RowStep* steps, const Weight* weights, int64_t first, int from, int to) {
     constexpr int kBatch = sizeof(T) < sizeof(double) ? 8 : 4;
     for (; from < to; from += kBatch) {
       T value[kBatch][kOwn];
@@ -277,10 +277,10 @@ struct WarpSums {
 template <class T, bool kGather, class Codeword>
 __global__ void __launch_bounds__(kSumThreads, kSumBlocks)
     row_sums(const T* x, Shape shape, RowSums<T, Codeword> wanted) {
-  __shared__ Step all_steps[kSumThreads];
+  __shared__ RowStep all_steps[kSumThreads];
   __shared__ Weight all_weights[kSumThreads];
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
-  Step* steps = all_steps + warp * kWarp;
+  RowStep* steps = all_steps + warp * kWarp;
   Weight* weights = all_weights + warp * kWarp;
   const int columns = static_cast<int>((shape.d + kSumColumns - 1) / kSumColumns);
   const int64_t first = int64_t{blockIdx.x / columns} * wanted.rows;

@@ -25,7 +25,7 @@ constexpr int kRvqBlocks = 2;                                        // largest 
                                                                      // multiprocessor
 constexpr int64_t kMostRvqElements = 1 << 17, kMostRvqWidth = 4096;  // largest x, largest d
 
-struct RvqStage {
+struct RvqCodebook {
   const float* codewords;  // [books, k, d]
   int64_t k;
   long long* counts;  // [books, k]
@@ -33,7 +33,7 @@ struct RvqStage {
 
 template <class T>
 struct Rvq {
-  RvqStage stage[kMostStages];
+  RvqCodebook stage[kMostStages];
   int stages;
   T* quantized;       // [outputs, d]
   int64_t* indices;   // [outputs, stages]
@@ -148,7 +148,7 @@ __global__ void __launch_bounds__(kThreads, kRvqBlocks)
   __syncthreads();
   int64_t* indices = wanted.indices + output * wanted.stages;
   for (int number = 0; number < wanted.stages; ++number) {
-    const RvqStage& stage = wanted.stage[number];
+    const RvqCodebook& stage = wanted.stage[number];
     const int k = static_cast<int>(stage.k);
     const float* codewords = stage.codewords + book * stage.k * d;
     int code = nearest_in_float32(residual, codewords, k, d);
@@ -168,7 +168,7 @@ __global__ void __launch_bounds__(kThreads, kRvqBlocks)
   for (int j = threadIdx.x; j < d; j += blockDim.x) narrow(sum[j], wanted.quantized[output * d + j]);
   grid_barrier();  // after it, all counts are zero and all errors are stored
   for (int number = threadIdx.x; number < wanted.stages; number += blockDim.x) {
-    const RvqStage& stage = wanted.stage[number];
+    const RvqCodebook& stage = wanted.stage[number];
     add_to(stage.counts + book * stage.k + indices[number], 1);
     double error = 0;
     for (int64_t i = 0; blockIdx.x == 0 && i < shape.outputs; ++i)

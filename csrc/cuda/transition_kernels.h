@@ -21,7 +21,7 @@ template <class T>
 using Wide = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
 template <class T>
-struct Problem {
+struct TransitionProblem {
   const T* logits;  // [b, k]
   int64_t b, k, stride_b, stride_k;
   const Wide<T>*matrix, *marginal;  // [g, m, k], [g, k]
@@ -82,7 +82,7 @@ __device__ inline int64_t warps() { return gridDim.x * int64_t{blockDim.x} / kWa
 
 // Computes loss [b], and gradient [b, k] unless it is null.
 template <class T>
-__global__ void nll(Problem<T> problem, const int64_t* targets, int64_t ignore_index, Wide<T>* loss,
+__global__ void nll(TransitionProblem<T> problem, const int64_t* targets, int64_t ignore_index, Wide<T>* loss,
                     T* gradient) {
   using W = Wide<T>;
   const int lane = threadIdx.x % kWarp;
@@ -116,7 +116,7 @@ __global__ void nll(Problem<T> problem, const int64_t* targets, int64_t ignore_i
 
 // Computes log_g [b, m].
 template <class T>
-__global__ void probs(Problem<T> problem, Wide<T>* log_g) {
+__global__ void probs(TransitionProblem<T> problem, Wide<T>* log_g) {
   using W = Wide<T>;
   const int lane = threadIdx.x % kWarp;
   const int64_t k = problem.k;
@@ -138,7 +138,8 @@ __global__ void probs(Problem<T> problem, Wide<T>* log_g) {
 // Computes gradient [b, k] from grad and log_g [b, m]. A lane has the classes lane, lane + 32, ... and adds
 // up the sets for each.
 template <class T>
-__global__ void probs_backward(Problem<T> problem, const Wide<T>* grad, const Wide<T>* log_g, T* gradient) {
+__global__ void probs_backward(TransitionProblem<T> problem, const Wide<T>* grad, const Wide<T>* log_g,
+                               T* gradient) {
   using W = Wide<T>;
   const int lane = threadIdx.x % kWarp;
   const int64_t k = problem.k;

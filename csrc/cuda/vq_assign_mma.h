@@ -103,7 +103,7 @@ struct RowPart {
   // output_of(i) returns the output of row i, or a negative number if there is none. Neighboring threads read
   // adjacent elements.
   template <class OutputOf>
-  __device__ RowPart(const T* x, const Shape& of, const Packed& packed, int64_t book,
+  __device__ RowPart(const T* x, const Shape& of, const PackedCodebook& packed, int64_t book,
                      const OutputOf& output_of)
       : shape(of),
         center(packed.center + book * of.d),
@@ -139,7 +139,7 @@ struct RowPart {
 // to the first buffer. use(scores, r, part) gets the scores, above the base, of row 8 r + lane / 4 of the
 // warp, for the columns of this lane among 32 codewords.
 template <bool kStreamed, class T, class Use>
-__device__ void score_rows(const RowPart<T>& rows, const Packed& packed, int64_t book,
+__device__ void score_rows(const RowPart<T>& rows, const PackedCodebook& packed, int64_t book,
                            const MmaMemory& memory, const Use& use) {
   const Shape& shape = rows.shape;
   const int warp = mma_thread() / kWarp, t = threadIdx.x % 4;
@@ -201,7 +201,7 @@ __device__ void score_rows(const RowPart<T>& rows, const Packed& packed, int64_t
 // Decides the rows of a block by the definition. Four threads share the candidates of a row. Then one warp
 // takes each row that has too many candidates or none.
 template <class T>
-__device__ void decide(const T* x, const Shape& shape, const Packed& packed, int64_t book,
+__device__ void decide(const T* x, const Shape& shape, const PackedCodebook& packed, int64_t book,
                        const MmaRows& known, int64_t* indices) {
   const double* codewords = packed.exact + book * shape.k * shape.d;
   const int thread = mma_thread(), row = thread / kParts, found = row < known.rows ? known.found[row] : 0;
@@ -230,7 +230,7 @@ struct OpenLists {
   int lists;
   int64_t room;  // entries of a list
 
-  __device__ OpenLists(const Packed& packed, const int* found, int number, int64_t rows)
+  __device__ OpenLists(const PackedCodebook& packed, const int* found, int number, int64_t rows)
       : outputs(packed.listed + blockIdx.x * number * rows),
         limits(packed.limits + blockIdx.x * number * rows),
         counts(found),
@@ -268,8 +268,8 @@ struct OpenLists {
 
 // Runs the second pass of a block, with kThreads threads, over the rows that the block has listed.
 template <bool kStreamed, class T>
-__device__ void search_open(const T* x, const Shape& shape, const Packed& packed, const OpenLists& lists,
-                            int64_t* indices) {
+__device__ void search_open(const T* x, const Shape& shape, const PackedCodebook& packed,
+                            const OpenLists& lists, int64_t* indices) {
   const MmaMemory memory(kStreamed ? kBlockElements : shape.d);
   MmaRows& known = memory.known;
   const int thread = mma_thread(), warp_row = thread / kWarp / 4 * 32, g = thread % kWarp / 4;
@@ -341,7 +341,7 @@ __device__ inline void leave_results(const PackedTopTwo (&top)[4], MmaRows& know
 // Returns the two least scores of row `which`. Unless all scores were compared, the warp scores four
 // codewords of each of its 16 rows again.
 template <bool kCross>
-__device__ TopTwo two_least(const Shape& shape, const Packed& packed, int64_t book, float down,
+__device__ TopTwo two_least(const Shape& shape, const PackedCodebook& packed, int64_t book, float down,
                             const MmaMemory& memory, int which) {
   TopTwo found{INT_MAX, INT_MAX, 0};
   for (int i = 0; i < 4; ++i) {
@@ -367,7 +367,7 @@ __device__ TopTwo two_least(const Shape& shape, const Packed& packed, int64_t bo
 // vq_assign_wgmma.h.
 template <class T, bool kCross, bool kStreamed>
 __global__ void __launch_bounds__(kThreads, 2)
-    search_mma(const T* x, const __grid_constant__ Shape shape, const __grid_constant__ Packed packed,
+    search_mma(const T* x, const __grid_constant__ Shape shape, const __grid_constant__ PackedCodebook packed,
                bool exact, int64_t* indices) {
   static_assert(kCross || !kStreamed, "to score four codewords again takes whole rows");
   __shared__ int open[kMmaLists];

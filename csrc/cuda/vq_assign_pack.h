@@ -35,7 +35,7 @@ __device__ inline int start_place(int column) { return column % 8 / 2 * 36 + col
 
 // The packed codebooks. A codeword with a NaN or an infinity is NaN in all elements of `exact`, so it wins no
 // comparison.
-struct Packed {
+struct PackedCodebook {
   double* exact;     // [books, k, d] codewords, with length one for cosine
   double* bounds;    // [books, 4] the largest |b|^2 / 2 (0 for cosine), |b|, |b - b1| in units of the halves,
                      // and |y| of some rows
@@ -64,7 +64,7 @@ __device__ inline int exponent_of(float value, int least, int most) {
 __device__ inline int book_exponent(const double* bounds) {
   return exponent_of(static_cast<float>(bounds[1]), -35, 60);
 }
-__device__ inline int book_exponent(const Packed& packed, int64_t book) {
+__device__ inline int book_exponent(const PackedCodebook& packed, int64_t book) {
   return book_exponent(packed.bounds + 4 * book);
 }
 
@@ -127,7 +127,7 @@ __device__ T block_largest(T value) {
 
 // Returns where the scores of a codeword start, in the codebook that begins with tile first_tile of 128
 // codewords.
-__device__ inline float* start_of(const Packed& packed, int first_tile, int code) {
+__device__ inline float* start_of(const PackedCodebook& packed, int first_tile, int code) {
   return packed.starts + int64_t{first_tile + code / kBlockCodewords} * kStarts +
          start_place(code % kBlockCodewords);
 }
@@ -139,7 +139,7 @@ __device__ inline int first_tile_of(const Shape& shape, int64_t book) {
 // padding. The length for cosine is summed in the order of the elements, as in the definition. Returns |b|,
 // or zero if the codeword is not finite.
 template <class T>
-__device__ double measure_codeword(const T* codebook, const Shape& shape, const Packed& packed,
+__device__ double measure_codeword(const T* codebook, const Shape& shape, const PackedCodebook& packed,
                                    int64_t code) {
   const int lane = threadIdx.x % kWarp;
   const int64_t book = code / shape.padded_k, k = code % shape.padded_k;
@@ -222,19 +222,20 @@ __device__ inline float least_norm(int code_exponent) {
 __device__ inline float longest_row(const double* bounds) {
   return fmaxf(16 * static_cast<float>(bounds[3]), least_norm(book_exponent(bounds)));
 }
-__device__ inline float longest_row(const Packed& packed, int64_t book) {
+__device__ inline float longest_row(const PackedCodebook& packed, int64_t book) {
   return longest_row(packed.bounds + 4 * book);
 }
 __device__ inline Base base_of(const double* bounds) {
   return {1.01f * static_cast<float>(bounds[0]), 1.01f * static_cast<float>(bounds[1]), longest_row(bounds)};
 }
-__device__ inline Base base_of(const Packed& packed, int64_t book) {
+__device__ inline Base base_of(const PackedCodebook& packed, int64_t book) {
   return base_of(packed.bounds + 4 * book);
 }
 
 // Runs the first half for a block: computes the center, then measures codewords and the lengths of some rows.
 template <class Codeword, class Row>
-__device__ void measure(const Codeword* codebook, const Row* rows, const Shape& shape, const Packed& packed) {
+__device__ void measure(const Codeword* codebook, const Row* rows, const Shape& shape,
+                        const PackedCodebook& packed) {
   const int64_t tiles = shape.padded_k / kPackCodewords, samples = kSampledRows / kPackCodewords;
   const int64_t all = shape.outputs / shape.books, apart = (all + kSampledRows - 1) / kSampledRows;
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
@@ -263,7 +264,7 @@ __device__ void measure(const Codeword* codebook, const Row* rows, const Shape& 
 // Finds the bounds of a codebook except T. All threads of the block get them. Rows out of reach, NaN,
 // infinity and rows far above the geometric mean do not count. Otherwise one such row would leave no bits for
 // the other scores.
-__device__ inline void find_bounds(const Shape& shape, const Packed& packed, int64_t book,
+__device__ inline void find_bounds(const Shape& shape, const PackedCodebook& packed, int64_t book,
                                    double (&bounds)[4]) {
   const int64_t tiles = shape.padded_k / kPackCodewords;
   double length = 0;
@@ -284,7 +285,7 @@ __device__ inline void find_bounds(const Shape& shape, const Packed& packed, int
 
 // Writes an operand of the tensor cores with one warp, and where its scores start. Returns |b - b1| in units
 // of the halves.
-__device__ inline double write_halves(const Shape& shape, const Packed& packed, int64_t code,
+__device__ inline double write_halves(const Shape& shape, const PackedCodebook& packed, int64_t code,
                                       const double (&bounds)[4]) {
   const int lane = threadIdx.x % kWarp;
   const int64_t book = code / shape.padded_k, k = code % shape.padded_k;
@@ -306,7 +307,7 @@ __device__ inline double write_halves(const Shape& shape, const Packed& packed, 
 }
 
 // Runs the second half for a block. It reads nothing that shared memory held before the barrier.
-__device__ inline void write_operands(const Shape& shape, const Packed& packed) {
+__device__ inline void write_operands(const Shape& shape, const PackedCodebook& packed) {
   const int64_t tiles = shape.padded_k / kPackCodewords;
   int64_t known = -1;
   double bounds[4] = {};
@@ -332,7 +333,7 @@ __device__ inline void write_operands(const Shape& shape, const Packed& packed) 
 template <class Codeword, class Row>
 __global__ void __launch_bounds__(kThreads, kPackBlocks)
     pack_codebook(const Codeword* codebook, const Row* rows, const __grid_constant__ Shape shape,
-                  const __grid_constant__ Packed packed, const __grid_constant__ Spans cleared) {
+                  const __grid_constant__ PackedCodebook packed, const __grid_constant__ Spans cleared) {
   clear_spans(cleared);
   measure(codebook, rows, shape, packed);
   grid_barrier();

@@ -72,7 +72,8 @@ struct RowScale {
 
   RowScale() = default;
   // All lanes of a warp call it.
-  __device__ RowScale(const Shape& shape, const Packed& packed, int64_t book, bool halves) : centered(false) {
+  __device__ RowScale(const Shape& shape, const PackedCodebook& packed, int64_t book, bool halves)
+      : centered(false) {
     for (int64_t j = threadIdx.x % kWarp; j - threadIdx.x % kWarp < shape.d; j += kWarp) {
       centered = centered || __any_sync(kAllLanes, j < shape.d && packed.center[book * shape.d + j] != 0);
     }
@@ -101,7 +102,7 @@ struct Certificate {
   float reach;
 
   Certificate() = default;
-  __device__ Certificate(const Shape& shape, const Packed& packed, int64_t book) {
+  __device__ Certificate(const Shape& shape, const PackedCodebook& packed, int64_t book) {
     const double* bounds = packed.bounds + 4 * book;
     const int64_t d = opaque(static_cast<int>(shape.d));
     const auto found = [&](int i) { return static_cast<float>(bounds[i]); };
@@ -316,7 +317,7 @@ struct Judge {
   float longest, down;
 
   Judge() = default;
-  __device__ Judge(const Shape& shape, const Packed& packed, int64_t book, float scale_down)
+  __device__ Judge(const Shape& shape, const PackedCodebook& packed, int64_t book, float scale_down)
       : certificate(shape, packed, book),
         base(base_of(packed, book)),
         longest(longest_row(packed, book)),
@@ -345,11 +346,11 @@ struct Verdict {
 // The rows that a warp leaves open in its first pass. Each warp has its own list, so that the order of the
 // rows is the same in every run.
 struct OpenRows {
-  const Packed& packed;
+  const PackedCodebook& packed;
   const int64_t& room;  // entries of a list
   int list, count = 0;  // list: its number among all lists
 
-  __device__ OpenRows(const Packed& of, int number, const int64_t& rows)
+  __device__ OpenRows(const PackedCodebook& of, int number, const int64_t& rows)
       : packed(of), room(rows), list(number) {}
 
   // Returns the place of row i in the arrays of all lists. It is computed again for every use, to save

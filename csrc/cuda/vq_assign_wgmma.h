@@ -30,7 +30,8 @@ struct CodewordBlocks {
 
   // Copies the next block, which must exist. Returns true if there are more blocks. Each block of a pair
   // copies one half to both, as soon as both have used the old content of the place.
-  __device__ bool copy_next(const Packed& packed, const WgmmaPlan& plan, const Memory& memory, bool paired) {
+  __device__ bool copy_next(const PackedCodebook& packed, const WgmmaPlan& plan, const WgmmaMemory& memory,
+                            bool paired) {
     barrier_wait(memory.codewords_empty(ring.place), ring.parity ^ 1);
     const int64_t number =
         int64_t{plan.resident ? 0 : plan.items.book(blockIdx.x, round)} * plan.items.code_tiles + tile;
@@ -116,7 +117,7 @@ struct RawRows {
   int item = 0, chunk = 0;
   const T* row = nullptr;  // the row of this lane, if rows are not adjacent
 
-  __device__ void copy_next(const Shape& shape, const WgmmaPlan& plan, const Memory& memory, int items) {
+  __device__ void copy_next(const Shape& shape, const WgmmaPlan& plan, const WgmmaMemory& memory, int items) {
     if (item == items) return;
     const int warp = threadIdx.x / kWarp % kGroupWarps, lane = threadIdx.x % kWarp;
     const Item here = plan.items.at(blockIdx.x, item);
@@ -145,8 +146,8 @@ struct RawRows {
 };
 
 template <class T>
-__device__ void prepare(const T* x, const Shape& shape, const Packed& packed, const WgmmaPlan& plan,
-                        const Memory& memory) {
+__device__ void prepare(const T* x, const Shape& shape, const PackedCodebook& packed, const WgmmaPlan& plan,
+                        const WgmmaMemory& memory) {
   const int warp = threadIdx.x / kWarp % kGroupWarps, lane = threadIdx.x % kWarp;
   const int items = plan.items.number(blockIdx.x), d = static_cast<int>(shape.d);
   RawRows<T> rows{x, {plan.raw}};
@@ -269,7 +270,7 @@ struct CodewordPlaces {
   Operand first_operand;
   unsigned together;  // blocks that read the codebook
 
-  __device__ CodewordPlaces(const WgmmaPlan& plan, const Memory& memory)
+  __device__ CodewordPlaces(const WgmmaPlan& plan, const WgmmaMemory& memory)
       : ring{plan.codewords},
         first_full(kept_shared(memory.codewords_full(0))),
         first_empty(kept_shared(memory.codewords_empty(0))),
@@ -294,9 +295,9 @@ struct CodewordPlaces {
 // shared memory. Shorter rows stay in registers.
 template <int kGroups, bool kLong, bool kCross>
 struct Multiplier {
-  const Packed& packed;
+  const PackedCodebook& packed;
   const WgmmaPlan& plan;
-  const Memory& memory;
+  const WgmmaMemory& memory;
   CodewordBlocks& blocks;
   bool paired;
   int group, code_tiles, chunks;
@@ -305,8 +306,8 @@ struct Multiplier {
   Turns<kGroups> turns;
   int copies;  // not 0: this thread copies the codebook
 
-  __device__ Multiplier(const Packed& of, const WgmmaPlan& of_call, const Memory& shared, bool in_pair,
-                        CodewordBlocks& to_copy)
+  __device__ Multiplier(const PackedCodebook& of, const WgmmaPlan& of_call, const WgmmaMemory& shared,
+                        bool in_pair, CodewordBlocks& to_copy)
       : packed(of),
         plan(of_call),
         memory(shared),
@@ -443,12 +444,12 @@ static_assert(sizeof(State) <= kWgmmaStaticBytes);
 
 template <class T, int kGroups, bool kLong, bool kCross>
 __global__ void __launch_bounds__(Layout<kGroups>::kThreads, 1)
-    search_wgmma(const T* x, const __grid_constant__ Shape shape, const __grid_constant__ Packed packed,
-                 const __grid_constant__ WgmmaPlan plan, bool exact, int64_t* indices,
-                 const __grid_constant__ Quantized wanted) {
+    search_wgmma(const T* x, const __grid_constant__ Shape shape,
+                 const __grid_constant__ PackedCodebook packed, const __grid_constant__ WgmmaPlan plan,
+                 bool exact, int64_t* indices, const __grid_constant__ Quantized wanted) {
 #if !defined(__CUDACC__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using Roles = Layout<kGroups>;
-  const Memory memory{plan};
+  const WgmmaMemory memory{plan};
   // The shuffle tells the compiler that the number of the warp is the same in all lanes.
   const int role = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x / kGroupThreads), 0);
   __shared__ State states[kSharedCopies];

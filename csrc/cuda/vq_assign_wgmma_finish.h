@@ -14,7 +14,7 @@
 namespace uefl::cuda {
 namespace {
 
-struct Memory {
+struct WgmmaMemory {
   const WgmmaPlan& plan;
 
   template <class T>
@@ -56,11 +56,11 @@ struct Memory {
 
 // The state of a row after its lanes are merged: the two least of the four lanes' least scores, with their
 // codewords, and the least of all other scores.
-struct Candidates {
+struct RowCandidates {
   int best, next, third;
   int best_code, next_code;
 
-  __device__ void merge(const Candidates& other) {
+  __device__ void merge(const RowCandidates& other) {
     const bool later = other.best < best;
     const int greater_best = greater(best, other.best), lesser_next = lesser(next, other.next);
     const int greater_code = later ? best_code : other.best_code,
@@ -72,14 +72,14 @@ struct Candidates {
   }
 };
 
-__device__ inline Candidates candidates_of(const Found (&found)[4], int lane) {
+__device__ inline RowCandidates candidates_of(const LaneScores (&found)[4], int lane) {
   const int first = lane % 2 * 2;
   const auto of = [&](int t) {
-    const Found one = found[t];
-    return Candidates{one.scores.best, INT_MAX, one.scores.second,
-                      codeword_of<kWgmmaColumns>(one.tile, one.scores.best, t), 0};
+    const LaneScores one = found[t];
+    return RowCandidates{one.scores.best, INT_MAX, one.scores.second,
+                         codeword_of<kWgmmaColumns>(one.tile, one.scores.best, t), 0};
   };
-  Candidates all = of(first);
+  RowCandidates all = of(first);
   all.merge(of(first + 1));
   all.merge({__shfl_xor_sync(kAllLanes, all.best, 1), __shfl_xor_sync(kAllLanes, all.next, 1),
              __shfl_xor_sync(kAllLanes, all.third, 1), __shfl_xor_sync(kAllLanes, all.best_code, 1),
@@ -96,7 +96,7 @@ struct Choice {
 // Decides rows that are open between a few codewords, by the definition. A lane takes one codeword. A warp
 // takes the last rows of the list, at most kWarp / kOf.
 template <class T, int kOf>
-__device__ Choice settle(const T* x, const Shape& shape, const Packed& packed, const Origin& origin,
+__device__ Choice settle(const T* x, const Shape& shape, const PackedCodebook& packed, const Origin& origin,
                          const Pending* pending, int& count, int lane) {
   const int rows = count < kWarp / kOf ? count : kWarp / kOf, member = lane % kOf;
   Nearest found;
@@ -182,8 +182,8 @@ struct Take {
 // Scores the four codewords of a row's least group again, and releases the row's tile. Returns the least two
 // of the four scores.
 template <bool kLong>
-__device__ TopTwo score_again(int least_code, int lane, int warp, int chunks, const Packed& packed,
-                              const WgmmaPlan& plan, const Memory& memory, int64_t book, int place,
+__device__ TopTwo score_again(int least_code, int lane, int warp, int chunks, const PackedCodebook& packed,
+                              const WgmmaPlan& plan, const WgmmaMemory& memory, int64_t book, int place,
                               const Judge& judge) {
   const int first_tile = static_cast<int>(book) * plan.items.code_tiles;
   Again again(least_code, lane);
@@ -204,8 +204,8 @@ __device__ TopTwo score_again(int least_code, int lane, int warp, int chunks, co
 
 // Quantizes the rows of a list after the second pass has found their codewords.
 template <class T>
-__device__ void take_listed(const OpenRows& list, const Packed& packed, const int64_t* indices, Take<T>& take,
-                            int lane) {
+__device__ void take_listed(const OpenRows& list, const PackedCodebook& packed, const int64_t* indices,
+                            Take<T>& take, int lane) {
   for (int first = 0; first < list.count; first += kWarpRows) {
     const int64_t output =
         lane < kWarpRows && first + lane < list.count ? packed.listed[list.place(first + lane)] : -1;
@@ -214,8 +214,8 @@ __device__ void take_listed(const OpenRows& list, const Packed& packed, const in
 }
 
 template <class T, bool kLong, bool kCross, int kDone>
-__device__ void finish(const T* x, const Shape& shape, const Packed& packed, const WgmmaPlan& plan,
-                       const Memory& memory, bool exact, int64_t* indices, const Quantized& wanted,
+__device__ void finish(const T* x, const Shape& shape, const PackedCodebook& packed, const WgmmaPlan& plan,
+                       const WgmmaMemory& memory, bool exact, int64_t* indices, const Quantized& wanted,
                        Judge* judges, int* open) {
   constexpr int kOf = kCross ? 2 : 8;  // number of codewords between which a row is decided
   const int warp = threadIdx.x / kWarp % kGroupWarps;
@@ -237,7 +237,7 @@ __device__ void finish(const T* x, const Shape& shape, const Packed& packed, con
     }
     barrier_wait(memory.found(tiles.place), tiles.parity);
     const Slot* slot = memory.slot(tiles.place);
-    const Candidates known = candidates_of(slot->found[row], lane);
+    const RowCandidates known = candidates_of(slot->found[row], lane);
     TopTwo found{known.best, lesser(known.next, known.third), known.best_code};
     if constexpr (!kCross) {
       const TopTwo four = score_again<kLong>(known.best_code, lane, warp, chunks, packed, plan, memory,

@@ -156,7 +156,7 @@ struct Steps {
 
 // The result of a lane of a multiplying warp for a row: its two least scores, as the packed integers of
 // vq_assign_scores.h, and the tile of 128 codewords that has the least one.
-struct alignas(16) Found {
+struct alignas(16) LaneScores {
   TwoLeast scores;
   int tile, unused;
 };
@@ -164,7 +164,7 @@ struct alignas(16) Found {
 // The results for the 64 rows of a tile: the scores of the four lanes of a row, and the length and the
 // rounding error of each row.
 struct Slot {
-  Found found[kGroupRows][4];
+  LaneScores found[kGroupRows][4];
   float norm[kGroupRows], rest[kGroupRows];
 };
 

@@ -74,12 +74,12 @@ inline void stored(int t, void* base, int64_t stride) {
 
 // The sizes of a product: the rows of the sum, the 32-bit columns of the sum, and the 32-bit columns of the
 // rows.
-struct Shape {
+struct ProductShape {
   int rows, columns, depth;
 };
-inline Shape shape_of(int sum, int a, int b) {
+inline ProductShape shape_of(int sum, int a, int b) {
   const Config& config = registers.config;
-  const Shape shape = {config.rows[sum], config.column_bytes[sum] / 4, config.column_bytes[a] / 4};
+  const ProductShape shape = {config.rows[sum], config.column_bytes[sum] / 4, config.column_bytes[a] / 4};
   if (config.rows[a] != shape.rows || config.rows[b] != shape.depth ||
       config.column_bytes[b] / 4 != shape.columns || sum == a || sum == b || a == b) {
     std::fprintf(stderr, "tiles %d, %d and %d do not fit each other\n", sum, a, b);
@@ -97,7 +97,7 @@ inline float half_of(uint32_t pair, int odd) {
 }
 
 // Multiplies. It is not inlined, because it must stay between the two settings of MXCSR.
-[[gnu::noinline]] inline void multiply_bf16(Shape shape, float (*sum)[16], const uint32_t (*a)[16],
+[[gnu::noinline]] inline void multiply_bf16(ProductShape shape, float (*sum)[16], const uint32_t (*a)[16],
                                             const uint32_t (*b)[16]) {
   for (int i = 0; i < shape.rows; ++i) {
     float even[16] = {}, odd[16] = {};
@@ -118,7 +118,7 @@ auto cells(int t) {
 }
 
 inline void dpbf16ps(int sum, int a, int b) {
-  const Shape shape = shape_of(sum, a, b);
+  const ProductShape shape = shape_of(sum, a, b);
   const unsigned before = _mm_getcsr();
   _mm_setcsr(0x1f80 | 0x8040);  // no exceptions, to nearest even, subnormal results and operands are zero
   multiply_bf16(shape, cells<float>(sum), cells<const uint32_t>(a), cells<const uint32_t>(b));
@@ -126,7 +126,7 @@ inline void dpbf16ps(int sum, int a, int b) {
 }
 
 inline void dpbssd(int sum, int a, int b) {
-  const Shape shape = shape_of(sum, a, b);
+  const ProductShape shape = shape_of(sum, a, b);
   const auto total = cells<uint32_t>(sum);  // wraps around
   for (int i = 0; i < shape.rows; ++i) {
     for (int k = 0; k < shape.depth; ++k) {

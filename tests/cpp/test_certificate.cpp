@@ -54,7 +54,7 @@ struct Scored {
   double rest_radius;
 };
 
-struct Problem {
+struct RowsAndCodewords {
   int64_t n, k, d;
   std::vector<float> x, codewords, mean;  // codewords are centered
 };
@@ -65,7 +65,7 @@ struct alignas(64) Line {
 
 static std::vector<Line> memory(int64_t bytes) { return std::vector<Line>(bytes / sizeof(Line)); }
 
-static std::vector<const char*> rows_of(const Problem& of, int64_t room) {
+static std::vector<const char*> rows_of(const RowsAndCodewords& of, int64_t room) {
   std::vector<const char*> source(room);
   for (int64_t r = 0; r < room; ++r)
     source[r] = reinterpret_cast<const char*>(&of.x[std::min(r, of.n - 1) * of.d]);
@@ -73,8 +73,8 @@ static std::vector<const char*> rows_of(const Problem& of, int64_t room) {
 }
 
 // Scores one block of codewords. half_squares are infinity in the padding.
-static Scored score(const VqAssignKernel& kernel, const Problem& of, const std::vector<float>& half_squares,
-                    float) {
+static Scored score(const VqAssignKernel& kernel, const RowsAndCodewords& of,
+                    const std::vector<float>& half_squares, float) {
   auto block = memory(kernel.block_bytes(of.d)), y = memory(kernel.tile_bytes(kernel.rows, of.d));
   Scored out{{}, std::vector<RowSize>(kernel.rows), 0};
   for (int64_t k = 0; k < of.k; ++k)
@@ -90,8 +90,8 @@ static Scored score(const VqAssignKernel& kernel, const Problem& of, const std::
   return out;
 }
 
-static Scored score(const PrefilterKernel& kernel, const Problem& of, const std::vector<float>& half_squares,
-                    float unit) {
+static Scored score(const PrefilterKernel& kernel, const RowsAndCodewords& of,
+                    const std::vector<float>& half_squares, float unit) {
   auto block = memory(kernel.block_bytes(of.d)), y = memory(kernel.tile_bytes(kernel.rows, of.d)),
        scratch = memory(kernel.scratch_bytes);
   Scored out{std::vector<float>(of.n * of.k, INFINITY), std::vector<RowSize>(kernel.rows), 0};
@@ -101,12 +101,12 @@ static Scored score(const PrefilterKernel& kernel, const Problem& of, const std:
   }
   kernel.load(rows_of(of, kernel.rows).data(), of.n, Dtype::f32, of.d, of.mean.data(), y.data(),
               out.size.data());
-  Candidates found;
-  std::fill_n(found.margin, Candidates::kRows, 0x1p126f);  // with this margin, every codeword is listed
+  CandidateLists found;
+  std::fill_n(found.margin, CandidateLists::kRows, 0x1p126f);  // with this margin, every codeword is listed
   kernel.candidates(y.data(), of.n, block.data(), half_squares.data(), 1, of.d, unit, {}, scratch.data(),
                     found);
   for (int64_t r = 0; r < of.n; ++r) {
-    for (int i = 0; i < std::min(found.count[r], Candidates::kMost); ++i) {
+    for (int i = 0; i < std::min(found.count[r], CandidateLists::kMost); ++i) {
       if (found.code[r][i] < of.k) out.scores[r * of.k + found.code[r][i]] = found.score[r][i];
     }
   }
@@ -135,7 +135,7 @@ static double rest_of(float value) {
 
 // Checks that the sizes from the kernel are upper bounds of the true sizes.
 template <class Kernel>
-static void check_sizes(const Kernel& kernel, const Problem& of, const Scored& scored) {
+static void check_sizes(const Kernel& kernel, const RowsAndCodewords& of, const Scored& scored) {
   const bool in_bfloat16 = kernel.arithmetic == Arithmetic::bf16 || kernel.arithmetic == Arithmetic::bf16x3;
   for (int64_t r = 0; r < of.n; ++r) {
     double square = 0, rest = 0;
@@ -163,7 +163,7 @@ static float largest(const float* values, int64_t d) {
 
 // Returns the largest error of a score, relative to the bound from the sizes of the kernel.
 template <class Kernel>
-static double worst_of(const Kernel& kernel, const Problem& of) {
+static double worst_of(const Kernel& kernel, const RowsAndCodewords& of) {
   double half_square = 0;
   float most = 0;
   std::vector<double> half(of.k);
@@ -205,12 +205,12 @@ static void a_kernel_keeps_its_bound(const char* name, const Kernel& kernel) {
     for (const double x_scale : {1e-30, 1e-12, 1.0, 1e15, 1e30}) {
       for (const double code_scale : {1e-30, 1e-12, 1.0, 1e15}) {
         for (const float outlier : {1.0f, 1e4f}) {
-          Problem of{n,
-                     k,
-                     d,
-                     normal<float>(n * d, random, 0, x_scale),
-                     normal<float>(k * d, random, 0, code_scale),
-                     mean};
+          RowsAndCodewords of{n,
+                              k,
+                              d,
+                              normal<float>(n * d, random, 0, x_scale),
+                              normal<float>(k * d, random, 0, code_scale),
+                              mean};
           for (int64_t r = 0; r < n; ++r) of.x[r * d] *= outlier;
           const double worst = worst_of(kernel, of);
           CHECK(worst <= 1, "%s, d %ld, scales %g and %g: error is %g of the bound", name, long{d}, x_scale,
@@ -249,7 +249,8 @@ template <class Kernel>
 static void sums_do_not_overflow(const char* name, const Kernel& kernel) {
   for (const int64_t d : {1, 2, 3, 64947, 1 << 16}) {
     for (const bool even : {true, false}) {
-      Problem of{2, 2, d, std::vector<float>(2 * d), std::vector<float>(2 * d), std::vector<float>(d)};
+      RowsAndCodewords of{
+          2, 2, d, std::vector<float>(2 * d), std::vector<float>(2 * d), std::vector<float>(d)};
       for (int64_t j = 0; j < (even ? d : 1); ++j) {
         of.x[j] = of.codewords[j] = 1;
         of.x[d + j] = of.codewords[d + j] = -1;

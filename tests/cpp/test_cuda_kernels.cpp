@@ -15,7 +15,7 @@
 
 namespace cuda = uefl::cuda;
 
-struct Answer {
+struct SearchResult {
   std::vector<int64_t> scored, indices;  // of the streamed search; scored is -1 for rows that its first pass
                                          // leaves open
 };
@@ -27,7 +27,7 @@ static int64_t tensor_rows = 0, tensor_open = 0;
 static int64_t long_rows = 0;
 
 // Checks a search, and counts the rows that its first pass left open.
-static void check(const char* what, const Codebook& codebook, const cuda::Shape& shape,
+static void check(const char* what, const TestCodebook& codebook, const cuda::Shape& shape,
                   const std::vector<int64_t>& indices, const std::vector<int64_t>& expected, bool exact) {
   const auto d = static_cast<long>(shape.d), k = static_cast<long>(shape.k);
   const auto left = static_cast<int64_t>(codebook.open().size());
@@ -40,7 +40,8 @@ static void check(const char* what, const Codebook& codebook, const cuda::Shape&
 }
 
 template <bool kCross, bool kStreamed, class T>
-static std::vector<int64_t> run_mma(Codebook& codebook, const T* x, const cuda::Shape& shape, bool exact) {
+static std::vector<int64_t> run_mma(TestCodebook& codebook, const T* x, const cuda::Shape& shape,
+                                    bool exact) {
   constexpr unsigned kBlocks = 2;
   codebook.make_lists(kBlocks * cuda::kMmaLists * cuda::mma_room(shape, kBlocks));
   std::vector<int64_t> indices(shape.outputs, -2);
@@ -54,8 +55,8 @@ static std::vector<int64_t> run_mma(Codebook& codebook, const T* x, const cuda::
 static int64_t wgmma_resident = 0, wgmma_streamed = 0, wgmma_dense = 0, wgmma_apart = 0;
 
 template <int kGroups, bool kLong, bool kCross, class T>
-static void run_wgmma(Codebook& codebook, const T* x, const cuda::Shape& shape, const cuda::WgmmaPlan& plan,
-                      const std::vector<int64_t>& expected, bool exact) {
+static void run_wgmma(TestCodebook& codebook, const T* x, const cuda::Shape& shape,
+                      const cuda::WgmmaPlan& plan, const std::vector<int64_t>& expected, bool exact) {
   codebook.make_lists(plan.items.grid * cuda::kGroupWarps * plan.room);
   std::vector<int64_t> indices(shape.outputs, -2);
   std::memset(emulation::shared, 0xff, sizeof emulation::shared);
@@ -66,7 +67,7 @@ static void run_wgmma(Codebook& codebook, const T* x, const cuda::Shape& shape, 
 }
 
 template <int kGroups, class T>
-static void check_wgmma(Codebook& codebook, const T* x, const cuda::Shape& shape,
+static void check_wgmma(TestCodebook& codebook, const T* x, const cuda::Shape& shape,
                         const std::vector<int64_t>& expected, bool exact) {
   if (shape.outputs == 0 || !cuda::rows_in_bulk(shape, x, sizeof(T))) return;
   int64_t least = 16;
@@ -90,10 +91,11 @@ static void check_wgmma(Codebook& codebook, const T* x, const cuda::Shape& shape
 // Runs all searches as ops/cuda/vq_assign.cu launches them, with few blocks, so that the loops over the grid
 // turn.
 template <class T>
-static Answer assign(const T* x, cuda::Shape shape, const std::vector<T>& codewords, bool certify = true) {
+static SearchResult assign(const T* x, cuda::Shape shape, const std::vector<T>& codewords,
+                           bool certify = true) {
   shape.padded_k = (shape.k + cuda::kBlockCodewords - 1) / cuda::kBlockCodewords * cuda::kBlockCodewords;
-  Codebook codebook(codewords, shape, x);
-  Answer answer;
+  TestCodebook codebook(codewords, shape, x);
+  SearchResult answer;
   answer.scored = answer.indices = run_mma<true, true>(codebook, x, shape, certify);
   for (const int64_t output : codebook.open()) answer.scored[output] = -1;
   check("mma, streamed", codebook, shape, answer.indices, answer.indices, certify);
@@ -110,12 +112,12 @@ static Answer assign(const T* x, cuda::Shape shape, const std::vector<T>& codewo
 
 // Checks rows [n, segments * d] with one codebook or one per segment, and l2.
 template <class T>
-static Answer compare(const char* what, const std::vector<T>& x, int64_t segments, int64_t books,
-                      const std::vector<T>& codebook, int64_t d) {
+static SearchResult compare(const char* what, const std::vector<T>& x, int64_t segments, int64_t books,
+                            const std::vector<T>& codebook, int64_t d) {
   const int64_t k = static_cast<int64_t>(codebook.size()) / d / books,
                 outputs = static_cast<int64_t>(x.size()) / d;
   const cuda::Shape shape{outputs, segments, books, d, k, 0, outputs / segments, 0, segments * d, 1, true};
-  const Answer answer = assign(x.data(), shape, codebook);
+  const SearchResult answer = assign(x.data(), shape, codebook);
   int64_t wrong = 0;
   for (int64_t i = 0; i < outputs; ++i) {
     wrong += answer.indices[i] != nearest(&x[i * d], 1, &codebook[i % segments % books * k * d], k, d);
@@ -168,7 +170,8 @@ static void fast() {
           x[i * d + j] = (codebook[i % k * d + j] + 0.1f * scale * x[i * d + j]) * longer;
       }
       long_rows = !euclidean ? 2 * n / 5 : scale > 0x1p60f ? n : 0;
-      const Answer answer = assign(x.data(), {n, 1, 1, d, k, 0, n, 0, d, 1, euclidean}, codebook, false);
+      const SearchResult answer =
+          assign(x.data(), {n, 1, 1, d, k, 0, n, 0, d, 1, euclidean}, codebook, false);
       CHECK(answer.indices == expected, "d %ld, scale %g", static_cast<long>(d), scale);
     }
   }
@@ -177,7 +180,7 @@ static void fast() {
 // Exact ties are scored again, and no other rows are, if the other scores are well apart.
 static void flags() {
   const std::vector<float> codebook{-1, 0, 1, 0, 5, 0};
-  const Answer answer = compare(
+  const SearchResult answer = compare(
       "flags", std::vector<float>{-.5, 3, 0, 3, .5, 3, 3, 0, 4, 0, NAN, 0, INFINITY, 1}, 1, 1, codebook, 2);
   CHECK((answer.scored == std::vector<int64_t>{0, -1, 1, -1, 2, -1, -1}), "flags of the first pass");
   CHECK((answer.indices == std::vector<int64_t>{0, 0, 1, 1, 2, 0, 0}), "answers of the second");
@@ -209,8 +212,8 @@ static void rows_of_many_candidates() {
 }
 
 template <class T>
-static void run_open(const T* x, cuda::Shape shape, cuda::Packed packed, const int* counts, int64_t room,
-                     int64_t* indices) {
+static void run_open(const T* x, cuda::Shape shape, cuda::PackedCodebook packed, const int* counts,
+                     int64_t room, int64_t* indices) {
   static int open[3];
   if (threadIdx.x < 3) open[threadIdx.x] = counts[blockIdx.x * 3 + threadIdx.x];
   __syncthreads();
@@ -226,7 +229,7 @@ static void second_pass_of_any_list() {
   for (const int64_t books : {1, 2}) {
     const auto x = normal<float>(n * books * d, random), codewords = normal<float>(books * k * d, random);
     const cuda::Shape shape{n * books, books, books, d, k, cuda::kBlockCodewords, n, 0, books * d, 1, true};
-    Codebook codebook(codewords, shape, x.data());
+    TestCodebook codebook(codewords, shape, x.data());
     codebook.make_lists(6 * room);
     const int counts[6] = {0, 160, 30, 3, 0, 1};
     std::vector<int64_t> indices(n * books, -2), expected(n * books, -2);
@@ -256,8 +259,8 @@ static void codewords_that_are_not_finite() {
       codebook[0] = codebook[7 * d + 2] = value;
       others.erase(others.begin() + 7 * d, others.begin() + 8 * d);
       others.erase(others.begin(), others.begin() + d);
-      const Answer answer = assign(x.data(), {n, 1, 1, d, k, 0, n, 0, d, 1, euclidean}, codebook),
-                   expected = assign(x.data(), {n, 1, 1, d, k - 2, 0, n, 0, d, 1, euclidean}, others);
+      const SearchResult answer = assign(x.data(), {n, 1, 1, d, k, 0, n, 0, d, 1, euclidean}, codebook),
+                         expected = assign(x.data(), {n, 1, 1, d, k - 2, 0, n, 0, d, 1, euclidean}, others);
       for (int64_t i = 0; i < n; ++i) {
         const int64_t index = expected.indices[i] + (expected.indices[i] < 6 ? 1 : 2);
         CHECK(answer.indices[i] == index, "row %ld", static_cast<long>(i));
@@ -273,7 +276,7 @@ static void strides() {
   std::mt19937 random(5);
   const int64_t d = 6, segments = 2, width = d * segments, inner = 70, n = 2 * inner, k = 9;
   const auto x = normal<float>(n * width, random), codebook = normal<float>(k * d, random);
-  const Answer answer =
+  const SearchResult answer =
       assign(x.data(), {n * segments, segments, 1, d, k, 0, inner, width * inner, 1, inner, true}, codebook);
   int64_t wrong = 0;
   for (int64_t i = 0; i < n * segments; ++i) {
@@ -302,7 +305,7 @@ static void far_apart() {
       };
       for (int64_t i = 0; i < outer * inner * width; ++i)
         x[at(i / width) + i % width * shape.stride] = values[i];
-      const Answer answer = assign(x.data(), shape, codebook);
+      const SearchResult answer = assign(x.data(), shape, codebook);
       int64_t wrong = 0;
       for (int64_t i = 0; i < shape.outputs; ++i) {
         wrong += answer.indices[i] != nearest(&values[i * d], 1, &codebook[i % segments * k * d], k, d);
@@ -390,7 +393,7 @@ static void cosine() {
   auto codebook = normal<float>(k * d, random);
   for (int64_t j = 0; j < d; ++j)
     codebook[3 * d + j] = 0, codebook[20 * d + j] = codebook[10 * d + j] * 4;  // a zero codeword, and a tie
-  const Answer answer = assign(x.data(), {n, 1, 1, d, k, 0, n, 0, d, 1, false}, codebook);
+  const SearchResult answer = assign(x.data(), {n, 1, 1, d, k, 0, n, 0, d, 1, false}, codebook);
   for (int64_t i = 0; i < n; ++i) {
     double best = INFINITY;
     int64_t index = 0;
@@ -422,7 +425,8 @@ static void rings_turn() {
   compare("bfloat16", normal<emulation::Bfloat16>(70 * 24, random), 1, 1,
           normal<emulation::Bfloat16>(30 * 24, random), 24);
   const auto x = normal<float>(2 * 90 * 24, random), codebook = normal<float>(130 * 16, random);
-  const Answer answer = assign(x.data(), {2 * 80, 1, 1, 16, 130, 0, 80, 90 * 24, 24, 1, true}, codebook);
+  const SearchResult answer =
+      assign(x.data(), {2 * 80, 1, 1, 16, 130, 0, 80, 90 * 24, 24, 1, true}, codebook);
   int64_t wrong = 0;
   for (int64_t i = 0; i < 160; ++i)
     wrong += answer.indices[i] != nearest(&x[(i / 80 * 90 + i % 80) * 24], 1, codebook.data(), 130, 16);
@@ -443,7 +447,7 @@ static void few_blocks_in_a_long_ring() {
   std::vector<int64_t> expected(shape.outputs);
   for (int64_t i = 0; i < shape.outputs; ++i)
     expected[i] = nearest(&x[i * d], 1, &codewords[i % books * k * d], k, d);
-  Codebook codebook(codewords, shape, x.data());
+  TestCodebook codebook(codewords, shape, x.data());
   cuda::WgmmaPlan plan;
   for (int64_t limit = 80 * 1024; plan.resident || plan.codewords < 4; limit += 1024)
     plan = cuda::divide(shape, 2, sizeof(float), limit, books);
@@ -461,7 +465,7 @@ static void pairs_read_together() {
     const cuda::Shape shape{rows, 1, 1, d, k, 3 * cuda::kBlockCodewords, rows, 0, d, 1, true};
     std::vector<int64_t> expected(rows);
     for (int64_t i = 0; i < rows; ++i) expected[i] = nearest(&x[i * d], 1, codewords.data(), k, d);
-    Codebook codebook(codewords, shape, x.data());
+    TestCodebook codebook(codewords, shape, x.data());
     for (const int64_t kilobytes : {160, 200}) {
       const cuda::WgmmaPlan plan = cuda::divide(shape, 2, sizeof(float), kilobytes * 1024, 5);
       CHECK(plan.items.together == 2 && plan.items.grid % 2 == 0 && plan.items.grid < 5, "%u blocks, %d plan",

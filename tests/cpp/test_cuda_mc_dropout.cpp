@@ -21,7 +21,7 @@ struct Stats {
       : mean(rows * classes, NAN), entropy(rows, NAN), variance(rows * classes, NAN) {}
 };
 
-struct Case {
+struct DropoutCase {
   std::vector<int64_t> widths;
   std::vector<uint32_t> thresholds;  // of 16 bits
   int64_t rows, passes;
@@ -37,7 +37,7 @@ struct Case {
 
 constexpr int64_t kSeed = 0x123456789abcdef;
 
-static Stats on_cpu(const Case& c, const std::vector<float>& x, const std::vector<float>& parameters) {
+static Stats on_cpu(const DropoutCase& c, const std::vector<float>& x, const std::vector<float>& parameters) {
   Stats found(c.rows, c.classes());
   const cpu::McDropout run(c.widths, parameters.data(), c.thresholds, c.activation, c.passes, c.consistent,
                            kSeed);
@@ -48,7 +48,7 @@ static Stats on_cpu(const Case& c, const std::vector<float>& x, const std::vecto
 
 // Launches few blocks of one warp for a kernel that loops, so that the loop turns, and a warp too many for
 // other kernels.
-struct Launch {
+struct EmulatedLauncher {
   template <class Kernel, class... Arguments>
   void over(int64_t threads, Kernel kernel, const Arguments&... arguments) const {
     emulation::launch(static_cast<unsigned>(std::min<int64_t>((threads + 31) / 32, 2)), 32, kernel,
@@ -63,14 +63,14 @@ struct Launch {
 // An array with a size from the plan. It checks that a kernel reads no memory before it is written, and
 // writes nothing after the end.
 template <class T>
-struct Memory {
+struct GuardedArray {
   static constexpr int kBehind = 32;
   std::vector<T> all;
 
-  explicit Memory(int64_t size) : all(size + kBehind) {
+  explicit GuardedArray(int64_t size) : all(size + kBehind) {
     std::memset(static_cast<void*>(all.data()), 0xff, all.size() * sizeof(T));
   }  // NaN
-  ~Memory() {
+  ~GuardedArray() {
     const auto* bytes = reinterpret_cast<const unsigned char*>(all.data() + all.size() - kBehind);
     CHECK(std::all_of(bytes, bytes + kBehind * sizeof(T), [](unsigned char byte) { return byte == 0xff; }),
           "written behind the end");
@@ -79,17 +79,17 @@ struct Memory {
 };
 
 // Runs the launches of ops/cuda/mc_dropout_mlp.cu for the rows from first_row on.
-static Stats on_gpu(const Case& c, const std::vector<float>& x, const std::vector<float>& parameters,
+static Stats on_gpu(const DropoutCase& c, const std::vector<float>& x, const std::vector<float>& parameters,
                     int64_t slab_bytes = 1 << 28) {
   const cuda::Call call{c.widths, c.thresholds, c.rows, c.passes, c.activation, c.consistent};
   const cuda::Plan plan(call, slab_bytes);
-  Memory<float4> weights(plan.weight_vectors), rows(plan.row_vectors), buffers(plan.buffer_vectors);
-  Memory<float> moments(plan.moments);
+  GuardedArray<float4> weights(plan.weight_vectors), rows(plan.row_vectors), buffers(plan.buffer_vectors);
+  GuardedArray<float> moments(plan.moments);
   Stats found(c.rows, c.classes());
   const cuda::Arrays arrays{parameters.data(),    &kSeed,         weights.data(),    rows.data(),
                             buffers.data(),       moments.data(), found.mean.data(), found.entropy.data(),
                             found.variance.data()};
-  cuda::run(plan, arrays, x.data(), c.row_stride(), c.stride(), Launch{});
+  cuda::run(plan, arrays, x.data(), c.row_stride(), c.stride(), EmulatedLauncher{});
   return found;
 }
 
@@ -102,7 +102,7 @@ static int64_t wrong(const std::vector<float>& found, const std::vector<float>& 
   return count;
 }
 
-static Stats compare(const char* what, const Case& c, double scale = 1, double tolerance = 2e-6,
+static Stats compare(const char* what, const DropoutCase& c, double scale = 1, double tolerance = 2e-6,
                      float unusual = 0) {
   std::mt19937 random(static_cast<unsigned>(c.rows + c.inputs()));
   auto x = normal<float>(c.rows * c.inputs(), random);
@@ -151,7 +151,7 @@ static void shares() {
   std::vector<int64_t> counts{(int64_t{1} << 31) - 1, 1000003, 4096, 1001};
   for (int64_t passes = 1; passes <= 300; ++passes) counts.push_back(passes);
   for (const int64_t passes : counts) {
-    cuda::Problem problem = cuda::Plan({{8, 2}, {kHalf, 0}, 1, passes, McActivation::gelu, false}).problem;
+    cuda::McProblem problem = cuda::Plan({{8, 2}, {kHalf, 0}, 1, passes, McActivation::gelu, false}).problem;
     const auto length = [&](int slot) { return problem.begin[slot + 1] - problem.begin[slot]; };
     const auto pairs = static_cast<uint32_t>((passes + 1) / 2);
     CHECK(problem.slots <= cuda::kMostSlots && problem.begin[0] == 0 && problem.begin[problem.slots] == pairs,
@@ -176,14 +176,14 @@ static void shares() {
     problem.tiles = 3;
     std::vector<int> found(problem.tiles * problem.slots);
     for (int64_t i = 0; i < problem.items(); ++i) {
-      const cuda::Item item(problem, i);
+      const cuda::TileSlot item(problem, i);
       CHECK(item.tile >= 0 && item.tile < problem.tiles, "item %ld", static_cast<long>(i));
       if (item.slot < problem.slots) ++found[item.tile * problem.slots + item.slot];
     }
     CHECK(std::count(found.begin(), found.end(), 1) == static_cast<long>(found.size()), "items of %ld passes",
           static_cast<long>(passes));
     problem.tiles = 1 << 30;
-    const cuda::Item far(problem, (int64_t{1} << 30) * problem.side - 1);
+    const cuda::TileSlot far(problem, (int64_t{1} << 30) * problem.side - 1);
     CHECK(far.tile == (1 << 30) - 1 && far.slot == problem.side - 1, "an item beyond 32 bits");
   }
 }
@@ -232,7 +232,7 @@ static void rows_are_alone() {
   std::mt19937 random(3);
   for (const auto& widths :
        {std::vector<int64_t>{40, 10}, std::vector<int64_t>{40, 30}, std::vector<int64_t>{20, 40, 3}}) {
-    Case c{widths, std::vector<uint32_t>(widths.size(), kTenth), 40, 7};
+    DropoutCase c{widths, std::vector<uint32_t>(widths.size(), kTenth), 40, 7};
     int64_t count = 0;
     for (size_t i = 1; i < widths.size(); ++i) count += widths[i] * (widths[i - 1] + 1);
     const auto x = normal<float>(c.rows * c.inputs(), random), parameters = normal<float>(count, random);

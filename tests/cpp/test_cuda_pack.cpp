@@ -14,7 +14,7 @@ static bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
 }
 
 // Compares the starts. The places between the lanes belong to no codeword.
-static bool same_starts(const cuda::Shape& shape, const Codebook& a, const Codebook& b) {
+static bool same_starts(const cuda::Shape& shape, const TestCodebook& a, const TestCodebook& b) {
   for (int64_t i = 0; i < shape.books * shape.padded_k; ++i) {
     const int64_t book = i / shape.padded_k;
     const auto code = static_cast<int>(i % shape.padded_k);
@@ -40,7 +40,7 @@ static void the_number_of_blocks_changes_no_bit() {
       const cuda::Shape shape = shape_of(40, books, d, k, euclidean);
       const auto x = normal<float>(40 * books * d, random),
                  codewords = normal<float>(books * k * d, random, 3);
-      const Codebook one(codewords, shape, x.data(), 1), five(codewords, shape, x.data(), 5);
+      const TestCodebook one(codewords, shape, x.data(), 1), five(codewords, shape, x.data(), 5);
       const bool same = same_bits(one.exact, five.exact) && same_bits(one.bounds, five.bounds) &&
                         same_bits(one.center, five.center) && same_bits(one.halves, five.halves) &&
                         same_starts(shape, one, five);
@@ -61,7 +61,7 @@ static void bounds_hold() {
   auto x = normal<float>(rows * books * d, random), codewords = normal<float>(books * k * d, random, 2);
   codewords[5 * d + 3] = NAN, codewords[(k + 7) * d] = INFINITY;
   for (int64_t j = 0; j < d; ++j) codewords[90 * d + j] *= 40, x[j] = NAN;
-  const Codebook found(codewords, shape, x.data(), 4);
+  const TestCodebook found(codewords, shape, x.data(), 4);
   for (int64_t book = 0; book < books; ++book) {
     double longest = 0;
     const cuda::Base base = cuda::base_of(&found.bounds[4 * book]);
@@ -98,13 +98,13 @@ static void the_center_is_that_of_columns_with_an_offset() {
   const int64_t d = 80, k = 500;
   auto codewords = normal<float>(k * d, random);
   for (int64_t code = 0; code < k; ++code) codewords[code * d + 11] += 100, codewords[code * d + 79] -= 5;
-  const Codebook found(codewords, shape_of(1, 1, d, k, true), codewords.data());
+  const TestCodebook found(codewords, shape_of(1, 1, d, k, true), codewords.data());
   for (int64_t j = 0; j < d; ++j) {
     const float center = found.center[j], offset = j == 11 ? 100 : j == 79 ? -5 : 0;
     CHECK(offset == 0 ? center == 0 : std::fabs(center - offset) < 1, "column %ld: %g", static_cast<long>(j),
           static_cast<double>(center));
   }
-  const Codebook cosine(codewords, shape_of(1, 1, d, k, false), codewords.data());
+  const TestCodebook cosine(codewords, shape_of(1, 1, d, k, false), codewords.data());
   CHECK(cosine.center == std::vector<float>(d, 0), "cosine has none");
 }
 
@@ -114,9 +114,9 @@ static void outliers_do_not_count() {
   const int64_t d = 16, k = 50, rows = 2000;
   const auto codewords = normal<float>(k * d, random);
   auto x = normal<float>(rows * d, random);
-  const Codebook without(codewords, shape_of(rows, 1, d, k, true), x.data());
+  const TestCodebook without(codewords, shape_of(rows, 1, d, k, true), x.data());
   for (int64_t j = 0; j < d; ++j) x[700 * d + j] *= 1e5f;
-  const Codebook with(codewords, shape_of(rows, 1, d, k, true), x.data());
+  const TestCodebook with(codewords, shape_of(rows, 1, d, k, true), x.data());
   CHECK(with.sampled[350] > 1e5f, "row 700 is in the sample, with %g", double{with.sampled[350]});
   CHECK(without.bounds[3] <= with.bounds[3] && with.bounds[3] < 16 * without.bounds[3], "%g, and %g without",
         with.bounds[3], without.bounds[3]);
@@ -126,12 +126,12 @@ static void it_is_one_launch() {
   std::mt19937 random(23);
   const auto codewords = normal<float>(20 * 8, random);
   const unsigned before = emulation::launches;
-  const Codebook found(codewords, shape_of(5, 1, 8, 20, true), codewords.data());
+  const TestCodebook found(codewords, shape_of(5, 1, 8, 20, true), codewords.data());
   CHECK(emulation::launches - before == 1, "%u launches", emulation::launches - before);
 }
 
 static cuda::RowScale found_scale;
-static void find_scale(cuda::Shape shape, cuda::Packed packed) {
+static void find_scale(cuda::Shape shape, cuda::PackedCodebook packed) {
   found_scale = cuda::RowScale(shape, packed, 0, false);
 }
 
@@ -143,7 +143,7 @@ static void the_scales_of_the_shortest_rows_are_normal_numbers() {
     const int row = std::ilogb(shortest);
     double bounds[4] = {0, std::ldexp(1.0, code), 0, 0};
     float center = 0;
-    cuda::Packed packed{};
+    cuda::PackedCodebook packed{};
     packed.bounds = bounds, packed.center = &center;
     emulation::launch(1, 32, find_scale, shape_of(1, 1, 1, 1, true), packed);
     const double up = found_scale.up, down = found_scale.down;

@@ -15,12 +15,13 @@ static T rounded(float value) {
 }
 
 template <class T>
-struct Case {
+struct RvqCase {
   cuda::Shape shape;
   std::vector<T> x;
   std::vector<std::vector<float>> codebooks;
 
-  Case(int64_t rows, int64_t segments, int64_t books, int64_t d, const std::vector<int64_t>& sizes, int seed)
+  RvqCase(int64_t rows, int64_t segments, int64_t books, int64_t d, const std::vector<int64_t>& sizes,
+          int seed)
       : shape{rows * segments, segments, books, d, 0, 0, rows, 0, segments * d, 1, true} {
     std::mt19937 random(seed);
     for (const double value : normal<double>(rows * segments * d, random)) x.push_back(static_cast<T>(value));
@@ -37,7 +38,7 @@ static bool same(const std::vector<T>& a, const std::vector<T>& b) {
 }
 
 template <class T>
-static void check(const char* what, const Case<T>& given) {
+static void check(const char* what, const RvqCase<T>& given) {
   const cuda::Shape& shape = given.shape;
   const auto stages = static_cast<int64_t>(given.codebooks.size());
   std::vector<int64_t> indices(shape.outputs * stages, -7), expected(indices);
@@ -93,7 +94,7 @@ static void check(const char* what, const Case<T>& given) {
 // Codewords are equally near, or almost, and float32 overflows or underflows for some rows.
 static void hard_rows() {
   for (const float scale : {1.0f, 1e-22f, 3e-23f, 1e-23f, 1e-38f, 1e15f, 1e25f, 1e38f}) {
-    Case<float> given(9, 1, 1, 8, {40, 40, 33}, 7);
+    RvqCase<float> given(9, 1, 1, 8, {40, 40, 33}, 7);
     for (auto& codebook : given.codebooks) {
       for (size_t i = 0; i < codebook.size() / 2; ++i)
         codebook[codebook.size() / 2 + i] = i % 5 ? codebook[i] : std::nextafter(codebook[i], 9.0f);
@@ -105,10 +106,10 @@ static void hard_rows() {
     check("hard", given);
   }
   for (const float value : {NAN, INFINITY, -INFINITY}) {
-    Case<float> given(5, 1, 1, 4, {9, 6}, 8);
+    RvqCase<float> given(5, 1, 1, 4, {9, 6}, 8);
     given.x[9] = value;
     check("a row that is not finite", given);
-    Case<float> other(5, 1, 1, 4, {9, 6}, 8);
+    RvqCase<float> other(5, 1, 1, 4, {9, 6}, 8);
     other.codebooks[0][5] = value, other.codebooks[1][0] = value;
     check("codewords that are not finite", other);
   }
@@ -116,7 +117,7 @@ static void hard_rows() {
 
 // The two nearest codewords of a row are on its two sides, and float32 often confuses them.
 static void near_ties(float scale) {
-  Case<float> given(40, 1, 1, 16, {80}, 10);
+  RvqCase<float> given(40, 1, 1, 16, {80}, 10);
   std::vector<float>& codewords = given.codebooks[0];
   for (size_t i = 0; i < given.x.size(); ++i) {
     const float apart = codewords[i] / 16;
@@ -130,7 +131,7 @@ static void near_ties(float scale) {
 // nearer one may overflow.
 static void near_overflow() {
   for (int seed = 0; seed < 300; ++seed) {
-    Case<float> given(1, 1, 1, 16, {2}, seed);
+    RvqCase<float> given(1, 1, 1, 16, {2}, seed);
     std::vector<float>& codewords = given.codebooks[0];
     double square = 0;
     for (int j = 0; j < 16; ++j) square += std::pow(static_cast<double>(codewords[j]), 2);
@@ -144,14 +145,14 @@ static void near_overflow() {
 }
 
 void run() {
-  check("one", Case<float>(1, 1, 1, 4, {1}, 1));
-  check("stages", Case<float>(6, 1, 1, 32, {70, 5, 64, 33}, 2));
-  check("long rows", Case<float>(2, 1, 1, 500, {17, 18}, 3));
-  check("segments", Case<float>(3, 3, 1, 8, {20, 9}, 4));
-  check("books", Case<float>(3, 3, 3, 8, {20, 9}, 5));
-  check("float16", Case<_Float16>(5, 1, 1, 24, {40, 40, 40}, 6));
-  check("bfloat16", Case<emulation::Bfloat16>(5, 1, 1, 24, {40, 40, 40}, 6));
-  Case<float> apart(5, 2, 1, 8, {12, 12}, 9);  // elements of a row are five apart
+  check("one", RvqCase<float>(1, 1, 1, 4, {1}, 1));
+  check("stages", RvqCase<float>(6, 1, 1, 32, {70, 5, 64, 33}, 2));
+  check("long rows", RvqCase<float>(2, 1, 1, 500, {17, 18}, 3));
+  check("segments", RvqCase<float>(3, 3, 1, 8, {20, 9}, 4));
+  check("books", RvqCase<float>(3, 3, 3, 8, {20, 9}, 5));
+  check("float16", RvqCase<_Float16>(5, 1, 1, 24, {40, 40, 40}, 6));
+  check("bfloat16", RvqCase<emulation::Bfloat16>(5, 1, 1, 24, {40, 40, 40}, 6));
+  RvqCase<float> apart(5, 2, 1, 8, {12, 12}, 9);  // elements of a row are five apart
   apart.shape.inner = 5, apart.shape.outer_stride = 80, apart.shape.inner_stride = 1, apart.shape.stride = 5;
   check("channels first", apart);
   hard_rows();

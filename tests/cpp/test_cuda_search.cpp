@@ -14,10 +14,10 @@
 
 namespace cuda = uefl::cuda;
 
-enum class Search { cross, groups, longer, longer_groups, mma, mma_groups, streamed };
+enum class SearchPath { cross, groups, longer, longer_groups, mma, mma_groups, streamed };
 
 struct Path {
-  Search search;
+  SearchPath search;
   const char* name;
   int64_t least_d, most_d;
   bool in_bulk;  // rows at multiples of 16 bytes
@@ -30,7 +30,7 @@ static int64_t rows_wanted() {
   return wanted ? std::atoll(wanted) : 1000;
 }
 
-struct Case {
+struct SearchCase {
   cuda::Shape shape;
   int64_t gap;  // elements between rows
 };
@@ -40,7 +40,7 @@ static int64_t draw(std::mt19937& random, int64_t least, int64_t most) {
 }
 
 // Returns a shape that the path takes. Of many shapes, one is large now and then.
-static Case any_case(std::mt19937& random, const Path& path, int64_t element_bytes) {
+static SearchCase any_case(std::mt19937& random, const Path& path, int64_t element_bytes) {
   const int64_t piece = path.in_bulk ? 16 / element_bytes : 1, most = rows_wanted() > 50000 ? 3000 : 500;
   const int64_t longest = draw(random, 1, 8) == 1 ? path.most_d : std::min<int64_t>(path.most_d, 200);
   const int64_t d = piece * draw(random, (path.least_d + piece - 1) / piece, longest / piece);
@@ -72,7 +72,7 @@ static std::vector<T> any_codewords(std::mt19937& random, int64_t count, double&
 // Makes rows that lie between two codewords of their codebook, most of them not exactly. Some codewords occur
 // twice.
 template <class T>
-static void fill(std::mt19937& random, const Case& one, std::vector<T>& x, std::vector<T>& codewords) {
+static void fill(std::mt19937& random, const SearchCase& one, std::vector<T>& x, std::vector<T>& codewords) {
   const cuda::Shape& shape = one.shape;
   double scale;
   codewords = any_codewords<T>(random, shape.books * shape.k * shape.d, scale);
@@ -176,7 +176,7 @@ static void check(const char* name, const std::vector<T>& x, const cuda::Shape& 
 }
 
 template <class T, int kGroups, bool kLong, bool kCross>
-static void wgmma(Codebook& codebook, const std::vector<T>& x, const std::vector<float>& codewords,
+static void wgmma(TestCodebook& codebook, const std::vector<T>& x, const std::vector<float>& codewords,
                   const cuda::Shape& shape, const std::vector<int64_t>& expected, Path& path, int64_t limit) {
   const cuda::WgmmaPlan plan = cuda::divide(shape, kGroups, sizeof(T), limit, 3);
   if (plan.codewords == 0) return;
@@ -201,7 +201,7 @@ static void wgmma(Codebook& codebook, const std::vector<T>& x, const std::vector
 }
 
 template <class T, bool kLong, bool kCross>
-static void any_wgmma(std::mt19937& random, Codebook& codebook, const std::vector<T>& x,
+static void any_wgmma(std::mt19937& random, TestCodebook& codebook, const std::vector<T>& x,
                       const std::vector<T>& codewords, const cuda::Shape& shape,
                       const std::vector<int64_t>& expected, Path& path) {
   // The allocator aligns a vector only to 16 bytes.
@@ -215,15 +215,15 @@ static void any_wgmma(std::mt19937& random, Codebook& codebook, const std::vecto
 }
 
 template <class T>
-static void other(Codebook& codebook, const std::vector<T>& x, const cuda::Shape& shape,
+static void other(TestCodebook& codebook, const std::vector<T>& x, const cuda::Shape& shape,
                   const std::vector<int64_t>& expected, Path& path) {
   constexpr unsigned kBlocks = 2;
   std::vector<int64_t> indices(shape.outputs, -2);
   codebook.make_lists(kBlocks * cuda::kMmaLists * cuda::mma_room(shape, kBlocks));
   std::memset(emulation::shared, 0xff, sizeof emulation::shared);
-  const auto kernel = path.search == Search::mma          ? cuda::search_mma<T, true, false>
-                      : path.search == Search::mma_groups ? cuda::search_mma<T, false, false>
-                                                          : cuda::search_mma<T, true, true>;
+  const auto kernel = path.search == SearchPath::mma          ? cuda::search_mma<T, true, false>
+                      : path.search == SearchPath::mma_groups ? cuda::search_mma<T, false, false>
+                                                              : cuda::search_mma<T, true, true>;
   emulation::launch(kBlocks, cuda::kThreads, kernel, x.data(), shape, codebook.packed, true, indices.data());
   path.open += static_cast<int64_t>(codebook.open().size());
   for (int64_t i = 0; i < shape.outputs; ++i) path.wrong += indices[i] != expected[i];
@@ -232,20 +232,20 @@ static void other(Codebook& codebook, const std::vector<T>& x, const cuda::Shape
 
 template <class T>
 static void any_search(std::mt19937& random, Path& path) {
-  const Case one = any_case(random, path, sizeof(T));
+  const SearchCase one = any_case(random, path, sizeof(T));
   const cuda::Shape& shape = one.shape;
   std::vector<T> x, codewords;
   fill(random, one, x, codewords);
   const std::vector<int64_t> expected = definition(x, shape, codewords);
-  Codebook codebook(codewords, shape, x.data());
+  TestCodebook codebook(codewords, shape, x.data());
   switch (path.search) {
-    case Search::cross:
+    case SearchPath::cross:
       return any_wgmma<T, false, true>(random, codebook, x, codewords, shape, expected, path);
-    case Search::groups:
+    case SearchPath::groups:
       return any_wgmma<T, false, false>(random, codebook, x, codewords, shape, expected, path);
-    case Search::longer:
+    case SearchPath::longer:
       return any_wgmma<T, true, true>(random, codebook, x, codewords, shape, expected, path);
-    case Search::longer_groups:
+    case SearchPath::longer_groups:
       return any_wgmma<T, true, false>(random, codebook, x, codewords, shape, expected, path);
     default:
       other(codebook, x, shape, expected, path);
@@ -275,13 +275,13 @@ static void many(Path path) {
 }
 
 void run() {
-  const Path paths[] = {{Search::cross, "wgmma, cross", 1, 64, true},
-                        {Search::groups, "wgmma, groups of four", 1, 64, true},
-                        {Search::longer, "wgmma, long rows, cross", 65, 520, true},
-                        {Search::longer_groups, "wgmma, long rows, groups of four", 65, 520, true},
-                        {Search::mma, "mma, cross", 1, 520, false},
-                        {Search::mma_groups, "mma, groups of four", 1, 520, false},
-                        {Search::streamed, "mma, streamed", 1, 520, false}};
+  const Path paths[] = {{SearchPath::cross, "wgmma, cross", 1, 64, true},
+                        {SearchPath::groups, "wgmma, groups of four", 1, 64, true},
+                        {SearchPath::longer, "wgmma, long rows, cross", 65, 520, true},
+                        {SearchPath::longer_groups, "wgmma, long rows, groups of four", 65, 520, true},
+                        {SearchPath::mma, "mma, cross", 1, 520, false},
+                        {SearchPath::mma_groups, "mma, groups of four", 1, 520, false},
+                        {SearchPath::streamed, "mma, streamed", 1, 520, false}};
   const char* only = std::getenv("UEFL_CUDA_PATH");
   for (const Path& path : paths) {
     if (only == nullptr || std::atoi(only) == static_cast<int>(path.search)) many(path);

@@ -29,14 +29,14 @@ static bool same(const std::vector<T>& a, const std::vector<T>& b) {
 
 // Rows, codewords and indices, and the expected sums, written out.
 template <class T, class Codeword>
-struct Case {
+struct SumsCase {
   cuda::Shape shape;
   Far<T> x;
   std::vector<Codeword> codewords;
   std::vector<int64_t> indices;
   std::vector<double> scales;
 
-  Case(const cuda::Shape& shape, int64_t elements, int seed, int taken = 1 << 30)
+  SumsCase(const cuda::Shape& shape, int64_t elements, int seed, int taken = 1 << 30)
       : shape(shape), x(elements) {
     std::mt19937 random(seed);
     const auto values = normal<double>(shape.outputs * shape.d, random);
@@ -60,14 +60,14 @@ struct Case {
 // Memory for the results of a kernel. It begins as NaN, or as a number that never occurs, where the kernel
 // must write.
 template <class T>
-struct Found {
+struct KernelSums {
   std::vector<T> quantized;
   std::vector<long long> counts, largest, sums;
   double error = NAN;
   std::vector<double> parts;
   long long done = 0;
 
-  explicit Found(const cuda::Shape& shape)
+  explicit KernelSums(const cuda::Shape& shape)
       : quantized(shape.outputs * shape.d, T(NAN)),
         counts(shape.books * shape.k, 7),
         largest(counts),
@@ -86,9 +86,10 @@ struct Found {
 };
 
 template <class T, class Codeword>
-static void check(const char* what, const Case<T, Codeword>& given, const Found<T>& found, bool with_sums) {
+static void check(const char* what, const SumsCase<T, Codeword>& given, const KernelSums<T>& found,
+                  bool with_sums) {
   const cuda::Shape& shape = given.shape;
-  Found<T> expected(shape);
+  KernelSums<T> expected(shape);
   double error = 0;
   for (int64_t output = 0; output < shape.outputs; ++output) {
     const int64_t code = given.code(output);
@@ -113,8 +114,8 @@ static void check(const char* what, const Case<T, Codeword>& given, const Found<
 }
 
 template <int kPiece, class T, class Codeword>
-static void gather(const char* what, const Case<T, Codeword>& given, int64_t most_blocks) {
-  Found<T> found(given.shape);
+static void gather(const char* what, const SumsCase<T, Codeword>& given, int64_t most_blocks) {
+  KernelSums<T> found(given.shape);
   cuda::Gather<T, Codeword> wanted{given.codewords.data(),
                                    given.indices.data(),
                                    found.quantized.data(),
@@ -132,10 +133,10 @@ static void gather(const char* what, const Case<T, Codeword>& given, int64_t mos
 
 // With at least one codeword per row of a block, no rows are sorted.
 template <class T, class Codeword>
-static void row_sums(const char* what, const Case<T, Codeword>& given, int64_t most_blocks) {
+static void row_sums(const char* what, const SumsCase<T, Codeword>& given, int64_t most_blocks) {
   double error = 0;
   for (const bool again : {false, true}) {
-    Found<T> found(given.shape);
+    KernelSums<T> found(given.shape);
     cuda::RowSums<T, Codeword> wanted{};
     wanted.indices = given.indices.data(), wanted.counts = found.counts.data(),
     wanted.sums = found.sums.data();
@@ -159,7 +160,7 @@ static void row_sums(const char* what, const Case<T, Codeword>& given, int64_t m
 template <class T, class Codeword, int kPiece = 1>
 static void vq(const char* what, const cuda::Shape& shape, int64_t elements, int64_t blocks,
                int taken = 1 << 30) {
-  const Case<T, Codeword> given(shape, elements, static_cast<int>(elements), taken);
+  const SumsCase<T, Codeword> given(shape, elements, static_cast<int>(elements), taken);
   gather<1>(what, given, blocks);
   if constexpr (kPiece > 1) gather<kPiece>(what, given, blocks);
   row_sums(what, given, blocks);
@@ -200,9 +201,9 @@ static void vq_of_all_shapes() {
 static void hard_rows() {
   const cuda::Shape shape{40, 1, 1, 8, 5, 0, 40, 0, 8, 1, true};
   for (const double value : {double{NAN}, double{INFINITY}, -double{INFINITY}, 1e30}) {
-    Case<float, float> given(shape, 320, 3);
+    SumsCase<float, float> given(shape, 320, 3);
     given.x[7 * 8 + 3] = static_cast<float>(value);
-    Found<float> found(shape);
+    KernelSums<float> found(shape);
     gather<1>("hard", given, 1);
     gather<4>("hard", given, 1);
     if (value == 1e30) continue;                   // its sum has no meaning
@@ -219,7 +220,7 @@ static void hard_rows() {
     CHECK(std::isnan(value) ? std::isnan(found.error) : std::isinf(found.error), "%g: %g", value,
           found.error);
   }
-  Case<float, float> tiny(shape, 320, 4);
+  SumsCase<float, float> tiny(shape, 320, 4);
   for (int64_t i = 0; i < 320; ++i) tiny.x[i] *= 1e-30f;
   for (float& value : tiny.codewords) value *= 1e-30f;
   for (double& scale : tiny.scales) scale = 0x1p120;
@@ -230,9 +231,9 @@ static void hard_rows() {
 // The results of a step of k-means: masses, and sums minus a middle in units of each column.
 constexpr double kMassScale = 0x1.8p40;
 template <class T>
-static Found<T> masses_and_sums(const Case<T, float>& given, const std::vector<double>& middle,
-                                const std::vector<double>& scales, const double* weights) {
-  Found<T> found(given.shape);
+static KernelSums<T> masses_and_sums(const SumsCase<T, float>& given, const std::vector<double>& middle,
+                                     const std::vector<double>& scales, const double* weights) {
+  KernelSums<T> found(given.shape);
   cuda::RowSums<T, float> wanted{};
   wanted.indices = given.indices.data(), wanted.counts = found.counts.data(), wanted.sums = found.sums.data();
   wanted.scales = scales.data(), wanted.middle = middle.data(), wanted.mass_scale = &kMassScale,
@@ -248,13 +249,13 @@ template <class T>
 static void k_means(int64_t d, int64_t n = 250, int64_t apart = 0) {
   std::mt19937 random(4);
   const int64_t k = 9, row_stride = std::max(d, apart);
-  const Case<T, float> given({n, 1, 1, d, k, 0, n, 0, row_stride, 1, true}, n * row_stride, 5);
+  const SumsCase<T, float> given({n, 1, 1, d, k, 0, n, 0, row_stride, 1, true}, n * row_stride, 5);
   const auto middle = normal<double>(d, random, 3);
   std::vector<double> weights(n), scales(d);
   for (int64_t i = 0; i < n; ++i) weights[i] = i % 3 ? 1.0 / static_cast<double>(1 + i) : 0;
   for (int64_t j = 0; j < d; ++j) scales[j] = std::ldexp(1, static_cast<int>(20 + j % 20));
   for (const bool weighted : {false, true}) {
-    const Found<T> found = masses_and_sums(given, middle, scales, weighted ? weights.data() : nullptr);
+    const KernelSums<T> found = masses_and_sums(given, middle, scales, weighted ? weights.data() : nullptr);
     std::vector<long long> masses(k), sums(k * d);
     for (int64_t i = 0; i < n; ++i) {
       const double weight = weighted ? weights[i] : 1;
@@ -272,11 +273,11 @@ static void rows_that_are_not_finite() {
   const int64_t n = 70, d = 5, k = 4, row = 37;
   const cuda::Shape shape{n, 1, 1, d, k, 0, n, 0, d, 1, true};
   const std::vector<double> middle(d, 1), scales(d, 0x1p30);
-  Case<float, float> given(shape, n * d, 6);
-  const Found<float> before = masses_and_sums(given, middle, scales, nullptr);
+  SumsCase<float, float> given(shape, n * d, 6);
+  const KernelSums<float> before = masses_and_sums(given, middle, scales, nullptr);
   for (const float value : {NAN, INFINITY}) {
     given.x[row * d + 2] = value;
-    const Found<float> found = masses_and_sums(given, middle, scales, nullptr);
+    const KernelSums<float> found = masses_and_sums(given, middle, scales, nullptr);
     CHECK(found.counts == before.counts, "%g", static_cast<double>(value));
     for (int64_t i = 0; i < k * d; ++i) {
       CHECK(found.sums[i] == before.sums[i] || i == given.indices[row] * d + 2, "%g: sum %ld",

@@ -102,7 +102,7 @@ static void check(const char* name, Kernel kernel, int blocks, int k, int places
       }
     }
   }
-  std::vector<variants::Answer> found(rows * 4, variants::Answer{-1, -1, -1, -1});
+  std::vector<variants::LaneResult> found(rows * 4, variants::LaneResult{-1, -1, -1, -1});
   const variants::Work work{reinterpret_cast<const unsigned char*>(packed_rows.data()),
                             reinterpret_cast<const unsigned char*>(packed_codewords.data()),
                             starts,
@@ -124,7 +124,7 @@ static void check(const char* name, Kernel kernel, int blocks, int k, int places
     }
     for (int lane = 0; lane < 4; ++lane) {
       const std::vector<int> all = least_two<V>(scores, base, lane);
-      const variants::Answer& kept = found[row * 4 + lane];
+      const variants::LaneResult& kept = found[row * 4 + lane];
       wrong += kept.best != all[0] || kept.second != all[1] || kept.tile < 0 || kept.tile >= k / kColumns;
     }
   }

@@ -64,7 +64,8 @@ static void transition(int64_t b, int64_t k, int64_t m, double scale, double tol
   probs.probs(0, probs.blocks(), log_g.data());
   probs.probs_backward(0, probs.blocks(), grad.data(), back.data());
 
-  const cuda::Problem<T> problem{z.data(), b, k, k, 1, matrix.data(), marginal.data(), groups.data(), 2, m};
+  const cuda::TransitionProblem<T> problem{z.data(),      b, k, k, 1, matrix.data(), marginal.data(),
+                                           groups.data(), 2, m};
   std::vector<T> found_loss(b, NAN), found_slope(b * k, NAN), found_log_g(b * m, NAN), found_back(b * k, NAN),
       weight = as<T>(grad);
   emulation::launch(2, 64, cuda::nll<T>, problem, targets.data(), int64_t{-100}, found_loss.data(),
@@ -88,10 +89,11 @@ static void layouts() {
   std::vector<T> columns(b * k);
   for (int64_t i = 0; i < b * k; ++i) columns[i % k * b + i / k] = z[i];
   const std::vector<int64_t> groups(b, 0), targets{0, 2, 1, -100, 0};
-  const cuda::Problem<T> plain{z.data(), b, k, k, 1, matrix.data(), marginal.data(), groups.data(), 1, m},
+  const cuda::TransitionProblem<T> plain{z.data(),      b, k, k, 1, matrix.data(), marginal.data(),
+                                         groups.data(), 1, m},
       other{columns.data(), b, k, 1, b, matrix.data(), marginal.data(), nullptr, 1, m},
       none{nullptr, 0, k, k, 1, matrix.data(), marginal.data(), nullptr, 1, m};
-  const auto all = [&](const cuda::Problem<T>& problem, bool with_gradient) {
+  const auto all = [&](const cuda::TransitionProblem<T>& problem, bool with_gradient) {
     std::vector<T> loss(b, 7), slope(b * k, 7), log_g(b * m, 7), back(b * k, 7);
     emulation::launch(1, 64, cuda::nll<T>, problem, targets.data(), int64_t{-100}, loss.data(),
                       with_gradient ? slope.data() : nullptr);
@@ -112,8 +114,8 @@ static void out_of_range() {
   const std::vector<float> z{1, 2, 3, INFINITY, 5, 6, 7, 8}, matrix(4, 0.0f), marginal(2, std::log(2.0f));
   const std::vector<int64_t> targets{0, 0, 2, -1}, groups{0, 0, 0, 1};
   std::vector<float> loss(4, 0), slope(8, 0), log_g(8, 0);
-  const cuda::Problem<float> problem{z.data(),      4, 2, 2, 1, matrix.data(), marginal.data(),
-                                     groups.data(), 1, 2};
+  const cuda::TransitionProblem<float> problem{z.data(),      4, 2, 2, 1, matrix.data(), marginal.data(),
+                                               groups.data(), 1, 2};
   emulation::launch(1, 64, cuda::nll<float>, problem, targets.data(), int64_t{-100}, loss.data(),
                     slope.data());
   CHECK(!std::isnan(loss[0]) && std::isnan(loss[1]) && std::isnan(loss[2]) && std::isnan(loss[3]), "loss");

@@ -48,9 +48,9 @@ def test_a_codebook_is_packed_by_one_launch():
     ("source", "function", "most"),
     [
         ("vq_assign.cu", "std::pair<Tensor, bool> assign(", 1),  # the indices
-        ("vq_assign.cu", "Packed carve(", 1),  # and one workspace for all that is packed
+        ("vq_assign.cu", "PackedCodebook carve(", 1),  # and one workspace for all that is packed
         # what all calls return, and the parts of the error where a pass of its own finds it
-        ("vq_forward.cu", "Results run(", 5),
+        ("vq_forward.cu", "VqResults run(", 5),
         ("vq_forward.cu", "vq_forward(const Tensor& x", 2),  # the error, and the counter of its parts
         ("kmeans.cu", "> kmeans_step(const Tensor& x", 3),  # and the labels of the search
         ("kmeans.cu", "> kmeans_lloyd(const Tensor& x", 9),  # of the whole fit, and labels of each iteration
@@ -87,7 +87,7 @@ def test_rvq_of_a_few_rows_is_one_launch():
 
 
 def test_vq_is_two_launches_where_the_search_quantizes():
-    made = body(code("vq_forward.cu"), "Results run(")
+    made = body(code("vq_forward.cu"), "VqResults run(")
     begin, end = made.index("assign("), made.index("launch_gather(")
     assert begin < made.index("if (all || shape.outputs == 0) return made;") < end
 

@@ -31,7 +31,7 @@ Tensor vectors(const Tensor& like, int64_t count) {
   return torch::stable::new_empty(like, {4 * count}, ScalarType::Float);
 }
 
-struct Launch {
+struct StreamLauncher {
   cudaStream_t stream;
 
   template <class Kernel, class... Arguments>
@@ -96,7 +96,7 @@ std::tuple<Tensor, Tensor, Tensor> mc_dropout_mlp(const Tensor& x, const Tensor&
   data(arrays.mean, mean), data(arrays.entropy, entropy), data(arrays.variance, variance);
   with_type(x.scalar_type(), [&](auto type) {
     run(plan, arrays, static_cast<const decltype(type)*>(x.const_data_ptr()), x.stride(0), x.stride(1),
-        Launch{current_stream(x)});
+        StreamLauncher{current_stream(x)});
   });
   check_launch("mc_dropout_mlp");
   return {mean, entropy, variance};

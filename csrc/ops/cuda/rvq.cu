@@ -21,7 +21,7 @@ namespace {
 
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
-using Results = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
+using RvqResults = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 // Returns true if one launch takes all stages.
 bool fits(const Tensor& x, const std::vector<Tensor>& codebooks, const std::string& metric, bool with_sums) {
@@ -44,9 +44,9 @@ bool fits(const Tensor& x, const std::vector<Tensor>& codebooks, const std::stri
   return true;
 }
 
-Results by_stages(const Tensor& x, const std::vector<Tensor>& codebooks, const std::string& metric,
-                  bool exact, bool with_sums, double codebook_weight, double commitment_weight,
-                  bool rotation) {
+RvqResults by_stages(const Tensor& x, const std::vector<Tensor>& codebooks, const std::string& metric,
+                     bool exact, bool with_sums, double codebook_weight, double commitment_weight,
+                     bool rotation) {
   using torch::stable::detail::from;
   std::array<StableIValue, 8> stack{from(x),
                                     from(codebooks),
@@ -71,7 +71,7 @@ void launch(const T* x, Shape shape, Rvq<T> wanted, cudaStream_t stream) {
 }
 
 // Runs all stages in one launch, without sums. `rotation` is for the backward pass only.
-Results in_one_launch(const Tensor& x, const std::vector<Tensor>& codebooks, double weight) {
+RvqResults in_one_launch(const Tensor& x, const std::vector<Tensor>& codebooks, double weight) {
   const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
   const SearchSizes sizes = check_search("rvq", x, codebooks[0], "l2");
   const int64_t stages = static_cast<int64_t>(codebooks.size());
@@ -109,8 +109,8 @@ Results in_one_launch(const Tensor& x, const std::vector<Tensor>& codebooks, dou
   return {quantized, indices, losses, counts, torch::stable::new_empty(x, {0, sizes.d}, ScalarType::Double)};
 }
 
-Results rvq(const Tensor& x, std::vector<Tensor> codebooks, std::string metric, bool exact, bool with_sums,
-            double codebook_weight, double commitment_weight, bool rotation) {
+RvqResults rvq(const Tensor& x, std::vector<Tensor> codebooks, std::string metric, bool exact, bool with_sums,
+               double codebook_weight, double commitment_weight, bool rotation) {
   if (fits(x, codebooks, metric, with_sums))
     return in_one_launch(x, codebooks, codebook_weight + commitment_weight);
   return by_stages(x, codebooks, metric, exact, with_sums, codebook_weight, commitment_weight, rotation);

@@ -57,7 +57,7 @@ struct Input {
   }
 
   template <class T>
-  Problem<T> problem() const {
+  TransitionProblem<T> problem() const {
     return {static_cast<const T*>(logits.const_data_ptr()),
             logits.size(0),
             logits.size(1),

@@ -24,13 +24,13 @@ namespace {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// The kinds of search. `streamed` is mma for rows that do not fit into shared memory.
-enum class Search { streamed, mma, wgmma };
+// The kinds of first pass. `streamed` is mma for rows that do not fit into shared memory.
+enum class FirstPass { streamed, mma, wgmma };
 
-// Divides one allocation into the arrays of Packed and the parts of an error, each at a multiple of 16 bytes.
-// `open` is the number of rows that the lists of all blocks can store.
-Packed carve(const Shape& shape, int64_t open, int64_t warps, const Tensor& x, Tensor& workspace,
-             double*& parts) {
+// Divides one allocation into the arrays of PackedCodebook and the parts of an error, each at a multiple of
+// 16 bytes. `open` is the number of rows that the lists of all blocks can store.
+PackedCodebook carve(const Shape& shape, int64_t open, int64_t warps, const Tensor& x, Tensor& workspace,
+                     double*& parts) {
   const int64_t codewords = shape.books * shape.padded_k;
   int64_t bytes = 0;
   const auto place = [&](int64_t size) {
@@ -47,7 +47,7 @@ Packed carve(const Shape& shape, int64_t open, int64_t warps, const Tensor& x, T
   const int64_t listed = place(open * 8), limits = place(open * 4), errors = place(warps * 8);
   workspace = torch::stable::new_empty(x, {bytes}, ScalarType::Byte);
   char* first = static_cast<char*>(workspace.mutable_data_ptr());
-  Packed packed{};
+  PackedCodebook packed{};
   packed.exact = reinterpret_cast<double*>(first + exact),
   packed.bounds = reinterpret_cast<double*>(first + bounds);
   packed.center = reinterpret_cast<float*>(first + center);
@@ -71,20 +71,20 @@ constexpr bool kBuiltForSm90a =
 // Returns the fastest allowed first pass. The passes are ordered from the fastest to the slowest, and a shape
 // that one pass cannot handle goes to the next one. UEFL_CUDA_SEARCH names the fastest allowed pass, to
 // compare passes, or as a workaround if one is wrong on some GPU.
-Search fastest_allowed() {
+FirstPass fastest_allowed() {
   const char* value = std::getenv("UEFL_CUDA_SEARCH");
   const std::string choice = value ? value : "";
   const bool has_wgmma = kBuiltForSm90a && current_device().major == 9;
-  if (choice.empty() || choice == "auto") return has_wgmma ? Search::wgmma : Search::mma;
-  if (choice == "streamed") return Search::streamed;
-  if (choice == "mma") return Search::mma;
+  if (choice.empty() || choice == "auto") return has_wgmma ? FirstPass::wgmma : FirstPass::mma;
+  if (choice == "streamed") return FirstPass::streamed;
+  if (choice == "mma") return FirstPass::mma;
   STD_TORCH_CHECK(choice == "wgmma", "UEFL_CUDA_SEARCH=", choice,
                   " is not known; use auto, wgmma, mma or streamed");
   STD_TORCH_CHECK(
       has_wgmma,
       "UEFL_CUDA_SEARCH=wgmma needs a GPU of compute capability 9.0 and kernels built for sm_90a (these: ",
       kBuiltForSm90a ? "built" : "not built", "); use auto, mma or streamed");
-  return Search::wgmma;
+  return FirstPass::wgmma;
 }
 
 // Returns the number of blocks for this number of tiles: a few for each multiprocessor, which loop over the
@@ -101,7 +101,7 @@ unsigned mma_blocks(const Shape& shape) { return blocks_of_tiles(mma_tiles(shape
 bool all_compared(const Shape& shape) { return shape.k <= 512 * (mma_width(shape.d) / kBlockElements); }
 
 template <class T>
-void launch_mma(const T* x, const Shape& shape, const Packed& packed, bool streamed, bool exact,
+void launch_mma(const T* x, const Shape& shape, const PackedCodebook& packed, bool streamed, bool exact,
                 int64_t* indices, cudaStream_t stream) {
   const int64_t bytes = mma_bytes(streamed ? kBlockElements : shape.d);
   const auto kernel = streamed              ? search_mma<T, true, true>
@@ -112,8 +112,8 @@ void launch_mma(const T* x, const Shape& shape, const Packed& packed, bool strea
 }
 
 template <class T>
-void launch_wgmma(const T* x, const Shape& shape, const Packed& packed, const WgmmaPlan& plan, bool exact,
-                  int64_t* indices, const Quantized& wanted, cudaStream_t stream) {
+void launch_wgmma(const T* x, const Shape& shape, const PackedCodebook& packed, const WgmmaPlan& plan,
+                  bool exact, int64_t* indices, const Quantized& wanted, cudaStream_t stream) {
   const auto launch = [&](auto kernel, int threads) {
     allow_shared("vq_assign", kernel, plan.size);
     cudaLaunchAttribute cluster{};
@@ -146,8 +146,8 @@ WgmmaPlan plan_of(const Shape& shape, const Tensor& rows) {
 
 // Launches the kernel that packs the codebook before the search.
 template <class Codeword, class Row>
-void launch_pack(const char* op, const Codeword* codebook, const Row* rows, Shape shape, Packed packed,
-                 Spans cleared, cudaStream_t stream) {
+void launch_pack(const char* op, const Codeword* codebook, const Row* rows, Shape shape,
+                 PackedCodebook packed, Spans cleared, cudaStream_t stream) {
   const int64_t items = shape.books * (shape.padded_k + kSampledRows) / kPackCodewords;
   void* arguments[] = {&codebook, &rows, &shape, &packed, &cleared};
   const auto kernel = reinterpret_cast<const void*>(pack_codebook<Codeword, Row>);
@@ -165,15 +165,15 @@ void clear(const Spans& spans, cudaStream_t stream) {
 }
 
 // Returns the search that runs here: wgmma if it has a plan, otherwise mma if a tile fits into shared memory.
-Search search_of(const Shape& shape, const WgmmaPlan& plan) {
+FirstPass search_of(const Shape& shape, const WgmmaPlan& plan) {
   const bool whole = mma_bytes(shape.d) + kMmaStaticBytes <= current_device().shared;
-  if (!whole || fastest_allowed() == Search::streamed) return Search::streamed;
-  return plan.codewords > 0 ? Search::wgmma : Search::mma;
+  if (!whole || fastest_allowed() == FirstPass::streamed) return FirstPass::streamed;
+  return plan.codewords > 0 ? FirstPass::wgmma : FirstPass::mma;
 }
 
 // Returns the number of rows that the lists of a search must be able to store.
-int64_t open_places(const Shape& shape, Search search, const WgmmaPlan& plan) {
-  if (search == Search::wgmma) return plan.items.grid * kGroupWarps * plan.room;
+int64_t open_places(const Shape& shape, FirstPass search, const WgmmaPlan& plan) {
+  if (search == FirstPass::wgmma) return plan.items.grid * kGroupWarps * plan.room;
   return mma_blocks(shape) * kMmaLists * mma_room(shape, mma_blocks(shape));
 }
 
@@ -201,13 +201,14 @@ std::pair<Tensor, bool> assign(const char* op, const Tensor& x, const Tensor& co
     return {indices, false};
   }
 
-  const WgmmaPlan plan = fastest_allowed() == Search::wgmma ? plan_of(shape, rows) : WgmmaPlan{};
-  const Search search = search_of(shape, plan);
+  const WgmmaPlan plan = fastest_allowed() == FirstPass::wgmma ? plan_of(shape, rows) : WgmmaPlan{};
+  const FirstPass search = search_of(shape, plan);
   const Tensor dense = torch::stable::contiguous(codebook);
   Tensor workspace;
-  const bool makes = wanted.target != nullptr && search == Search::wgmma;
-  const Packed packed = carve(shape, open_places(shape, search, plan),
-                              makes ? plan.items.grid * kGroupWarps : 0, x, workspace, wanted.error.parts);
+  const bool makes = wanted.target != nullptr && search == FirstPass::wgmma;
+  const PackedCodebook packed =
+      carve(shape, open_places(shape, search, plan), makes ? plan.items.grid * kGroupWarps : 0, x, workspace,
+            wanted.error.parts);
   with_type(dense.scalar_type(), [&](auto codeword) {
     with_type(rows.scalar_type(), [&](auto element) {
       launch_pack(op, static_cast<const decltype(codeword)*>(dense.const_data_ptr()),
@@ -221,10 +222,10 @@ std::pair<Tensor, bool> assign(const char* op, const Tensor& x, const Tensor& co
     using T = decltype(type);
     const T* data = static_cast<const T*>(rows.const_data_ptr());
     if constexpr (!std::is_same_v<T, double>) {
-      if (search == Search::wgmma) launch_wgmma(data, shape, packed, plan, exact, target, wanted, stream);
+      if (search == FirstPass::wgmma) launch_wgmma(data, shape, packed, plan, exact, target, wanted, stream);
     }
-    if (search != Search::wgmma)
-      launch_mma(data, shape, packed, search == Search::streamed, exact, target, stream);
+    if (search != FirstPass::wgmma)
+      launch_mma(data, shape, packed, search == FirstPass::streamed, exact, target, stream);
   });
   check_launch(op);
   return {indices, makes};

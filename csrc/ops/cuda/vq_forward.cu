@@ -49,13 +49,13 @@ void launch_gather(const T* x, const Shape& shape, Gather<T, Codeword> wanted, c
   launch(gather<T, Codeword, 1>, 1);
 }
 
-struct Results {
+struct VqResults {
   Tensor quantized, indices, counts, largest, sums;
 };
 
 // Searches and quantizes. The error goes to `total`. With scales, the rows of each codeword are summed.
-Results run(const char* op, const Tensor& x, const Tensor& codebook, const std::optional<Tensor>& scales,
-            const std::string& metric, bool exact, const SearchSizes& sizes, const Total& total) {
+VqResults run(const char* op, const Tensor& x, const Tensor& codebook, const std::optional<Tensor>& scales,
+              const std::string& metric, bool exact, const SearchSizes& sizes, const Total& total) {
   const int64_t counted = sizes.books * sizes.k, with_sums = scales ? counted : 0;
   STD_TORCH_CHECK(counted <= INT32_MAX && sizes.d <= INT32_MAX / kWarp, op,
                   ": the codebook is too large");  // a tile has kWarp rows
@@ -63,10 +63,10 @@ Results run(const char* op, const Tensor& x, const Tensor& codebook, const std::
   const bool wide = codebook.scalar_type() == ScalarType::Double;
   const Tensor codewords =
       torch::stable::contiguous(torch::stable::to(codebook, wide ? ScalarType::Double : ScalarType::Float));
-  Results made{torch::stable::new_empty(x, x.sizes()), Tensor(),
-               torch::stable::new_empty(x, {counted}, ScalarType::Long),
-               torch::stable::new_empty(x, {with_sums}, ScalarType::Long),
-               torch::stable::new_empty(x, {with_sums, sizes.d}, ScalarType::Long)};
+  VqResults made{torch::stable::new_empty(x, x.sizes()), Tensor(),
+                 torch::stable::new_empty(x, {counted}, ScalarType::Long),
+                 torch::stable::new_empty(x, {with_sums}, ScalarType::Long),
+                 torch::stable::new_empty(x, {with_sums, sizes.d}, ScalarType::Long)};
   const auto numbers = [](Tensor& tensor) { return static_cast<long long*>(tensor.mutable_data_ptr()); };
   const Spans cleared{{numbers(made.counts), numbers(made.largest), numbers(made.sums),
                        reinterpret_cast<long long*>(total.sum), total.adders},
@@ -123,7 +123,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> vq_forward(const Tens
          done = torch::stable::new_empty(x, {1}, ScalarType::Long);
   const Total total{static_cast<double*>(error.mutable_data_ptr()), nullptr, 1, nullptr,
                     static_cast<long long*>(done.mutable_data_ptr())};
-  const Results made = run("vq_forward", x, codebook, scales, metric, exact, sizes, total);
+  const VqResults made = run("vq_forward", x, codebook, scales, metric, exact, sizes, total);
   return {made.quantized, made.indices, error, made.counts, made.largest, made.sums};
 }
 
@@ -146,7 +146,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> vq(const Tensor& x, const Ten
   const Total total{wide ? static_cast<double*>(target) : reinterpret_cast<double*>(first),
                     wide ? nullptr : static_cast<float*>(target),
                     (codebook_weight + commitment_weight) / elements, nullptr, first + 1};
-  const Results made = run("vq", x, codebook, {}, metric, exact, sizes, total);
+  const VqResults made = run("vq", x, codebook, {}, metric, exact, sizes, total);
   const auto shape = codebook.sizes();
   return {made.quantized, made.indices, loss,
           torch::stable::reshape(made.counts, shape.slice(0, shape.size() - 1)),

@@ -64,12 +64,12 @@ struct Thread;
 using Waiting = std::vector<Thread*>;
 
 // A barrier of the emulation. A phase is over when all expected threads have arrived.
-struct Barrier {
+struct ThreadBarrier {
   int expected, missing;
   unsigned phase = 0;
   Waiting waiting = {};
 
-  explicit Barrier(unsigned threads) : expected(static_cast<int>(threads)), missing(expected) {}
+  explicit ThreadBarrier(unsigned threads) : expected(static_cast<int>(threads)), missing(expected) {}
   void arrive_and_wait();
   void arrive_and_drop();
 
@@ -79,7 +79,7 @@ struct Barrier {
 
 struct Warp {
   static constexpr size_t kMost = 32;  // bytes of a value
-  Barrier barrier{32};
+  ThreadBarrier barrier{32};
   unsigned char values[2][32][kMost];  // of this phase of the barrier and of the one before it, which some
                                        // lanes may still read
 };
@@ -87,9 +87,9 @@ struct Warp {
 // A block. It has a barrier of all threads of its cluster, or of its own threads if it is in no cluster.
 struct Block {
   unsigned number, rank;  // in the grid; in the cluster
-  Barrier barrier;
+  ThreadBarrier barrier;
   std::vector<Warp> warps;
-  Barrier* cluster = nullptr;
+  ThreadBarrier* cluster = nullptr;
 
   Block(unsigned of_grid, unsigned of_cluster, unsigned threads)
       : number(of_grid), rank(of_cluster), barrier(threads), warps(threads / 32) {}
@@ -162,17 +162,17 @@ inline void wait_in(Waiting& waiting) {
   if (Place& other = next(); &other != &self->place) self->place.leave_for(other);
 }
 
-inline bool Barrier::last() {
+inline bool ThreadBarrier::last() {
   if (--missing > 0) return false;
   missing = expected;
   ++phase;
   wake(waiting);
   return true;
 }
-inline void Barrier::arrive_and_wait() {
+inline void ThreadBarrier::arrive_and_wait() {
   if (!last()) wait_in(waiting);
 }
-inline void Barrier::arrive_and_drop() {
+inline void ThreadBarrier::arrive_and_drop() {
   --expected;
   last();
 }
@@ -227,7 +227,7 @@ void launch_clusters(unsigned size, unsigned blocks, unsigned count, Kernel kern
   body = [&] { kernel(arguments...); };
   blockDim = {count}, gridDim = {blocks}, ++launches;
   for (unsigned first = 0; first < blocks; first += size) {
-    Barrier barrier(size * count);
+    ThreadBarrier barrier(size * count);
     std::deque<Block> cluster;
     const unsigned last = draw() % (size + 1);  // the block that begins late, or none
     ++blocks_run;
@@ -252,7 +252,7 @@ template <class Kernel, class... Arguments>
 void launch_cooperative(unsigned blocks, unsigned count, Kernel kernel, Arguments... arguments) {
   struct Member {
     Block block;
-    Barrier cluster;
+    ThreadBarrier cluster;
     Waiting waiting = {};
   };
   while (threads.size() < blocks * count) threads.emplace_back();
@@ -260,7 +260,7 @@ void launch_cooperative(unsigned blocks, unsigned count, Kernel kernel, Argument
   blockDim = {count}, gridDim = {blocks}, cooperative = true, ++launches;
   std::deque<Member> all;
   for (unsigned number = 0; number < blocks; ++number, ++blocks_run) {
-    Member& own = all.emplace_back(Member{Block(number, 0, count), Barrier(count)});
+    Member& own = all.emplace_back(Member{Block(number, 0, count), ThreadBarrier(count)});
     own.block.cluster = &own.cluster;
     begin(own.block, number * count);
     own.waiting.swap(ready);

@@ -62,19 +62,19 @@ inline std::array<uint16_t, 8> chunk_of(uint64_t bits, int r, int i) {
   return halves;
 }
 
-using Product = std::function<void()>;
-struct Products {
-  std::vector<Product> open;                   // not committed
-  std::deque<std::vector<Product>> committed;  // not done
+using PendingProduct = std::function<void()>;
+struct WarpgroupProducts {
+  std::vector<PendingProduct> open;                   // not committed
+  std::deque<std::vector<PendingProduct>> committed;  // not done
 
   void finish(size_t but) {
     for (; committed.size() > but; committed.pop_front()) {
-      for (const Product& product : committed.front()) product();
+      for (const PendingProduct& product : committed.front()) product();
     }
   }
 };
-inline std::map<unsigned, Products> products[kMostOfCluster];  // of each thread
-inline Products& own_products() { return products[block->rank][threadIdx.x]; }
+inline std::map<unsigned, WarpgroupProducts> products[kMostOfCluster];  // of each thread
+inline WarpgroupProducts& own_products() { return products[block->rank][threadIdx.x]; }
 
 }  // namespace emulation
 
@@ -152,7 +152,7 @@ inline void copy_bulk(void* target, const void* source, unsigned bytes, Barrier*
 
 inline void products_begin() {}
 inline void products_commit() {
-  emulation::Products& own = emulation::own_products();
+  emulation::WarpgroupProducts& own = emulation::own_products();
   own.committed.push_back(std::exchange(own.open, {}));
   if (emulation::at_once()) own.finish(0);
 }

@@ -10,18 +10,19 @@
 namespace {
 
 // The arrays begin as NaN, or as a number that never occurs, where the kernels must write before they read.
-struct Codebook {
+struct TestCodebook {
   std::vector<__uint128_t> halves;  // aligned to 16 bytes
   std::vector<__uint128_t> starts;
   std::vector<double> exact, bounds, longest;
   std::vector<long long> ones;  // an array that the kernel zeroes
   std::vector<float> center, limits, sampled;
   std::vector<int64_t> listed;
-  uefl::cuda::Packed packed{};
+  uefl::cuda::PackedCodebook packed{};
 
   // Allocates the arrays and packs the codebook. x has the rows to measure.
   template <class T, class Row>
-  Codebook(const std::vector<T>& codebook, const uefl::cuda::Shape& shape, const Row* x, unsigned blocks = 3)
+  TestCodebook(const std::vector<T>& codebook, const uefl::cuda::Shape& shape, const Row* x,
+               unsigned blocks = 3)
       : starts(shape.books * shape.padded_k / uefl::cuda::kBlockCodewords * uefl::cuda::kStarts / 4),
         exact(shape.books * shape.k * shape.d, NAN),
         bounds(4 * shape.books, NAN),
@@ -40,7 +41,7 @@ struct Codebook {
                                   shape, packed,
                                   cuda::Spans{{ones.data()}, {static_cast<int64_t>(ones.size())}});
   }
-  Codebook(const Codebook&) = delete;  // packed points into this object
+  TestCodebook(const TestCodebook&) = delete;  // packed points into this object
 
   // Empties the lists of open rows and gives them this room.
   void make_lists(int64_t rows) {
