@@ -165,7 +165,7 @@ struct Search::PrefilterTile {
   CandidateLists found;
 };
 
-double Search::error_bound(const Book& book, const RowSize& row) const {
+double Search::error_bound(const PreparedCodebook& book, const RowSize& row) const {
   const bool euclidean = metric_ == Metric::l2;
   if (plan_.kernel->arithmetic == Arithmetic::f32)
     return score_error(d_, book.half_square, book.radius, row.square, euclidean);
@@ -173,7 +173,7 @@ double Search::error_bound(const Book& book, const RowSize& row) const {
                             euclidean);
 }
 
-double Search::prefilter_error(const Book& book, const RowSize& row) const {
+double Search::prefilter_error(const PreparedCodebook& book, const RowSize& row) const {
   const auto bound = plan_.prefilter->arithmetic == Arithmetic::bf16 ? score_error_bf16 : score_error_i16;
   return bound(d_, book.half_square, book.radius, book.prefilter.rest_radius, row.square, row.rest,
                metric_ == Metric::l2);
@@ -245,7 +245,7 @@ void Search::assign_segment(const StridedRows& x, int64_t s, int64_t lo, int64_t
 int64_t Search::prefilter_tile(PrefilterTile& tile, const StridedRows& x, int64_t s, int64_t start,
                                int64_t end, int64_t* indices, std::vector<int64_t>& uncertain) const {
   const int64_t segments = x.dim / d_, count = end - start, before = uncertain.size();
-  const Book& book = this->book(s);
+  const PreparedCodebook& book = this->book(s);
   CandidateLists& found = tile.found;
   const char* source[CandidateLists::kRows] = {};
   for (int64_t r = 0; r < count; ++r) source[r] = element(x, start + r, s * d_);
@@ -281,7 +281,7 @@ int64_t Search::prefilter_tile(PrefilterTile& tile, const StridedRows& x, int64_
 // Returns the nearest of a few codewords, which are given in ascending order.
 int64_t Search::choose(PrefilterTile& tile, const StridedRows& x, int64_t s, int64_t n, const RowSize& size,
                        int* candidates, int count) const {
-  const Book& book = this->book(s);
+  const PreparedCodebook& book = this->book(s);
   float score[CandidateLists::kMost];
   tile.kernel.score_candidates(element(x, n, s * d_), x.dtype, d_, book.mean.data(), book.centered.get(),
                                book.half_squares.data(), candidates, count, tile.row.get(), score);
@@ -308,7 +308,7 @@ int64_t Search::choose(PrefilterTile& tile, const StridedRows& x, int64_t s, int
 void Search::certify(FineTile& tile, const StridedRows& x, int64_t s, int64_t start, int64_t end,
                      int64_t* indices, std::vector<int64_t>& uncertain) const {
   const int64_t segments = x.dim / d_, count = end - start;
-  const Book& book = this->book(s);
+  const PreparedCodebook& book = this->book(s);
   tile.top_two(x, start, count, s * d_, book.mean.data(), fine(book).lines.get(), book.half_squares.data(),
                blocks_);
   // The bound of the largest row is usually enough for all rows. It saves two square roots for each row.
@@ -339,7 +339,7 @@ void Search::rescore(const StridedRows& x, int64_t s, int64_t* indices, Scratch&
   const int64_t segments = x.dim / d_, padded = blocks_ * kernel.block_codewords,
                 total = static_cast<int64_t>(rows.size());
   const int64_t together = std::min<int64_t>(tile.rows, kRescored);
-  const Book& book = this->book(s);
+  const PreparedCodebook& book = this->book(s);
   tile.scores.resize(together * padded);
   std::vector<double> values(d_);
   for (int64_t start = 0; start < total; start += together) {

@@ -97,7 +97,8 @@ class Search {
     std::unique_ptr<CacheLine[]> lines;
     double rest_radius;  // the largest |b - b1| of common/certificate.h
   };
-  struct Book {
+  // One codebook with the values and the packed codewords that its searches read.
+  struct PreparedCodebook {
     const double* codewords;          // [k, d]: the codewords for canonical(), normalized for cosine
     std::vector<float> mean;          // [d]
     std::vector<float> half_squares;  // [blocks * block_codewords]: infinity in the padding
@@ -126,14 +127,14 @@ class Search {
   void check_codeword(const double* code) const;
   void assign_segment(const StridedRows& x, int64_t s, int64_t lo, int64_t hi, int64_t* indices,
                       Scratch& scratch) const;
-  void prepare(Book& book, const Parallel& parallel) const;
-  std::vector<float> mean(const Book& book, const Parallel& parallel) const;
+  void prepare(PreparedCodebook& book, const Parallel& parallel) const;
+  std::vector<float> mean(const PreparedCodebook& book, const Parallel& parallel) const;
   template <class PackCodeword>
   void pack(Panels& panels, int64_t block_bytes, const Parallel& parallel,
             const PackCodeword& pack_codeword) const;
-  double center(const Book& book, int64_t k, float* code) const;
-  const Panels& fine(const Book& book, const Parallel& parallel = on_this_thread) const;
-  const Book& book(int64_t s) const { return books_[books_.size() == 1 ? 0 : s]; }
+  double center(const PreparedCodebook& book, int64_t k, float* code) const;
+  const Panels& fine(const PreparedCodebook& book, const Parallel& parallel = on_this_thread) const;
+  const PreparedCodebook& book(int64_t s) const { return books_[books_.size() == 1 ? 0 : s]; }
   int64_t prefilter_tile(PrefilterTile& tile, const StridedRows& x, int64_t s, int64_t start, int64_t end,
                          int64_t* indices, std::vector<int64_t>& uncertain) const;
   int64_t choose(PrefilterTile& tile, const StridedRows& x, int64_t s, int64_t n, const RowSize& size,
@@ -141,8 +142,8 @@ class Search {
   void certify(FineTile& tile, const StridedRows& x, int64_t s, int64_t start, int64_t end, int64_t* indices,
                std::vector<int64_t>& uncertain) const;
   void rescore(const StridedRows& x, int64_t s, int64_t* indices, Scratch& scratch) const;
-  double prefilter_error(const Book& book, const RowSize& row) const;
-  double error_bound(const Book& book, const RowSize& row) const;
+  double prefilter_error(const PreparedCodebook& book, const RowSize& row) const;
+  double error_bound(const PreparedCodebook& book, const RowSize& row) const;
   double canonical(const double* row, const double* codeword) const;
 
   const Codebook codebook_;
@@ -155,7 +156,7 @@ class Search {
   int64_t blocks_;
   // [books, k, d]; units_ are the normalized codewords, for cosine only.
   std::unique_ptr<double[]> codewords_, units_;
-  std::vector<Book> books_;
+  std::vector<PreparedCodebook> books_;
 };
 
 class Search::Scratch {

@@ -112,7 +112,7 @@ void Search::pack(Panels& panels, int64_t block_bytes, const Parallel& parallel,
 }
 
 // Computes codeword k minus the mean. Returns its squared length.
-double Search::center(const Book& book, int64_t k, float* code) const {
+double Search::center(const PreparedCodebook& book, int64_t k, float* code) const {
   const double* codeword = book.codewords + k * d_;
   const float* mean = book.mean.data();
   double square[4] = {};
@@ -131,7 +131,7 @@ double Search::center(const Book& book, int64_t k, float* code) const {
 
 // Returns the mean of the codewords, or zeros for cosine. It is summed in portions that do not depend on the
 // threads.
-std::vector<float> Search::mean(const Book& book, const Parallel& parallel) const {
+std::vector<float> Search::mean(const PreparedCodebook& book, const Parallel& parallel) const {
   constexpr int64_t kPortion = 512;  // codewords
   const int64_t portions = metric_ == Metric::l2 ? (k_ + kPortion - 1) / kPortion : 0;
   std::vector<double> sums(portions * d_), sum(d_);
@@ -146,7 +146,7 @@ std::vector<float> Search::mean(const Book& book, const Parallel& parallel) cons
   return mean;
 }
 
-void Search::prepare(Book& book, const Parallel& parallel) const {
+void Search::prepare(PreparedCodebook& book, const Parallel& parallel) const {
   book.mean = mean(book, parallel);
   const PrefilterKernel* prefilter = plan_.prefilter;
   const int64_t pitch = centered_pitch(d_);
@@ -179,7 +179,7 @@ void Search::prepare(Book& book, const Parallel& parallel) const {
 
 // Returns the codewords packed for the kernel. If there is a prefilter, the first thread that needs them
 // packs them.
-const Search::Panels& Search::fine(const Book& book, const Parallel& parallel) const {
+const Search::Panels& Search::fine(const PreparedCodebook& book, const Parallel& parallel) const {
   std::call_once(book.fine_once, [&] {
     const VqAssignKernel& kernel = *plan_.kernel;
     pack(book.fine, kernel.block_bytes(d_), parallel, [&](int64_t k, void* block) {
