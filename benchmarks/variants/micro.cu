@@ -81,13 +81,13 @@ __device__ int send_products(uint64_t right, const int& done, bool& stop, int ot
   do {
 #pragma unroll 1
     for (int times = 0; times < 8; ++times) {
-      registers_settled(sums);
-      products_begin();
+      warpgroup_fence_registers(sums);
+      warpgroup_arrive();
       UEFL_UNROLL
       for (int i = 0; i < 4; ++i) multiply_group(sums, fragment, right + i * kOperandStep, true);
-      products_commit();
-      products_wait<0>();
-      registers_settled(sums);
+      warpgroup_commit();
+      warpgroup_wait<0>();
+      warpgroup_fence_registers(sums);
     }
     count += 32;
     group_sync();
@@ -109,7 +109,7 @@ __device__ void stream(long long* clocks, uint32_t b, uint32_t c) {
   for (unsigned i = threadIdx.x; i < 128 * 128 / 4; i += blockDim.x)
     reinterpret_cast<uint32_t*>(memory)[i] = 0;
   if (threadIdx.x == 0) done = 0;
-  written_for_products();
+  fence_proxy_async();
   __syncthreads();
   const int group = threadIdx.x / 128, others = (blockDim.x / 128 - 1) * 4;
   const auto note = [&](long long begin, long long count) {
@@ -235,7 +235,7 @@ __device__ void read_codebook(const unsigned char* codewords, int blocks, int ti
   Barrier* full = reinterpret_cast<Barrier*>(dynamic_memory() + ahead * kBytes);
   if (threadIdx.x == 0) {
     for (int i = 0; i < ahead; ++i) barrier_init(full + i, 1);
-    barriers_are_there();
+    fence_barrier_init();
   }
   __syncthreads();
   if (kCluster > 1) cluster_sync();
@@ -282,7 +282,7 @@ extern "C" __global__ void __launch_bounds__(128, 1)
   for (int i = threadIdx.x; i < 64 * 128 / 4; i += 128) reinterpret_cast<uint32_t*>(memory)[i] = a[i];
   for (int i = threadIdx.x; i < 128 * 128 / 4; i += 128)
     reinterpret_cast<uint32_t*>(memory + 64 * 128)[i] = b[i];
-  written_for_products();
+  fence_proxy_async();
   __syncthreads();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = warp * 16 + lane / 4, t = lane % 4;
   uint32_t fragment[4];
@@ -290,12 +290,12 @@ extern "C" __global__ void __launch_bounds__(128, 1)
   float c[64];
   UEFL_UNROLL
   for (int i = 0; i < 64; ++i) c[i] = start[(row + i % 4 / 2 * 8) * 128 + i / 4 * 8 + 2 * t + i % 2];
-  registers_settled(c);
-  products_begin();
+  warpgroup_fence_registers(c);
+  warpgroup_arrive();
   multiply_group(c, fragment, operand(memory + 64 * 128), true);
-  products_commit();
-  products_wait<0>();
-  registers_settled(c);
+  warpgroup_commit();
+  warpgroup_wait<0>();
+  warpgroup_fence_registers(c);
   UEFL_UNROLL
   for (int i = 0; i < 64; ++i) sums[(row + i % 4 / 2 * 8) * 128 + i / 4 * 8 + 2 * t + i % 2] = c[i];
 }
@@ -321,7 +321,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) barriers(long long* clocks)
   __shared__ Barrier there[2], back[2];
   if (threadIdx.x == 0) {
     barrier_init(there, 1), barrier_init(back, 1), barrier_init(there + 1, 1), barrier_init(back + 1, 1);
-    barriers_are_there();
+    fence_barrier_init();
   }
   __syncthreads();
   const int group = threadIdx.x / 128;

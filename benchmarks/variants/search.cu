@@ -138,8 +138,8 @@ __device__ int multiply(float (&sums)[64], uint32_t (&fragments)[V::kChunks > 2 
     }
     if (V::kOrder && V::kChunks > 2) turn_wait(1 + group);
     const uint64_t right = operand(memory.codewords(ring.place)), left = operand(rows + chunk * kRowsBytes);
-    registers_settled(sums);
-    products_begin();
+    warpgroup_fence_registers(sums);
+    warpgroup_arrive();
     UEFL_UNROLL
     for (int step = 0; step < 4; ++step) {
       const bool add = V::kFirst || chunk + step > 0;
@@ -149,10 +149,10 @@ __device__ int multiply(float (&sums)[64], uint32_t (&fragments)[V::kChunks > 2 
         multiply_group(sums, fragment[step], right + step * kOperandStep, add);
       }
     }
-    products_commit();
+    warpgroup_commit();
     if (V::kOrder && V::kChunks > 2) turn_pass(1 + (group + 1) % V::kGroups);
     if (V::kChunks > 2 && chunk > 0) {
-      products_wait<1>();
+      warpgroup_wait<1>();
       release(before);
     }
     if (chunk + 1 < V::kChunks) {
@@ -229,8 +229,8 @@ __device__ void search(const Work& work, const VariantMemory<V>& memory) {
       const int before =
           multiply<V>(sums, fragments, rows, memory, codewords, resident && round > 0, release);
       if (V::kOrder && V::kChunks <= 2) turn_pass(1 + (group + 1) % V::kGroups);
-      products_wait<0>();
-      registers_settled(sums);
+      warpgroup_wait<0>();
+      warpgroup_fence_registers(sums);
       if (marked) mark[1] = now();
       compare<V>(sums, reinterpret_cast<const float*>(memory.starts(codewords.place)) + t * V::kStarts,
                  work.shift, tile, kept);
@@ -262,15 +262,15 @@ __device__ void run(const Work& work) {
       barrier_init(memory.rows_full(0, i), 1);
       barrier_init(memory.rows_empty(0, i), 4);
     }
-    barriers_are_there();
+    fence_barrier_init();
   }
   __syncthreads();
   if (V::kCluster > 1) cluster_sync();
   if (threadIdx.x / 128 < V::kGroups) {
-    more_registers<V::kRegisters>();
+    warpgroup_reg_alloc<V::kRegisters>();
     search<V>(work, memory);
   } else {
-    fewer_registers<V::kGroups == 4 ? 32 : 40>();
+    warpgroup_reg_dealloc<V::kGroups == 4 ? 32 : 40>();
     if (threadIdx.x == V::kGroups * 128) feed_codewords<V>(work, memory);
     if (threadIdx.x == V::kGroups * 128 + 32) feed_rows<V>(work, memory);
   }

@@ -20,7 +20,7 @@ __device__ inline void barrier_init(Barrier* barrier, unsigned arrivals) {
                : "memory");
 }
 // Makes the barriers visible to all threads and to bulk copies. Call it after the last barrier_init().
-__device__ inline void barriers_are_there() {
+__device__ inline void fence_barrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 __device__ inline void barrier_arrive(Barrier* barrier) {
@@ -53,7 +53,7 @@ __device__ inline T* kept_shared(T* pointer) {
 }
 
 // Makes this thread's writes to shared memory visible to the products that follow.
-__device__ inline void written_for_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+__device__ inline void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // Starts a bulk copy from global to shared memory. Both addresses and the size are multiples of 16 bytes. The
 // barrier counts the bytes.
@@ -98,11 +98,11 @@ __device__ inline void copy_multicast(void* target, const void* source, unsigned
       : "memory");
 }
 
-__device__ inline void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ inline void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+__device__ inline void warpgroup_arrive() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ inline void warpgroup_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 // Waits until at most kPending of the committed groups are in flight.
 template <int kPending>
-__device__ inline void products_wait() {
+__device__ inline void warpgroup_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
@@ -144,18 +144,18 @@ __device__ inline void multiply_group(float (&c)[64], uint64_t a, uint64_t b, bo
 
 // Call it between a wait and the instructions that read or write these registers. Otherwise the compiler
 // could change their order.
-__device__ inline void registers_settled(float (&c)[64]) {
+__device__ inline void warpgroup_fence_registers(float (&c)[64]) {
   UEFL_UNROLL
   for (int i = 0; i < 64; ++i) asm volatile("" : "+f"(c[i])::"memory");
 }
 
 // Change the number of registers of each thread of a warpgroup. All four of its warps call them.
 template <int kRegisters>
-__device__ inline void more_registers() {
+__device__ inline void warpgroup_reg_alloc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 template <int kRegisters>
-__device__ inline void fewer_registers() {
+__device__ inline void warpgroup_reg_dealloc() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 

@@ -125,7 +125,7 @@ __device__ inline void sort_rows(const Shape& shape, const int64_t* indices, int
       const int before = code < 0 ? 0 : *place;
       __syncwarp();
       if (code >= 0) put(row, before + __popc(same & ((1u << lane) - 1)));
-      if (code >= 0 && leads(same)) *place = static_cast<uint16_t>(before + __popc(same));
+      if (code >= 0 && is_first_lane(same)) *place = static_cast<uint16_t>(before + __popc(same));
       __syncwarp();
     }
   };
@@ -221,7 +221,7 @@ struct WarpSums {
     }
   }
 
-  __device__ void go_on_to(int code) {
+  __device__ void begin_codeword(int code) {
     current = code;
     UEFL_UNROLL
     for (int i = 0; kGather && i < kOwn; ++i) {
@@ -314,7 +314,7 @@ __global__ void __launch_bounds__(kSumThreads, kSumBlocks)
       const int to = later ? __ffs(later) - 1 : there;
       if (steps[from].code != sums.current) {
         sums.report();
-        sums.go_on_to(steps[from].code);
+        sums.begin_codeword(steps[from].code);
       }
       if (sums.weighted)
         sums.template add_rows<true>(steps, weights, first, from, to);

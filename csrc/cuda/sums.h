@@ -62,7 +62,7 @@ __device__ inline int code_of(const Shape& shape, const int64_t* indices, int64_
 }
 
 // Returns true in the first lane of those with a common number. `same` is the mask of these lanes.
-__device__ inline bool leads(unsigned same) {
+__device__ inline bool is_first_lane(unsigned same) {
   return __ffs(same) - 1 == static_cast<int>(threadIdx.x % kWarp);
 }
 

@@ -182,7 +182,7 @@ __device__ void prepare(const T* x, const Shape& shape, const PackedCodebook& pa
       lane < kWarpRows ? slot->norm[row] = scale.norm(square, d) : slot->rest[row] = scale.rest(rest, d);
       square = rest = 0;
     }
-    written_for_products();
+    fence_proxy_async();
     __syncwarp();  // all lanes have read the raw rows and written the tile
     if (lane == 0) barrier_arrive(memory.tile_ready(tiles.place, chunk));
     raw.advance();
@@ -251,13 +251,13 @@ struct Turns {
 __device__ inline void multiply_chunk(float (&dot)[64], const uint32_t (&fragment)[4][4], Operand codewords) {
   UEFL_UNROLL
   for (int i = 0; i < 4; ++i) multiply_group(dot, fragment[i], codewords + i * kOperandStep, i > 0);
-  products_commit();
+  warpgroup_commit();
 }
 __device__ inline void multiply_chunk(float (&dot)[64], Operand rows, Operand codewords, bool add) {
   UEFL_UNROLL
   for (int i = 0; i < 4; ++i)
     multiply_group(dot, rows + i * kOperandStep, codewords + i * kOperandStep, add || i > 0);
-  products_commit();
+  warpgroup_commit();
 }
 
 // The ring of codewords as a warpgroup reads it. Values that are computed once stay in registers. Otherwise
@@ -362,9 +362,9 @@ struct Multiplier {
     for (int chunk = 1; chunk < chunks; ++chunk, codewords.ring.advance()) {
       if (code_tile == 0) barrier_wait(memory.tile_ready(tiles.place, chunk), tiles.parity);
       codewords.wait();
-      products_begin();
+      warpgroup_arrive();
       multiply_chunk(dot, operand(memory.tile(tiles.place, chunk)), codewords.block(), true);
-      products_wait<1>();
+      warpgroup_wait<1>();
       codewords.release(last);
       copy_codewords();
       if (kCross && code_tile + 1 == code_tiles)
@@ -384,8 +384,8 @@ struct Multiplier {
       copy_codewords();
       turns.wait();
       codewords.wait();
-      registers_settled(dot);
-      products_begin();
+      warpgroup_fence_registers(dot);
+      warpgroup_arrive();
       int last = codewords.ring.place;
       if constexpr (kLong) {
         last = multiply_chunks(dot, code_tile);
@@ -395,8 +395,8 @@ struct Multiplier {
       turns.pass();
       const float* starts = codewords.starts(last);
       const Four<float> early = load_four(starts);  // while the products run
-      products_wait<0>();
-      registers_settled(dot);
+      warpgroup_wait<0>();
+      warpgroup_fence_registers(dot);
       if (kLong && kCross && code_tile + 1 == code_tiles)
         barrier_arrive_by_warp(memory.tile_free(tiles.place, chunks - 1));
       compare<kCross>(dot, early, starts, down, packed.shift, code_tile, top);
@@ -457,7 +457,7 @@ __global__ void __launch_bounds__(Layout<kGroups>::kThreads, 1)
   const bool paired = kLong && kGroups == 2 && plan.items.together == 2,
              copies = threadIdx.x == kGroups * kGroupThreads;  // true for one thread of the last multiplying
                                                                // warpgroup
-  if (copies) memory.make_barriers(kGroups * kGroupWarps), barriers_are_there();
+  if (copies) memory.make_barriers(kGroups * kGroupWarps), fence_barrier_init();
   paired ? cluster_sync() : __syncthreads();
   if (copies) {
     state.blocks = {{plan.codewords}, plan.items.rounds(blockIdx.x), 0, 0, 0};
@@ -466,10 +466,10 @@ __global__ void __launch_bounds__(Layout<kGroups>::kThreads, 1)
       more = state.blocks.copy_next(packed, plan, memory, paired);
   }
   if (role == 0) {
-    fewer_registers<Roles::kPrepare>();
+    warpgroup_reg_dealloc<Roles::kPrepare>();
     prepare(x, shape, packed, plan, memory);
   } else if (role <= kGroups) {
-    more_registers<Roles::kMultiply>();
+    warpgroup_reg_alloc<Roles::kMultiply>();
     Multiplier<kGroups, kLong, kCross>(packed, plan, memory, paired, state.blocks).run(shape, is_half(T{}));
     // The memory is free when all warps have multiplied and the lists are complete.
     if (role > 2) return named_arrive(kDoneBarrier, Roles::kDone);
@@ -477,7 +477,7 @@ __global__ void __launch_bounds__(Layout<kGroups>::kThreads, 1)
     search_open<false>(x, shape, packed, OpenLists(packed, state.open, kGroupWarps, plan.room), indices);
     if (wanted.target != nullptr) named_arrive(kOpenBarrier, kThreads + kGroupThreads);
   } else {
-    fewer_registers<Roles::kFinish>();
+    warpgroup_reg_dealloc<Roles::kFinish>();
     finish<T, kLong, kCross, Roles::kDone>(x, shape, packed, plan, memory, exact, indices, wanted,
                                            state.judges, state.open);
   }

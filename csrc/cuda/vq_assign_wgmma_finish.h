@@ -142,7 +142,7 @@ struct Take {
     __syncwarp();
     const int code = lane < rows ? chosen[lane].code : -1;
     const unsigned same = __match_any_sync(kAllLanes, code);
-    if (code >= 0 && leads(same)) add_to(wanted.counts + code, __popc(same));
+    if (code >= 0 && is_first_lane(same)) add_to(wanted.counts + code, __popc(same));
     copy(rows, lane);
     __syncwarp();  // before the rows are written again
   }
@@ -164,7 +164,7 @@ struct Take {
           close[i] =
               *reinterpret_cast<const Piece<float, kPiece>*>(wanted.codewords + one.code * shape.d + column);
         }
-        steps.on(row, piece);
+        steps.advance(row, piece);
       }
       row = place & 255, piece = place >> 8;
       UEFL_UNROLL
@@ -173,7 +173,7 @@ struct Take {
           T* target = static_cast<T*>(wanted.target) + chosen[row].output * shape.d + piece * kPiece;
           error += quantize(value[i], close[i], target);
         }
-        steps.on(row, piece);
+        steps.advance(row, piece);
       }
     }
   }

@@ -139,17 +139,17 @@ constexpr int kTakePiece = 4;  // elements
 // The order in which the lanes of a warp take the pieces of rows: all pieces of one row first, then of the
 // next one.
 struct Steps {
-  int pieces, rows_on, pieces_on;  // pieces of a row; steps from a piece of a lane to its next one
-  unsigned inverse;                // 65536 / pieces, rounded up
+  int pieces, row_step, piece_step;  // pieces of a row; steps from a piece of a lane to its next one
+  unsigned inverse;                  // 65536 / pieces, rounded up
 
   Steps() = default;
   explicit Steps(int number)
-      : pieces(number), rows_on(kWarp / number), pieces_on(kWarp % number), inverse(65536u / number + 1) {}
+      : pieces(number), row_step(kWarp / number), piece_step(kWarp % number), inverse(65536u / number + 1) {}
   UEFL_HOST_DEVICE void first(unsigned lane, int& row, int& piece) const {
     row = static_cast<int>(lane * inverse >> 16), piece = static_cast<int>(lane) - row * pieces;
   }
-  UEFL_HOST_DEVICE void on(int& row, int& piece) const {
-    row += rows_on, piece += pieces_on;
+  UEFL_HOST_DEVICE void advance(int& row, int& piece) const {
+    row += row_step, piece += piece_step;
     if (piece >= pieces) piece -= pieces, ++row;
   }
 };

@@ -89,16 +89,16 @@ int64_t divide_rows(Gather<T, Codeword>& wanted, const Shape& shape, int piece, 
 // The pieces of a tile that a lane takes. The lanes that share a row step by a fixed number of pieces, from
 // the end of a row to the beginning of their next row.
 struct TileSteps {
-  int first_row, first_piece, rows_on, pieces_on, pieces, abreast;
+  int first_row, first_piece, row_step, piece_step, pieces, abreast;
 
   __device__ TileSteps(int lane, int pieces, int abreast) : pieces(pieces), abreast(abreast) {
     const int together = kWarp / abreast;
     first_row = lane / abreast / pieces * abreast + lane % abreast, first_piece = lane / abreast % pieces;
-    rows_on = together / pieces * abreast, pieces_on = together % pieces;
+    row_step = together / pieces * abreast, piece_step = together % pieces;
   }
 
-  __device__ void on(int& row, int& piece) const {
-    row += rows_on, piece += pieces_on;
+  __device__ void advance(int& row, int& piece) const {
+    row += row_step, piece += piece_step;
     if (piece >= pieces) piece -= pieces, row += abreast;
   }
 };
@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(kThreads, kGatherBlocks)
           value[i] = *reinterpret_cast<const Piece<T, kPiece>*>(source);
           close[i] = *reinterpret_cast<const Piece<Codeword, kPiece>*>(codeword);
         }
-        tile_steps.on(row, piece);
+        tile_steps.advance(row, piece);
       }
       UEFL_UNROLL
       for (int i = 0; i < kPieces; ++i) {
@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(kThreads, kGatherBlocks)
       }
     }
     const unsigned same = __match_any_sync(kAllLanes, code);
-    if (code < 0 || !leads(same)) continue;
+    if (code < 0 || !is_first_lane(same)) continue;
     wanted.in_counters ? (void)atomicAdd(counters + code, __popc(same))
                        : add_to(wanted.counts + code, __popc(same));
   }

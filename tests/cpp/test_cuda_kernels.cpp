@@ -479,7 +479,7 @@ static void pairs_read_together() {
 // A kernel of two blocks. One copies to both, and needs the barrier of the other one.
 static void copy_to_both(const __uint128_t* source, bool meet) {
   auto* barrier = reinterpret_cast<cuda::Barrier*>(cuda::dynamic_memory());
-  if (threadIdx.x == 0) cuda::barrier_init(barrier, 1), cuda::barriers_are_there();
+  if (threadIdx.x == 0) cuda::barrier_init(barrier, 1), cuda::fence_barrier_init();
   meet ? cuda::cluster_sync() : __syncthreads();
   if (threadIdx.x == 0) {
     cuda::barrier_arrive_expecting(barrier, sizeof *source);

@@ -99,7 +99,7 @@ inline void barrier_init(Barrier* barrier, unsigned arrivals) {
   }
   emulation::counting_barriers[barrier] = {emulation::blocks_run, arrivals, arrivals};
 }
-inline void barriers_are_there() {}
+inline void fence_barrier_init() {}
 inline void barrier_arrive_expecting(Barrier* barrier, unsigned bytes) {
   emulation::CountingBarrier& found = emulation::at(barrier);
   if (found.missing == 0) emulation::refuse("more arrivals than the barrier counts");
@@ -119,7 +119,7 @@ inline void barrier_wait(Barrier* barrier, unsigned parity) {
   }
 }
 
-inline void written_for_products() {}
+inline void fence_proxy_async() {}
 
 constexpr int kSharedCopies = emulation::kMostOfCluster;
 inline unsigned shared_copy() { return emulation::block->rank; }
@@ -150,14 +150,14 @@ inline void copy_bulk(void* target, const void* source, unsigned bytes, Barrier*
   copy_multicast(target, source, bytes, barrier, static_cast<uint16_t>(1 << emulation::block->rank));
 }
 
-inline void products_begin() {}
-inline void products_commit() {
+inline void warpgroup_arrive() {}
+inline void warpgroup_commit() {
   emulation::WarpgroupProducts& own = emulation::own_products();
   own.committed.push_back(std::exchange(own.open, {}));
   if (emulation::at_once()) own.finish(0);
 }
 template <int kPending>
-void products_wait() {
+void warpgroup_wait() {
   emulation::own_products().finish(kPending);
   __syncwarp();
 }
@@ -208,11 +208,11 @@ inline void multiply_group(float (&c)[64], uint64_t a, uint64_t b, bool add) {
   });
 }
 
-inline void registers_settled(float (&)[64]) {}
+inline void warpgroup_fence_registers(float (&)[64]) {}
 template <int kRegisters>
-void more_registers() {}
+void warpgroup_reg_alloc() {}
 template <int kRegisters>
-void fewer_registers() {}
+void warpgroup_reg_dealloc() {}
 
 }  // namespace
 }  // namespace uefl::cuda

@@ -40,11 +40,11 @@ inline void named(int name, int threads, bool wait) {
 }
 
 // The upper half of a float, rounded to nearest even.
-struct EmulatedBfloat16 {
+struct Bfloat16 {
   uint16_t bits;
 
-  EmulatedBfloat16() = default;
-  explicit EmulatedBfloat16(double value) {
+  Bfloat16() = default;
+  explicit Bfloat16(double value) {
     const auto whole = static_cast<float>(value);
     const auto all = static_cast<uint32_t>(__float_as_int(whole));
     bits =
@@ -58,13 +58,11 @@ namespace uefl::cuda {
 namespace {
 
 constexpr bool is_half(_Float16) { return true; }
-constexpr bool is_half(emulation::EmulatedBfloat16) { return false; }
+constexpr bool is_half(emulation::Bfloat16) { return false; }
 inline float widen(_Float16 value) { return static_cast<float>(value); }
 inline void narrow(double value, _Float16& out) { out = static_cast<_Float16>(static_cast<float>(value)); }
-inline float widen(emulation::EmulatedBfloat16 value) { return value; }
-inline void narrow(double value, emulation::EmulatedBfloat16& out) {
-  out = emulation::EmulatedBfloat16(value);
-}
+inline float widen(emulation::Bfloat16 value) { return value; }
+inline void narrow(double value, emulation::Bfloat16& out) { out = emulation::Bfloat16(value); }
 
 inline int opaque(int value) { return value; }
 
