@@ -19,9 +19,10 @@ constexpr int64_t kColumns = 1024;  // columns of a portion; their sums stay in 
 
 // Returns true if distances are faster than a search, as measured (docs/design/kmeans-cpu.md).
 bool distances_pay(const Dense& x, int64_t k) {
-  constexpr int64_t kFewRows = 48, kMostRows = 4096, kShort = 512, kWide = 1 << 15, kLongest = 1 << 16;
+  constexpr int64_t kFewRows = 64, kMostRows = 4096, kShort = 512;
+  constexpr int64_t kWide = 1 << 14, kWider = 1 << 15, kLongest = 1 << 16;
   if (x.n >= kMostRows || x.d < kShort) return false;
-  return x.n <= kFewRows || x.d > kLongest || k <= (x.d < kWide ? 8 : 16);
+  return x.n <= kFewRows || x.d > kLongest || k <= (x.d < kWide ? 8 : x.d < kWider ? 32 : 64);
 }
 
 WideLloyd::WideLloyd(const PreparedProblem& prepared, KMeansCenters centers, const KMeansOptions& options)
