@@ -101,7 +101,7 @@ def test_spread_over_runs_excludes_unfinished_runs(tmp_path):
         read_run(sample_runs.write(tmp_path / str(i), shifted(by), seed=i))
         for i, by in enumerate((0.0, 0.02))
     ]
-    unfinished = read_run(sample_runs.write(tmp_path / "open", shifted(0.5), finished=False))
+    unfinished = read_run(sample_runs.write(tmp_path / "open", shifted(0.3), finished=False))
     table = spread_table([*runs, unfinished])
     assert table.rows[1] == ["uefl", "2", "0.470", "0.014"]
     assert spread_table(runs[:1]).rows[1] == ["uefl", "1", "0.460", "-"]
@@ -402,6 +402,78 @@ def test_metrics_that_were_edited_are_refused(tmp_path, key, value):
     path.write_text("\n".join([*lines, ""]))
     with pytest.raises(UserError, match=f"{path}, line 2 "):
         read_run(tmp_path)
+
+
+def edited(path, change):
+    """Write a run folder in which a function has changed the lines of metrics.jsonl."""
+    sample_runs.write(path, finished=False)
+    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in change(lines)))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("perplexity", [1, 2]),
+        ("train_loss", "low"),
+        ("codewords", {"a": 1}),
+        ("accuracy", 7),
+        ("confusion", [1, 2, 3]),
+        ("confusion", [1, "x", 3, 4]),
+        ("reliability", [1, 2, 3]),
+        ("confidence", None),
+        ("arm", "other"),
+    ],
+)
+def test_values_that_no_run_writes_are_refused(tmp_path, key, value):
+    with pytest.raises(UserError, match=r"metrics\.jsonl, line 12 "):
+        read_run(edited(tmp_path, lambda lines: [*lines[:11], lines[11] | {key: value}, *lines[12:]]))
+
+
+def test_counts_of_clients_have_equal_lengths(tmp_path):
+    def shorter(lines):
+        return [*lines[:-1], lines[-1] | {"confusion": [1, 2, 3, 4]}]
+
+    with pytest.raises(UserError, match=r"metrics\.jsonl, line 24 "):
+        read_run(edited(tmp_path, shorter))
+
+
+def test_an_arm_has_a_client_that_trains(tmp_path):
+    def unseen(lines):
+        return [line | ({"unseen": True} if line["arm"] == "uefl" else {}) for line in lines]
+
+    with pytest.raises(UserError, match=r"metrics\.jsonl .*'uefl'"):
+        read_run(edited(tmp_path, unseen))
+
+
+@pytest.mark.parametrize("usage", ["x", [], ["a"] * 4, [None] * 4, [1, 2]], ids=repr)
+def test_other_metrics_may_have_any_type(tmp_path, usage):
+    """An algorithm may record a text, a list or a dict."""
+    more = {"note": "x", "parts": {"a": [1.5, None]}, "usage": usage}
+    path = edited(tmp_path, lambda lines: [line | more for line in lines])
+    assert read_run(path).records[0]["note"] == "x"
+    write_report(path)
+    more = {"parts": {"a": float("nan")}}
+    with pytest.raises(UserError, match=r"metrics\.jsonl, line 1 "):
+        read_run(edited(tmp_path, lambda lines: [line | more for line in lines]))
+
+
+def test_lines_in_another_order(tmp_path):
+    """A run that trains more rounds has lines of several arms in turn until its end."""
+    whole = read_run(edited(tmp_path / "a", lambda lines: lines))
+    moved = read_run(
+        edited(tmp_path / "b", lambda lines: [*lines[:9], *lines[12:21], *lines[9:12], *lines[21:]])
+    )
+    assert moved.records == whole.records
+    assert moved.arms == whole.arms
+
+
+def test_records_without_the_marks_of_an_algorithm(tmp_path):
+    def without(lines):
+        return [{key: value for key, value in line.items() if key != "extended"} for line in lines]
+
+    write_report(edited(tmp_path, without))
 
 
 @pytest.mark.parametrize("key", ["accuracy", "best", "clients", "rounds", "bytes_sent", "accuracy_last4"])

@@ -31,6 +31,9 @@ Record = dict[str, Any]
 _PLACE = frozenset({"arm", "iteration", "round", "client"})
 _KEYS = _PLACE | {"accuracy", "entropy", "nll", "ece"}
 _BYTES = ("bytes_sent", "bytes_received")
+_TEXTS = frozenset({"arm", "client", "reason"})
+_COUNTS = ("confusion", "reliability", "confidence")
+_OF_SERVER = frozenset({"validation_accuracy", "server_loss"})
 _FOLDERS = {
     "*": "it is a folder of runs",
     "*/seed-*": "it is a case of a suite, whose runs are in ARM/seed-N",
@@ -178,8 +181,7 @@ def read_run(path: Path) -> RunFolder:
             raise UserError(f"{path} has no {name}; {advice}")
     finished = (path / "summary.json").is_file()
     config = configuration.load_whole(path / "config.toml")
-    varies = config.run.evaluation < 1 or bool(config.run.joins)
-    records, rejected = _read_lines(path / "metrics.jsonl", finished, varies)
+    records, rejected = _read_lines(path / "metrics.jsonl", finished, config)
     if not records:
         why = "".join(
             f", rejected {line['client']} in round {line['round']}: {line['reason']}"
@@ -368,18 +370,35 @@ def _grouped(records: list[Record], key: str) -> list[tuple[Any, list[Record]]]:
     return [(value, list(lines)) for value, lines in groupby(records, key=lambda r: r[key])]
 
 
-def _read_lines(path: Path, finished: bool, varies: bool) -> tuple[list[Record], list[Record]]:
-    """Read metrics.jsonl; see :func:`parted`. ``varies``: the number of clients that measure a round."""
+def _read_lines(
+    path: Path, finished: bool, config: configuration.Config
+) -> tuple[list[Record], list[Record]]:
+    """Read metrics.jsonl; see :func:`parted`."""
+    from ..client.work import RESERVED
+
+    kinds = [find(arm.algorithm) for arm in config.arms.values()]
+    numbers = (RESERVED - _TEXTS - {*_COUNTS}).union(
+        *own_columns(config).values(), *(kind.server_columns for kind in kinds), _OF_SERVER
+    )
     text = _text(path).splitlines(keepends=True)
     if text and not finished and not text[-1].endswith("\n"):
         text.pop()
     lines, seen = [], set[tuple[str, int, str]]()
+    lengths: dict[str, int] = {}
     for number, line in enumerate(text, 1):
         try:
             record = parse_json(line)
         except ValueError:
             record = None
-        if not _is_record(record):
+        if (
+            not _is_record(record, numbers)
+            or record["arm"] not in config.arms
+            or any(
+                lengths.setdefault(key, len(record[key])) != len(record[key])
+                for key in _COUNTS
+                if key in record
+            )
+        ):
             raise UserError(
                 f"{path}, line {number} is not a record of a run; the file is damaged: restore it, or train"
                 " again"
@@ -390,8 +409,15 @@ def _read_lines(path: Path, finished: bool, varies: bool) -> tuple[list[Record],
         if "reason" not in record:
             seen.add(place)
         lines.append(record)
-    records, rejected = parted(lines)
-    if finished or varies:
+    order = list(config.arms)  # a run with more rounds puts them in order at its end
+    records, rejected = parted(sorted(lines, key=lambda line: (order.index(line["arm"]), line["round"])))
+    for arm in dict.fromkeys(r["arm"] for r in records):
+        if all(r.get("unseen") for r in records if r["arm"] == arm):
+            raise UserError(
+                f"{path} has no training client of arm {arm!r}; the file is damaged: restore it, or train"
+                " again"
+            )
+    if finished or config.run.evaluation < 1 or config.run.joins:  # rounds differ in their clients
         return records, rejected
     rounds = [chunk for _, arm in _grouped(records, "arm") for _, chunk in _grouped(arm, "round")]
     if rounds and len(rounds[-1]) < len(rounds[0]):
@@ -399,24 +425,43 @@ def _read_lines(path: Path, finished: bool, varies: bool) -> tuple[list[Record],
     return [r for chunk in rounds for r in chunk], rejected
 
 
-def _is_record(record: Any) -> bool:
-    """Return whether a line has the keys of a record, with values of their types."""
+def _is_record(record: Any, numbers: Collection[str]) -> bool:
+    """Return whether a line has the keys of a record, with values of their types.
+
+    Metrics of an algorithm that no report takes the mean of may have any type.
+    """
     if not isinstance(record, dict) or not record.keys() >= (_PLACE if "reason" in record else _KEYS):
         return False
-    texts = {"arm", "client", "reason"} & record.keys()
     return (
-        all(isinstance(record[key], str) for key in texts)
+        all(isinstance(record[key], str) for key in _TEXTS & record.keys())
         and all(type(record[key]) is int for key in ("iteration", "round"))
         and all(type(record.get(key, 0)) is int for key in _BYTES)
-        and not any(isinstance(record.get(key), list) for key in _KEYS)
-        and all(_is_measurement(value) for key, value in record.items() if key not in texts)
+        and all(_is_measurement(value) for value in record.values())
+        and all(
+            record[key] is None or isinstance(record[key], (int, float)) for key in record.keys() & numbers
+        )
+        and 0 <= (record.get("accuracy") or 0) <= 1
+        and _are_counts(record)
     )
 
 
+def _are_counts(record: Record) -> bool:
+    """Return whether the counts of predictions in a record are lists of numbers whose lengths go together."""
+    found = [record.get(key, []) for key in _COUNTS]
+    if not all(isinstance(part, list) and all(isinstance(x, (int, float)) for x in part) for part in found):
+        return False
+    confusion, reliability, confidence = map(len, found)
+    return math.isqrt(confusion) ** 2 == confusion and reliability == 2 * confidence
+
+
 def _is_measurement(value: Any) -> bool:
-    if isinstance(value, list):
-        return all(_is_measurement(part) for part in value)
-    return value is None or (isinstance(value, (int, float)) and -_LARGEST < value < _LARGEST)
+    if isinstance(value, (list, dict)):
+        return all(_is_measurement(part) for part in (value.values() if isinstance(value, dict) else value))
+    return (
+        value is None
+        or isinstance(value, str)
+        or (isinstance(value, (int, float)) and -_LARGEST < value < _LARGEST)
+    )
 
 
 def _agrees(found: Any, expected: Any) -> bool:
@@ -441,7 +486,7 @@ def _agrees(found: Any, expected: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return _is_measurement(value) and not isinstance(value, (list, bool))
+    return _is_measurement(value) and not isinstance(value, (str, list, dict, bool))
 
 
 def _read_summary(path: Path, expected: dict[str, Record]) -> dict[str, Record]:

@@ -87,7 +87,7 @@ def decisions(history: History) -> Iterator[Decision]:
         for round in sorted({r["round"] for r in decided}):
             here = [r for r in decided if r["round"] == round]
             after = (
-                r["client"] for r in lines if r["iteration"] == here[0]["iteration"] + 1 and r["extended"]
+                r["client"] for r in lines if r["iteration"] == here[0]["iteration"] + 1 and r.get("extended")
             )
             measured = {r["client"]: r[value] for r in here}
             yield Decision(round, criterion, here[0][threshold], measured, tuple(dict.fromkeys(after)))
@@ -144,7 +144,7 @@ def _sentence(history: History, d: Decision, drawn: bool) -> str:
 
 
 def _undecided(history: History) -> str:
-    if any(r["extended"] for r in history.records):
+    if any(r.get("extended") for r in history.records):
         return "codebooks were extended."
     return "its codebook is never extended." if history.finished else "no decision about extensions so far."
 
@@ -170,7 +170,8 @@ def _is_usage(found: Any, codewords: Any) -> bool:
 
     The metric may be any value.
     """
-    return isinstance(found, list) and 0 < len(found) == codewords and min(found) >= 0
+    numbers = isinstance(found, list) and all(isinstance(count, (int, float)) for count in found)
+    return numbers and 0 < len(found) == codewords and min(found) >= 0
 
 
 def _number(value: float) -> str:
