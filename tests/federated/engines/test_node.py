@@ -85,7 +85,10 @@ LINE = "tests.federated.engines.line"
 STAYS = "import time; print('a line', flush=True); time.sleep(60)"
 ENDS = "raise SystemExit(1)"
 FAILS = "import time; print('Traceback (most recent call last):', flush=True); time.sleep(60)"
-LOSES = "import time; print('ERROR : Failed to send message 1: 500', flush=True); time.sleep(60)"
+LOSES = (
+    "import time; print('ERROR : Failed to se', end='', flush=True); time.sleep(0.5);"
+    " print('nd message 1: 500', flush=True); time.sleep(60)"
+)
 
 
 @pytest.fixture

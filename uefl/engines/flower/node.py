@@ -30,6 +30,7 @@ _AGAIN = 3.0  # seconds before a SuperNode that has ended is started again
 _SETTLED = 60.0  # a SuperNode that runs for more seconds than this has been accepted
 _PAUSE = 0.2  # seconds between two checks of the processes
 _MEMORY = 2**30 + 4 * MESSAGE  # most bytes of a process of Flower: its own data and 4 copies of a message
+_LINE = 100  # bytes
 _LOST = (b"Traceback", b"Failed to receive message", b"Failed to send message")
 """in the log of a SuperNode that has lost its connection or a message; it does not end, and tries no more"""
 
@@ -115,11 +116,14 @@ def _supernode(address: Address, key: Path | None, folder: Path) -> Iterator[Cal
         listen = ("--isolation", "process", "--host", "127.0.0.1", "--port", port)
         node = ("flower-supernode", "--superlink", address.place)
         start("supernode", commands.__name__, *node, *trust, *listen, *secret)
-        new_output = stack.enter_context(processes.log("supernode").open("rb")).read
+        new_output, seen = stack.enter_context(processes.log("supernode").open("rb")).read, bytearray()
 
         def healthy() -> bool:
-            running, new = all(one.poll() is None for one in processes.all.values()), new_output()
-            return running and not any(line in new for line in _LOST)
+            seen.extend(new_output())
+            if any(words in seen for words in _LOST):
+                return False
+            del seen[:-_LINE]  # the words may come in two parts
+            return all(one.poll() is None for one in processes.all.values())
 
         start("forks", fork_server.__name__, str(home / "forks"))
         while healthy() and not (home / "forks").exists():
