@@ -263,8 +263,8 @@ def _prepare(
     if deployment is not None:
         if cfg.run.clients_at_once > 1:
             raise UserError(
-                "key 'run.clients_at_once': only the engine 'local' trains several clients at once; set the"
-                " key to 1"
+                "key 'run.clients_at_once': clients in other processes train one after the other; set the key"
+                " to 1"
             )
         federation = deployment.federation(cfg, data_root, read_silos(out))
     elif federation is None:

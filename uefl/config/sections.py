@@ -56,9 +56,9 @@ class RunSection(Section):
         ge=1,
         le=10_000,
         description=(
-            "clients that this process trains at once, for a GPU: those with batches of the same "
-            "sizes take each step in one batched network; the results differ by rounding "
-            "(docs/scale.md)"
+            "clients that this process trains at once, for a GPU or a tiny network: those with "
+            "batches of the same sizes take each step in one batched network; the results differ by "
+            "rounding (docs/scale.md)"
         ),
     )
     participation: float = Field(
