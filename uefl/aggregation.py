@@ -109,7 +109,7 @@ class Updates:
             # imported here: the import takes half as long as torch's, and most runs do not need it
             from scipy.stats import trim_mean
 
-            # half a client more, so that rounding does not cut off one client less
+            # add half a client, so that rounding does not trim one client too few
             found = trim_mean(all_of_them, (self._attackers + 0.5) / len(all_of_them), axis=0)
         return torch.as_tensor(found, dtype=torch.float32).to(self._old.device)
 
@@ -180,9 +180,9 @@ def check_rule(run: RunSection, arm: str, plain_means: bool, clients: int) -> No
     fewest = math.ceil(run.quorum * math.ceil(run.participation * clients - 1e-9) - 1e-9)
     if fewest < needed:
         raise UserError(
-            f"key 'run.aggregation': {run.aggregation} against {run.attackers or 1} of them needs {needed}"
-            f" updates in every round, and quorum and participation let {fewest} of {clients} clients be"
-            " enough; raise them, or lower 'run.attackers'"
+            f"key 'run.aggregation': {run.aggregation} against {run.attackers or 1} attackers needs {needed}"
+            f" updates in every round, but quorum and participation allow a round with {fewest} of {clients}"
+            " clients; raise them, or lower 'run.attackers'"
         )
 
 

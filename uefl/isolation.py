@@ -1,6 +1,6 @@
-"""The state of the process and of the calling thread that a run computes in.
+"""Set the state of the process and thread for a run, and restore it afterwards.
 
-It is the same for every caller, and restored at the end.
+The state is the same for every caller.
 """
 
 from __future__ import annotations
@@ -147,9 +147,9 @@ _ATTRIBUTES: list[tuple[Any, str, Any]] = [
 
 
 def _matmul_precision() -> str | None:
-    """Return the precision by its older name.
+    """Return torch's float32 matmul precision from the older getter.
 
-    Return None where the caller has set it by the newer names, which the older getter refuses.
+    Return None if the caller has set it by the newer names: then the older getter raises an error.
     """
     try:
         return torch.get_float32_matmul_precision()

@@ -100,7 +100,7 @@ def check_fits(path: Path, size: int | None = None) -> None:
         size: bytes of its values in memory; None: those of the file.
 
     Raises:
-        UserError: it is.
+        UserError: the file is larger than the memory.
     """
     size, most = path.stat().st_size if size is None else size, memory()
     if size > most:

@@ -2,17 +2,16 @@
 
 Updates are clipped to a norm, noise is added, and an accountant computes the privacy spent.
 
-``central``: the server adds the noise to the sum of a round. Anybody who sees every model of a run, but not
-the server, learns little of whether one client was there. A client takes part in a round by a coin of its
-own, thrown with the key of the run, and the sum is divided by the expected number of participants, so nothing
-but the noisy sum depends on who was there.
+``central``: the server adds the noise to the sum of a round. A reader of all models, except the server,
+learns little about whether a client took part. Each client takes part with a fixed probability. The run's key
+determines the draw. The sum is divided by the expected number of participants. So only the noisy sum depends
+on the participants.
 
 ``local``: each client adds the noise to its own update before it sends it, so the server, too, learns little
 about the client's data.
 
-Noise has no state: it depends on a secret key, its place in the run and the numbers that it hides. A round
-that is computed again from the same updates gets the same noise, one from other updates gets noise that has
-nothing to do with it.
+Noise depends on the key, the place in the run and the hidden numbers. The same updates get the same noise;
+other updates get independent noise.
 
 Source: McMahan et al. 2018, "Learning Differentially Private Recurrent Language Models", algorithm 1 with
 flat clipping and the estimator of fixed denominators; Mironov, Talwar, Zhang 2019, "Renyi Differential
@@ -297,7 +296,7 @@ def gaussian(key: bytes, hides: torch.Tensor, deviation: float, *place: str | in
 
     It is derived from the key and that tensor.
 
-    Another deviation is another draw: of one draw at two scales the difference would give the tensor away.
+    A different deviation gives an independent draw. Otherwise two scales of one draw would reveal the tensor.
     """
     values = np.ascontiguousarray(hides.detach().cpu().numpy())
     drawn = ndtri(
@@ -389,7 +388,7 @@ def check_accountant(what: str) -> None:
     """Refuse ``what`` where its accountant is not installed.
 
     Raises:
-        UserError: it is not.
+        UserError: opacus is not installed.
     """
     try:
         import opacus  # noqa: F401

@@ -291,7 +291,7 @@ def test_an_output_is_no_file_of_a_run(models, files, tmp_path):
 
 
 def test_predictions_leave_other_files_alone(models, files, tmp_path):
-    """One such file has the name of a temporary file."""
+    """One of the other files has the name of a temporary file."""
     (tmp_path / "a.tmp").write_text("mine")
     assert cli("predict", models["uefl"][1], files / "0.png", "--csv", tmp_path / "a.csv").exit_code == 0
     assert (tmp_path / "a.tmp").read_text() == "mine"

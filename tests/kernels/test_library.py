@@ -247,7 +247,7 @@ def test_forward_mode_raises(op):
     ids=["vq_assign", "vq"],
 )
 def test_a_gpu_without_code_runs_the_portable_op(name, options):
-    """A tensor on the CPU, under the key of CUDA, is on no GPU that the library has code for."""
+    """A CPU tensor under the CUDA key selects the portable op."""
     (cuda,) = (
         line for line in torch._C._dispatch_dump(f"uefl::{name}").splitlines() if line.startswith("CUDA:")
     )

@@ -226,8 +226,9 @@ class FedBR(Algorithm):
     def of_pseudo(self, work: Work) -> tuple[torch.Tensor, torch.Tensor]:
         """Return features and logits of the pseudo-images, without dropout, with batch statistics.
 
-        With running statistics, the network would learn to be uncertain whenever it predicts. The pseudo-
-        images do not change the running statistics.
+        Predictions use the running statistics. If the loss on pseudo-images used them too, it would also
+        make the predictions for real images more uniform. The pseudo-images do not change the running
+        statistics.
         """
         training = work.net.training
         work.net.eval()

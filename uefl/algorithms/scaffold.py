@@ -68,7 +68,7 @@ class Scaffold(Algorithm):
         return super().averages(state) | {"control": WeightedMean(torch.zeros_like(state.tensors["control"]))}
 
     def aggregate(self, state: State, averages: dict[str, Mean]) -> None:
-        """Set x + step (mean - x), and c + |S|/N times the mean change.
+        """Set the model to x + step (mean - x), and add |S|/N times the mean change to c.
 
         Running statistics are always the mean.
         """
@@ -94,7 +94,7 @@ class Scaffold(Algorithm):
         return True
 
     def before_step(self, work: Work, gradient: torch.Tensor) -> None:
-        """Gather the gradients, corrected as they are."""
+        """Add the corrected gradient to the sum."""
         work.memory["gradients"] += gradient
 
     def update(self, work: Work) -> dict[str, torch.Tensor]:

@@ -444,7 +444,7 @@ class KMeans(RowEstimator, ClusteringEstimator):
         return (self._prepared(block) for block in blocks), centers, back
 
     def _prepared(self, x: torch.Tensor) -> torch.Tensor:
-        """Return rows as they are compared; rows that are not finite stay so."""
+        """Return rows scaled to unit length for the cosine metric; NaN and infinity stay."""
         return unit_rows(x.to(result_dtype(x))) if self.metric == "cosine" else x.detach()
 
     def _weights(

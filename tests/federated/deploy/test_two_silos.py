@@ -149,7 +149,7 @@ def test_the_ten_commands_of_the_page(machines, page, monkeypatch):
     files |= {name: (folder / "server" / name).read_bytes() for name in ("secret", "server.key")}
     secrets = {name: text[:32] if name == "secret" else text.splitlines()[2] for name, text in files.items()}
     assert told(folder, secrets) == []
-    silos["ulm"].kill()  # at work: its message has to come again, to the same node
+    silos["ulm"].kill()  # the silo is training; the server must send the message again
     machines.start("ulm", f"{page.at('ulm')[1]} --device cpu")
     assert run.wait(300) == 0, run.log.read_text()
     assert stranger.wait(60) == 2

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from ..settings import Data
 
 _ATTEMPTS = 10_000
-# The deal fails after _FIRST_DRAWS draws if each of them left at least _TOO_MANY clients with too few images:
-# the number of these clients never varies by _TOO_MANY between draws.
+# Stop after 100 draws if each left at least 20 clients with too few images: the number of these clients never
+# varies by 20 between draws.
 _FIRST_DRAWS, _TOO_MANY = 100, 20
 
 
@@ -48,7 +48,8 @@ class Dirichlet(Scheme):
     Source: FedCR (Zhang et al., ICML 2023).
 
     ``over_classes_by_frequency``: as ``over_classes``, but alpha is divided among the classes by their
-    frequency: of ten classes alike, alpha = 0.1 is 0.01 for each. Source: FedBR (Guo et al., ICML 2023).
+    frequency: with ten equally frequent classes, alpha = 0.1 gives 0.01 for each class.
+    Source: FedBR (Guo et al., ICML 2023).
 
     A class that is used up is replaced by others of the client, or by any that is left.
     """

@@ -1,6 +1,6 @@
 """Seeding of ``kmeans`` in Triton.
 
-It has the draws of ``grid.Grid``, without a wait of the host and without distances in memory.
+It draws the same rows as ``grid.Grid``. The host does not wait, and no distance matrix is stored.
 
 A round of greedy k-means++ reads the grid twice, 4 bytes an element: once for the potential that
 each of its few candidates would leave, and once to store the distances to the best. Blocks of rows keep their
@@ -30,7 +30,7 @@ _DRAWN = ["drawn", "chosen"]
 
 @triton.jit
 def _distance(values, row, valid, other, D: tl.constexpr, ROWS: tl.constexpr, ELEMENTS: tl.constexpr):
-    """Return squared distances [ROWS] int64 of rows to one other.
+    """Return squared distances [ROWS] int64 of rows to one other row.
 
     Two values differ by at most 2^15, so a square has 31 bits.
     """
@@ -263,7 +263,7 @@ class _Search:
         self.blocks = triton.cdiv(self.n, _BLOCK)
         self.units = grid.weights * grid.potential_scale
         self.candidates = 1
-        # squared distance to the chosen rows: to nothing yet
+        # squared distance to the nearest chosen row; 2^62 while none is chosen
         self.nearest = torch.full_like(grid.masses, 1 << 62)
         self.sums = grid.masses.new_zeros(self.blocks)  # of the potentials, by block
         self.left = grid.masses.clone()  # masses of rows that are not chosen

@@ -154,7 +154,10 @@ def square_norms(rows: torch.Tensor) -> torch.Tensor:
 
 
 def tree_sum(values: torch.Tensor) -> torch.Tensor:
-    """Return the sum of values [n], padded to a power of two: add the second half to the first, repeat."""
+    """Return the sum of values [n].
+
+    Pads to a power of two. Adds the second half to the first until one value is left.
+    """
     size = 1 << ceil_log2(len(values))
     values = torch.cat([values, values.new_zeros(size - len(values))])
     while len(values) > 1:

@@ -8,7 +8,7 @@ import torch
 def require_rows(
     op: str, targets: torch.Tensor, ignored: torch.Tensor, group: torch.Tensor, log_transition: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the row of each target, 0 without one, and whether it has one.
+    """Return each target's row (0 if ignored) and whether the target counts.
 
     On the CPU a wrong target raises RuntimeError.
     """
@@ -91,9 +91,9 @@ def require_logarithms(op: str, log_transition: torch.Tensor) -> None:
 def are_shares(rows: torch.Tensor) -> torch.Tensor:
     """Return for rows [..., K] whether they look like shares.
 
-    Shares have nothing below 0, a sum of 1 with room for half precision, and more than one class. Logarithms
-    of priors or counts never do; logarithms of other weights (1 to e) may. One class is not a fault: a
-    constant changes nothing.
+    Shares are not negative, sum to 1 within 0.01, and have more than one class. A single class is valid: it
+    adds only a constant. Logarithms of priors or counts never look like shares; logarithms of other weights
+    (1 to e) may.
     """
     return (rows >= 0).all(-1) & ((rows.sum(-1) - 1).abs() <= 0.01) & (rows.shape[-1] > 1)
 
