@@ -65,6 +65,9 @@ def _in_a_line() -> Iterator[None]:
     except BrokenPipeError:  # `uefl presets | head`
         _silence_stdout()
         raise typer.Exit(_NOBODY_READS) from None
+    except MemoryError:
+        typer.echo("error: this process may not use more memory; take fewer or smaller inputs", err=True)
+        raise typer.Exit(1) from None
     except OSError as error:  # a folder that cannot be written, a full disk, a download without a network
         where = f"{error.filename}: " if error.filename else ""
         if where and error.filename == str(OUTPUT):
@@ -429,8 +432,6 @@ def predict(
     predictor = predictions.Predictor(
         _model(run, arm).to(chosen_device(device.value)), images, client, passes
     )
-    if csv is not None and str(csv) != "-":
-        predictions.check_output(csv, images)
     errors = Console(stderr=True)
     rows = track(
         predictor.rows(),
@@ -445,7 +446,8 @@ def predict(
     elif str(csv) == "-":
         predictions.write(iter(rows), sys.stdout)
     else:
-        predictions.write_file(iter(rows), csv)
+        with predictions.output(csv, images):
+            predictions.write_file(iter(rows), csv)
         typer.echo(f"{predictor.count} predictions: {csv}")
     for note in predictor.notes():
         typer.echo(f"note: {note}", err=True)

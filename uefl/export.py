@@ -17,7 +17,7 @@ import uefl_kernels
 
 from . import checkpoint
 from .errors import UserError, first_line
-from .folder import check_no_file_of_a_run
+from .folder import check_no_file_of_a_run, writing
 from .isolation import isolated
 from .models.normalization import blank
 from .models.saved import SavedModel, is_model
@@ -51,7 +51,7 @@ def write(model: SavedModel, path: Path, client: str | None = None) -> None:
     if is_model(path):
         raise UserError(f"{path} is the model of a run and would be replaced; choose another name")
     temporary = checkpoint.temporary_of(path)
-    with isolated(), torch.no_grad():
+    with writing(path), isolated(), torch.no_grad():
         module = model.module(client)
         example = blank(2, model.shape, model.inputs)
         example = example.float() if model.inputs.kind == "images" else example

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from .errors import UserError, first_line, nearest
+from .folder import alone
 from .paths import expanded
 
 SETS: dict[str, tuple[str, tuple[dict[str, object], ...]]] = {
@@ -27,7 +28,8 @@ def fetch(names: list[str], data_root: Path | None, say: Callable[[str], None]) 
         names: keys of ``SETS``.
 
     Raises:
-        UserError: no such data set, no data root, or a download that failed.
+        UserError: no such data set, no data root, a download that failed, or another process downloads into
+            the data root.
     """
     from torchvision import datasets
 
@@ -40,8 +42,9 @@ def fetch(names: list[str], data_root: Path | None, say: Callable[[str], None]) 
     for name in dict.fromkeys(names):
         kind, calls = SETS[name]
         try:
-            for arguments in calls:
-                getattr(datasets, kind)(str(root), download=True, **arguments)
+            with alone(root):
+                for arguments in calls:
+                    getattr(datasets, kind)(str(root), download=True, **arguments)
         except (OSError, RuntimeError) as error:  # no network, another hash, a full disk
             raise UserError(f"{name} cannot be fetched into {root} ({first_line(error)})") from None
         say(f"{name}: {root}")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from .errors import UserError
 from .json_text import parse_json
@@ -21,6 +22,8 @@ _BEGUN = frozenset(
     ("run.lock", "manifest.json", "manifest.json.tmp", "made.json", "made.json.tmp", "config.toml.tmp")
 )
 """files that a failed start may leave; the next start overwrites them"""
+_TRIES, _MOMENT = 5, 0.05
+"""attempts to lock a file, and seconds between them"""
 
 
 @contextmanager
@@ -39,11 +42,87 @@ def lock(out: Path, name: str = "run.lock", advice: str = "choose another folder
     except OSError as error:
         raise UserError(f"{out / name} cannot be written ({error.strerror}); {advice}") from None
     with opened as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"{out} is in use by another process; wait for it to end, or {advice}") from None
+        if not _locked(file):
+            raise UserError(f"{out} is in use by another process; wait for it to end, or {advice}")
         yield
+
+
+def _locked(file: IO[Any] | int) -> bool:
+    """Lock a file unless another process holds the lock. :func:`check_free` holds it for a moment."""
+    for _ in range(_TRIES):
+        with suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        time.sleep(_MOMENT)
+    return False
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Make a folder and lock it itself, so that no file of a lock stays in it.
+
+    Raises:
+        UserError: another process holds the lock.
+        OSError: the folder cannot be made.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        if not _locked(descriptor):
+            raise UserError(
+                f"{folder} is in use by another process; wait for it to end, or choose another folder"
+            )
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Keep other processes from writing a file at the same time.
+
+    Raises:
+        UserError: another process writes it, or its folder cannot be written to.
+    """
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(in_turn(path, wait=False))
+        except OSError as error:
+            raise UserError(f"{path} cannot be written ({error.strerror})") from None
+        yield
+
+
+@contextmanager
+def in_turn(path: Path, wait: bool = True) -> Iterator[None]:
+    """Let one process after the other write a file, by a lock on ``FILE.lock`` next to it.
+
+    Raises:
+        UserError: another process writes it, without ``wait``.
+        OSError: the folder cannot be written to.
+    """
+    guard = path.with_name(f"{path.name}.lock")
+    while True:
+        with guard.open("a") as file:
+            if wait:
+                fcntl.flock(file, fcntl.LOCK_EX)
+            elif not _locked(file):
+                raise UserError(
+                    f"{path} is being written by another process; wait for it to end, or choose another file"
+                )
+            if not _is_at(file, guard):
+                continue  # its last owner has removed it
+            try:
+                yield
+            finally:
+                guard.unlink(missing_ok=True)
+            return
+
+
+def _is_at(file: IO[Any], path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def check_free(out: Path) -> None:
@@ -53,12 +132,13 @@ def check_free(out: Path) -> None:
         UserError: the folder holds a run or other files, or lies inside a run folder.
     """
     check_name(out, "the run folder")
-    if (out / "summary.json").is_file():
+    names = {path.name for path in out.iterdir()} if out.is_dir() else set()  # all at one moment
+    if "summary.json" in names:
         raise UserError(
             f"{out} holds a finished run; choose another folder with --out, or show that run:"
             f" uefl report {out}"
         )
-    if (out / "config.toml").exists():
+    if "config.toml" in names:
         with lock(out):  # a running run gets the error of the lock
             raise UserError(
                 f"{out} holds an unfinished run; choose another folder with --out, or continue it:"
@@ -67,7 +147,7 @@ def check_free(out: Path) -> None:
     folder = run_around(out)
     if folder is not None:
         raise UserError(f"{out} lies inside the run folder {folder}; choose another folder with --out")
-    if out.exists() and (not out.is_dir() or any(path.name not in _BEGUN for path in out.iterdir())):
+    if names - _BEGUN or (out.exists() and not out.is_dir()):
         raise UserError(f"{out} is not empty and is not a run folder; choose another folder with --out")
 
 

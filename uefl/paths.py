@@ -6,14 +6,16 @@ A mistake is reported in one sentence before anything is read or written.
 from __future__ import annotations
 
 import os
+import resource
 import stat
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from .errors import UserError
 
+_GROUP = Path("/sys/fs/cgroup/memory.max")
 _LONGEST = 255  # bytes of a name, on all usual file systems
 _SPECIAL = {
     stat.S_IFIFO: "a pipe",
@@ -89,11 +91,17 @@ def check_file(path: Path, what: str, expected: str = "expected a file") -> None
 
 
 def memory() -> int:
-    """Return the bytes of memory of this machine."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    """Return the bytes of memory that this process may use: of the machine, its control group, its limit."""
+    most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY:
+        most = min(most, limit)
+    with suppress(OSError, ValueError):  # "max" without a limit
+        most = min(most, int(_GROUP.read_text()))
+    return most
 
 
-def check_fits(path: Path, size: int | None = None) -> None:
+def check_fits(path: Path, size: float | None = None) -> None:
     """Refuse a file that is larger than the memory and has to be read whole.
 
     Args:
@@ -105,7 +113,7 @@ def check_fits(path: Path, size: int | None = None) -> None:
     size, most = path.stat().st_size if size is None else size, memory()
     if size > most:
         raise UserError(
-            f"{path} has {size / 1e9:.0f} GB, more than the memory of this machine, {most / 1e9:.0f} GB"
+            f"{path} takes {size / 1e9:.1f} GB, more than the memory of this process, {most / 1e9:.1f} GB"
         )
 
 

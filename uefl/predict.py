@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
@@ -19,7 +20,7 @@ from .data.images import ImageList, Rows, on_files
 from .data.sources import own_table
 from .data.vectors import Vectors, joined
 from .errors import UserError
-from .folder import check_no_file_of_a_run
+from .folder import check_no_file_of_a_run, writing
 from .models.saved import SavedModel
 from .paths import check_name, special
 from .report.tables import number
@@ -137,14 +138,16 @@ def write(rows: Iterator[ImagePrediction], file: TextIO) -> None:
         table.writerow([row.image, row.label, *(f"{value:.6f}" for value in row[2:])])
 
 
-def check_output(path: Path, images: Sequence[Path]) -> None:
-    """Refuse a CSV file that cannot be written, before anything is predicted.
+@contextmanager
+def output(path: Path, images: Sequence[Path]) -> Iterator[None]:
+    """Refuse a CSV file that cannot be written, and keep other processes from writing it.
 
     Args:
         images: the files and folders that are read.
 
     Raises:
-        UserError: it is a folder, lies in no folder, is one of ``images``, or could be a file of a run.
+        UserError: it is a folder, lies in no folder, is one of ``images``, could be a file of a run, or
+            another process writes it.
     """
     check_name(path, "the file")
     if path.is_dir():
@@ -154,6 +157,8 @@ def check_output(path: Path, images: Sequence[Path]) -> None:
     check_no_file_of_a_run(path)
     if path.resolve() in [image.resolve() for image in images]:
         raise UserError(f"{path} is read and would be replaced; choose another file")
+    with nullcontext() if special(path) else writing(path.resolve()):
+        yield
 
 
 def write_file(rows: Iterator[ImagePrediction], path: Path) -> None:

@@ -143,6 +143,17 @@ def test_a_codebook_that_an_optimizer_moves():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"learnable_codebook": True}], ids=str)
+def test_the_mode_with_little_overhead(options):
+    """On a GPU, this mode records CUDA graphs; on a CPU, it must change nothing."""
+    same(
+        layer(**options),
+        compiled := layer(**options),
+        torch.compile(compiled, fullgraph=True, mode="reduce-overhead"),
+    )
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "budget", [{"activation_memory_budget": 0.3}, {"aggressive_recomputation": True}], ids=str
 )

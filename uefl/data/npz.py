@@ -38,7 +38,7 @@ def read(path: Path, names: tuple[str, ...]) -> Arrays:
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in file.files if name in names}
     except MemoryError:
-        raise UserError(f"{path}: its arrays do not fit into the memory of this machine") from None
+        raise UserError(f"{path}: its arrays do not fit into the memory of this process") from None
     except Exception as error:  # a damaged file may raise any error of zipfile and of its decompressors
         raise UserError(
             f"cannot read {path} ({first_line(error)}); expected an .npz of plain arrays, as"

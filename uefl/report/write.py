@@ -9,6 +9,7 @@ from html import escape
 from pathlib import Path
 
 from ..checkpoint import write_text
+from ..folder import in_turn
 from ..text_table import Table, escape_markdown
 from .compare import Comparison
 from .content import Block, Content, comparison, content
@@ -54,7 +55,8 @@ def write_report(path: Path) -> RunFolder:
         UserError: see :func:`read_run`; nothing is written then. OSError: the folder cannot be written to.
     """
     run = read_run(path)
-    write_pages(content(run, write_plots(run)), path)
+    with in_turn(path / "report.html"):
+        write_pages(content(run, write_plots(run)), path)
     return run
 
 
@@ -65,7 +67,8 @@ def write_comparison(compared: Comparison, out: Path) -> None:
         OSError: the folder cannot be written to.
     """
     out.mkdir(parents=True, exist_ok=True)
-    write_pages(comparison(compared, save(draw_comparison(compared), out)), out)
+    with in_turn(out / "report.html"):
+        write_pages(comparison(compared, save(draw_comparison(compared), out)), out)
 
 
 def write_pages(found: Content, out: Path) -> None:

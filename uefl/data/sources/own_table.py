@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import warnings
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +24,8 @@ if TYPE_CHECKING:
 SUFFIXES = (".csv", ".parquet")
 _BYTES = 4  # of a value of an input
 _TRUE, _FALSE = ("true", "1"), ("false", "0")
+_SAMPLE = 1 << 20  # bytes
+_BYTES_OF_CELL = 24  # a number, and its place in the text while pandas reads it
 _WHOLE = re.compile(r"\s*\+?(-?(?:0|[1-9]\d*))(?:\.0*)?\s*")
 """a whole number, also as pandas writes it with empty cells in the column; 007 is a name"""
 
@@ -73,8 +74,10 @@ def frame_of(path: Path, label: str = "label") -> pandas.DataFrame:
 
     check_file(path, "the table", "expected a .csv or .parquet file")
     check_fits(path)
+    parquet = path.suffix.lower() == ".parquet"
     try:
-        frame = _read_parquet(path) if path.suffix.lower() == ".parquet" else _read_csv(path, label)
+        (_check_parquet if parquet else _check_csv)(path)
+        frame = _read_parquet(path) if parquet else _read_csv(path, label)
     except ImportError:
         raise UserError(
             f"{path}: pandas reads Parquet with pyarrow or fastparquet, and none is installed; use"
@@ -83,25 +86,71 @@ def frame_of(path: Path, label: str = "label") -> pandas.DataFrame:
     except UserError:
         raise
     except Exception as error:  # a damaged file may raise any error
+        if isinstance(error, MemoryError) or "out of memory" in str(error):
+            raise UserError(f"{path} takes more memory than this process may use") from None
         raise UserError(f"{path} cannot be read: {first_line(error)}") from None
     if not len(frame):
         raise UserError(f"{path} has no rows")
     return frame
 
 
-def _read_parquet(path: Path) -> pandas.DataFrame:
-    """Read a Parquet file; a column that pandas takes for the index stays a column.
+def _check_csv(path: Path) -> None:
+    """Refuse a table that takes more than the memory, by the number of its cells.
+
+    Short cells take more bytes as numbers than as text.
 
     Raises:
-        UserError: its values do not fit into memory. Equal values of a column take almost no space in a file.
+        UserError: it does.
     """
+    with path.open("rb") as file:
+        sample = file.read(_SAMPLE)
+    cells = sample.count(b",") + sample.count(b"\n")
+    size = path.stat().st_size
+    check_fits(path, size + _BYTES_OF_CELL * cells * size / max(len(sample), 1))
+
+
+def _check_parquet(path: Path) -> None:
+    """Refuse a table that takes more than the memory: a page may store one value for many rows.
+
+    Raises:
+        UserError: it does.
+    """
+    try:
+        from pyarrow import (  # type: ignore[import-not-found, unused-ignore]
+            ArrowException,
+            compute,
+            parquet,
+        )
+    except ImportError:  # another package reads it
+        return
+    try:
+        about = parquet.read_metadata(path)
+    except ArrowException:  # which pandas will say
+        return
+    groups = [about.row_group(i) for i in range(about.num_row_groups)]
+    columns = range(about.num_columns)
+    total = _BYTES * sum(group.column(i).num_values for group in groups for i in columns)
+    check_fits(path, total)
+    texts = [
+        column.path
+        for column in map(about.schema.column, columns)
+        if column.physical_type == "BYTE_ARRAY" and column.logical_type.type in ("STRING", "NONE")
+        if column.name == column.path and column.max_repetition_level == 0
+    ]
+    if not texts:
+        return
+    with parquet.ParquetFile(path, read_dictionary=texts) as file:
+        for batch in file.iter_batches(columns=texts):
+            for column in batch.columns:
+                values = getattr(column, "dictionary", column)
+                total += len(column) * (compute.max(compute.binary_length(values)).as_py() or 0)
+            check_fits(path, total)
+
+
+def _read_parquet(path: Path) -> pandas.DataFrame:
+    """Read a Parquet file; a column that pandas takes for the index stays a column."""
     import pandas
 
-    with suppress(ImportError):  # pandas may read with fastparquet
-        from pyarrow.parquet import read_metadata  # type: ignore[import-not-found, unused-ignore]
-
-        about = read_metadata(path)
-        check_fits(path, _BYTES * about.num_rows * about.num_columns)
     frame = pandas.read_parquet(path)
     return frame.reset_index([name for name in frame.index.names if name is not None])
 
