@@ -287,6 +287,7 @@ ALLOWED = {
             "scenarios.py",
             "setting.py",
             "link.py",
+            "messenger.py",
             "node.py",
         ),
     },
