@@ -79,7 +79,10 @@ def form(kind: type[BenchmarkCase]) -> str:
 
 
 def case_of(kind: type[C], name: str) -> C:
-    """Return the case of that name, of any size. Raises ValueError when the name fits no case."""
+    """Return the case of that name, of any size.
+
+    Raises ValueError when the name fits no case.
+    """
     values: dict[str, int | str] = {}
     left = name.split("x")
     for field in fields(kind):

@@ -114,7 +114,10 @@ class _Quarter:
         return next((unit for unit in units if self.free[unit] <= self.cycle), None)
 
     def _issue(self, number: int) -> bool:
-        """Issue the next instruction of a warp if it can run now. Return whether it was issued."""
+        """Issue the next instruction of a warp if it can run now.
+
+        Return whether it was issued.
+        """
         warp = self.warps[number]
         instruction = self.loop[warp.next]
         used = instruction.reads | instruction.writes
@@ -146,7 +149,10 @@ class _Quarter:
         return True
 
     def _multiply(self, number: int, instruction: Instruction) -> bool:
-        """Start a product if the tensor core accepts it. Return whether it was started."""
+        """Start a product if the tensor core accepts it.
+
+        Return whether it was started.
+        """
         warp = self.warps[number]
         begins, ends = warp.next == self.products_at[0], warp.next == self.products_at[-1]
         self.products = [end for end in self.products if end > self.cycle]

@@ -52,7 +52,10 @@ class Variant:
 
     @property
     def threads(self) -> int:
-        """Return the number of threads of a block. One more warpgroup copies."""
+        """Return the number of threads of a block.
+
+        One more warpgroup copies.
+        """
         return (self.warpgroups + 1) * 128
 
     @property

@@ -31,7 +31,10 @@ CALLS = 5  # under the profiler
 
 @dataclass(frozen=True)
 class Target:
-    """Our provider of an op at one shape. A call repeats its work ``parts`` times; times are per part."""
+    """Our provider of an op at one shape.
+
+    A call repeats its work ``parts`` times; times are per part.
+    """
 
     op: str
     shape: str

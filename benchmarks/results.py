@@ -1,4 +1,6 @@
-"""Load, show and save rows of results. ``results/<machine>.csv`` keeps the newest row of each kind.
+"""Load, show and save rows of results.
+
+``results/<machine>.csv`` keeps the newest row of each kind.
 
 ``python -m benchmarks.results FILE.csv`` prints a Markdown table of ours, the fastest peer and the lower
 bounds.

@@ -88,7 +88,10 @@ def _nvcc(*arguments: str) -> str:
 
 @cache
 def listing(stem: str, architecture: str) -> dict[str, list[str]]:
-    """Return the instructions of every kernel of a source, by mangled name. A label is a line of its own."""
+    """Return the instructions of every kernel of a source, by mangled name.
+
+    A label is a line of its own.
+    """
     program = disassembler()
     assert program is not None
     target, _ = compiled(stem, architecture)

@@ -185,7 +185,10 @@ class FlukeLoop(TrainingLoop):
 
 
 def images_of(clients: int, images: int) -> Iterator[Split]:
-    """Yield random images of ten classes for each client. A step takes the same time with any images."""
+    """Yield random images of ten classes for each client.
+
+    A step takes the same time with any images.
+    """
     rng = np.random.default_rng(0)
     for _ in range(clients):
         pixels = torch.from_numpy(rng.integers(0, 256, (images, 1, 28, 28), np.uint8))
@@ -200,7 +203,10 @@ def normalized(splits: list[Split]) -> list[Client]:
 def ours(
     splits: list[Split], cohort: int, batch: int, network: Callable[[], nn.Module] = Cnn, *keys: str
 ) -> UeflTraining:
-    """Return an arm of FedAvg with these clients. ``keys`` are more settings of the configuration."""
+    """Return an arm of FedAvg with these clients.
+
+    ``keys`` are more settings of the configuration.
+    """
     silos = tuple(
         ClientData.of(f"client-{i:05d}", LabeledData(split, split, split)) for i, split in enumerate(splits)
     )

@@ -1,4 +1,7 @@
-"""Prose and names of the repository are plain and short. ``tools/prose.py`` counts odd turns of phrase."""
+"""Prose and names of the repository are plain and short.
+
+``tools/prose.py`` counts odd turns of phrase.
+"""
 
 import ast
 import importlib
@@ -7,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import pytest
 
@@ -27,11 +30,11 @@ SOURCES = ("uefl", "uefl_kernels", "tests", "benchmarks", "examples", "tools", "
 
 
 class Definition(NamedTuple):
-    """A class or function of a Python file; its lines without the docstring, and the docstring's first."""
+    """A module, class or function; its lines without the docstring, and the docstring's first."""
 
     path: Path
     name: str
-    is_class: bool
+    kind: Literal["module", "class", "function"]
     lines: int
     summary: str
 
@@ -42,12 +45,17 @@ def definitions(prose):
     files = [path for folder in (*SOURCES, "reproduction") for path in (ROOT / folder).rglob("*.py")]
     found = []
     for path in [ROOT / "setup.py", *files]:
-        for node in prose.statements(ast.parse(path.read_text(encoding="utf-8"))):
+        module = ast.parse(path.read_text(encoding="utf-8"))
+        found.append(
+            Definition(path, path.stem, "module", 0, (ast.get_docstring(module) or "").partition("\n")[0])
+        )
+        for node in prose.statements(module):
             if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 doc = node.body[0] if ast.get_docstring(node) else None
                 lines = node.end_lineno - node.lineno + 1 - (doc.end_lineno - doc.lineno + 1 if doc else 0)
                 summary = doc.value.value.partition("\n")[0] if doc else ""
-                found.append(Definition(path, node.name, isinstance(node, ast.ClassDef), lines, summary))
+                kind = "class" if isinstance(node, ast.ClassDef) else "function"
+                found.append(Definition(path, node.name, kind, lines, summary))
     return found
 
 
@@ -81,7 +89,7 @@ def test_marks_are_counted_in_every_kind_of_file(prose, tmp_path):
 
 
 def test_names_of_tests_fit_in_a_line(definitions):
-    names = [each.name for each in definitions if each.name.startswith("test_")]
+    names = [each.name for each in definitions if each.kind == "function" and each.name.startswith("test_")]
     assert len(names) > 1000
     assert [name for name in names if len(name) > 60] == []
 
@@ -90,7 +98,7 @@ def test_functions_fit_a_screen(definitions):
     assert [
         f"{each.path.relative_to(ROOT)}::{each.name}: {each.lines}"
         for each in definitions
-        if not each.is_class and each.lines > 60
+        if each.kind == "function" and each.lines > 60
     ] == []
 
 
@@ -101,13 +109,20 @@ def test_summaries_of_functions_have_a_verb_and_a_subject(definitions):
     """
     nouns = {"A", "An", "The", "Of", "As", "Such"}
     pronouns = {"It", "Its", "They", "Their", "Them", "Otherwise", "And", "But", "So", "Nor"}
-    functions = [each for each in definitions if each.summary and not each.is_class]
+    functions = [each for each in definitions if each.summary and each.kind == "function"]
     assert len(functions) > 2000
     assert [
         f"{each.path.relative_to(ROOT)}::{each.name}: {each.summary}"
         for each in functions
         if each.summary.split()[0] in (pronouns if each.name.startswith("test_") else pronouns | nouns)
     ] == []
+
+
+def test_a_summary_is_one_sentence(definitions):
+    """Further sentences follow after a blank line."""
+    two = re.compile(r"(?<!et al)(?<!e\.g)[.!?] +[A-Z`\[]")
+    found = [each for each in definitions if two.search(each.summary)]
+    assert [f"{each.path.relative_to(ROOT)}::{each.name}: {each.summary}" for each in found] == []
 
 
 def may_share_names(one: Path, other: Path) -> bool:
@@ -200,7 +215,7 @@ SHARED_CLASSES = {"Arguments", "Parameters"}
 
 
 def test_a_class_name_occurs_once(definitions):
-    found = Counter(each.name for each in definitions if each.is_class)
+    found = Counter(each.name for each in definitions if each.kind == "class")
     assert {name for name, count in found.items() if count > 1} == SHARED_CLASSES
 
 
@@ -244,7 +259,10 @@ SPELLED = (".py", ".md", ".toml", ".cpp", ".h", ".cu", ".cff", ".yml", ".in")
 
 
 def british(text: str) -> list[str]:
-    """Return the stems that a text has, in any case. To search for each is much faster than one pattern."""
+    """Return the stems that a text has, in any case.
+
+    To search for each is much faster than one pattern.
+    """
     text = text.lower()
     return [stem for stem in BRITISH if stem in text and (stem in AMERICAN_TOO.sub("", text))]
 

@@ -93,7 +93,10 @@ class Updates:
         """index of the update that ``krum`` selects"""
 
     def add(self, x: torch.Tensor, weight: float) -> None:
-        """Add one client's tensor, which may be overwritten afterwards. Its weight is ignored."""
+        """Add one client's tensor, which may be overwritten afterwards.
+
+        Its weight is ignored.
+        """
         self.tensors.append(x.detach().clone())
 
     def result(self) -> torch.Tensor:

@@ -241,7 +241,9 @@ def resume(
     engine: str | Choice = "local",
     more_rounds: int = 0,
 ) -> Run:
-    """Continue the run in a folder. The result is the same, bit for bit, as without the interruption.
+    """Continue the run in a folder.
+
+    The result is the same, bit for bit, as without the interruption.
 
     With ``more_rounds`` a finished run trains this number of further rounds in its last iteration. The result
     is the same as if the run had had these rounds from the start.

@@ -1,4 +1,7 @@
-"""Errors that end a run early. The command line turns each into one line and an exit code."""
+"""Errors that end a run early.
+
+The command line turns each into one line and an exit code.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +17,24 @@ class UserError(Exception):
 
 
 class UnknownAlgorithm(UserError):
-    """No algorithm of this name is registered in this process. A script may register it."""
+    """No algorithm of this name is registered in this process.
+
+    A script may register it.
+    """
 
 
 class RunError(Exception):
-    """A run that started and stopped early, as without a quorum or with a diverged model. Exit code 1."""
+    """A run that started and stopped early, as without a quorum or with a diverged model.
+
+    Exit code 1.
+    """
 
 
 class InvalidPriors(UserError, ValueError):
-    """Class priors or sets that no client can train on. The message names the client and the set."""
+    """Class priors or sets that no client can train on.
+
+    The message names the client and the set.
+    """
 
 
 def first_line(error: BaseException) -> str:

@@ -28,7 +28,9 @@ _TRIES, _MOMENT = 5, 0.05
 
 @contextmanager
 def lock(out: Path, name: str = "run.lock", advice: str = "choose another folder") -> Iterator[None]:
-    """Lock the folder of a run or a suite. The system releases the lock when the process ends.
+    """Lock the folder of a run or a suite.
+
+    The system releases the lock when the process ends.
 
     Args:
         name: the file that is locked.
@@ -184,7 +186,10 @@ class Metrics:
         return self._path.stat().st_size
 
     def lines(self) -> list[dict[str, Any]]:
-        """Return all lines. Rounds count from 1."""
+        """Return all lines.
+
+        Rounds count from 1.
+        """
         return [parse_json(line) for line in self._path.read_text(encoding="utf-8").splitlines()]
 
     def check_new(self, arm: str) -> None:

@@ -42,7 +42,9 @@ class ImagePrediction(NamedTuple):
 
 
 class Predictor:
-    """Predict the classes of image files. The constructor reads the headers of the files.
+    """Predict the classes of image files.
+
+    The constructor reads the headers of the files.
 
     Args:
         paths: files and folders. A folder means all images in it and in its subfolders. For a model of
@@ -71,7 +73,10 @@ class Predictor:
         return self.images.count
 
     def notes(self) -> list[str]:
-        """Return the changes to the images and the choice of the client. Call it after :meth:`rows`."""
+        """Return the changes to the images and the choice of the client.
+
+        Call it after :meth:`rows`.
+        """
         if isinstance(self.images, Vectors):
             return self._choice
         height, width = self._model.shape[1:]

@@ -33,7 +33,9 @@ class Registry(Generic[Entry]):
         self._complete = False
 
     def add(self, name: str, entry: Entry) -> None:
-        """Register an entry. An entry may be registered twice under its name.
+        """Register an entry.
+
+        An entry may be registered twice under its name.
 
         Raises:
             ValueError: another entry has the name.

@@ -224,7 +224,10 @@ def resume(
 def _with_more_rounds(
     out: Path, cfg: Config, rounds: int, preset: str, prepared: Callable[[Config, dict[str, Any]], _Run]
 ) -> _Run:
-    """Return a finished run with more rounds. Its folder is changed once all checks have passed."""
+    """Return a finished run with more rounds.
+
+    Its folder is changed once all checks have passed.
+    """
     longer = extend.with_more_rounds(cfg, rounds)
     try:
         then = extend.stage(out, cfg, rounds, _digest(longer), preset)

@@ -76,7 +76,10 @@ class Table:
         return max(cell_len(row[column]) for row in (self.header, *self.rows))
 
     def rich(self, encoding: str = "utf-8") -> RichTable:
-        """Return the table for a terminal. Square brackets in names are not markup."""
+        """Return the table for a terminal.
+
+        Square brackets in names are not markup.
+        """
         from rich import box
         from rich.table import Table as RichTable
         from rich.text import Text

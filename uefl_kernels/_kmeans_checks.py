@@ -110,7 +110,10 @@ def check_shape(op: str, name: str, shape: Sequence[int], expected: Sequence[int
 
 
 def starts(n_init: int | str, init: str | None) -> int:
-    """Return the number of starts. Given centers need one; random rows need the most."""
+    """Return the number of starts.
+
+    Given centers need one; random rows need the most.
+    """
     if init is None:
         return 1
     if isinstance(n_init, str):

@@ -129,7 +129,9 @@ def define(
     fake: Callable[..., Any],
     fallback: Callable[..., Any] | None = None,
 ) -> None:
-    """Declare an op in every namespace. The function ``name`` in ``reference.py`` of the package defines it.
+    """Declare an op in every namespace.
+
+    The function ``name`` in ``reference.py`` of the package defines it.
 
     Args:
         package: the package of the op.

@@ -1,4 +1,6 @@
-"""Metrics of probabilistic classifiers. All take and return tensors, so that nothing waits for the host.
+"""Metrics of probabilistic classifiers.
+
+All take and return tensors, so that nothing waits for the host.
 
 Metrics with labels raise TypeError or ValueError for wrong shapes, dtypes and values; they check values only
 on the CPU. NaN, the output of a diverged model, is not an error: such a row counts as wrong in the accuracy,

@@ -1,4 +1,6 @@
-"""CPU kernels for NumPy arrays, without torch. The results equal the results of the ops.
+"""CPU kernels for NumPy arrays, without torch.
+
+The results equal the results of the ops.
 
 Importing this module raises ImportError if the kernels are not compiled.
 """

@@ -21,7 +21,10 @@ Inputs = tuple[str, Any, Any]
 
 @dataclass(frozen=True)
 class SparseMethod(BenchmarkCase):
-    """A method on n rows of d elements with k clusters. ``nonzeros`` is their mean number in a row."""
+    """A method on n rows of d elements with k clusters.
+
+    ``nonzeros`` is their mean number in a row.
+    """
 
     method: str
     n: int

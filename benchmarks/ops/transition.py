@@ -128,7 +128,10 @@ def double(
 
 
 def eager_double(z: torch.Tensor, y: torch.Tensor, matrix: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
-    """Run the published steps. They may use probabilities, because the loss takes no logarithm of them."""
+    """Run the published steps.
+
+    They may use probabilities, because the loss takes no logarithm of them.
+    """
     g = z.softmax(1) @ matrix.exp().T
     return torch.nn.functional.cross_entropy(g / g.sum(1, keepdim=True), y, reduction="none")
 

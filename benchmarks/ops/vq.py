@@ -293,7 +293,10 @@ def faiss_gpu(inputs: Inputs) -> Call:
 
 
 def cuvs(inputs: Inputs) -> Call:
-    """Run its exact search. The index holds the codewords and their norms, and is built beforehand."""
+    """Run its exact search.
+
+    The index holds the codewords and their norms, and is built beforehand.
+    """
     x, codebook = inputs
     needs("cuda", x)
     from cuvs.neighbors import brute_force

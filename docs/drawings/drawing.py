@@ -40,7 +40,10 @@ class Drawing:
         )
 
     def box(self, x: float, y: float, width: float, height: float, *lines: str, kind: str = "") -> None:
-        """Draw a box. Its first line is its title."""
+        """Draw a box.
+
+        Its first line is its title.
+        """
         self._parts.append(
             f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="5" class="box {kind}"/>'
         )
@@ -54,7 +57,10 @@ class Drawing:
         self.text(x + 10, y + 19, title, "small", "start")
 
     def arrow(self, *points: tuple[float, float], label: str = "", shift: float = -7) -> None:
-        """Draw an arrow through the points. Its label stands above the middle of its first and last point."""
+        """Draw an arrow through the points.
+
+        Its label stands above the middle of its first and last point.
+        """
         path = " L".join(f"{x} {y}" for x, y in points)
         self._parts.append(f'<path d="M{path}" class="arrow"/>')
         if label:

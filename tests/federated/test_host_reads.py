@@ -1,4 +1,6 @@
-"""Count how often a round reads a value of a tensor. On a GPU the host waits for the device at each read.
+"""Count how often a round reads a value of a tensor.
+
+On a GPU the host waits for the device at each read.
 
 The count is of the calls in Python that read, on the CPU, where they cost nothing. The kernels of the ops
 have tests of their own.

@@ -219,7 +219,10 @@ def test_invalid_names_of_states_are_rejected(states, tmp_path):
 
 
 def test_reported_tensors_equal_sent_tensors(tmp_path):
-    """The bytes differ by a few thousand, for a header. The private state is not sent."""
+    """The bytes differ by a few thousand, for a header.
+
+    The private state is not sent.
+    """
     cfg, fed = settings("fedper", private_mean=False, personal="all", hidden=256), federation()
     engines = []
     one = arm(

@@ -233,7 +233,10 @@ def test_the_entropy_plot_shows_the_threshold_of_each_iteration(tmp_path, draw):
 
 @pytest.mark.parametrize("count", [2, 3, 5, 8])
 def test_equal_arms_are_all_visible(tmp_path, count):
-    """If curves are equal, every color has a share of the pixels. If arms differ, each has a whole line."""
+    """If curves are equal, every color has a share of the pixels.
+
+    If arms differ, each has a whole line.
+    """
     arms = ("fedavg", "uefl", *(f"arm-{i}" for i in range(count - 2)))
     lines = sample_runs.records(arms)
     for line in lines:

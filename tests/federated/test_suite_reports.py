@@ -165,7 +165,10 @@ def test_a_report_has_pages_pictures_and_numbers(written: Path) -> None:
 
 
 def test_an_average_over_cases_is_paired_by_seed(tmp_path: Path) -> None:
-    """The average uses the seeds that all its cases have. If a case lacks an arm, the arm has no average."""
+    """The average uses the seeds that all its cases have.
+
+    If a case lacks an arm, the arm has no average.
+    """
     (tmp_path / "mine.toml").write_text(
         TINY.replace('data.source = "cifar100"\n', "arms.fedprox = {}\n")
         + '[averages.both]\ncases = ["few", "absent"]\n[averages.both.paper]\nuefl = { accuracy = 0.5 }\n'

@@ -92,7 +92,10 @@ def test_a_changed_suite_names_all_its_runs_before_it_starts(tmp_path: Path) -> 
 def test_requested_number_of_runs_share_one_device(
     device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three runs train at a time, also on a GPU. Each is a separate process with the same device."""
+    """Three runs train at a time, also on a GPU.
+
+    Each is a separate process with the same device.
+    """
     going: list[FakeProcess] = []
     most, seen = 0, []
 

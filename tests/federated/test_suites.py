@@ -306,7 +306,10 @@ def test_a_case_picks_arms_by_name(tmp_path: Path) -> None:
 
 
 def test_data_of_ones_own_is_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run folder keeps the whole path. A suite that continues compares this path."""
+    """A run folder keeps the whole path.
+
+    A suite that continues compares this path.
+    """
     (tmp_path / "silos").mkdir()
     (tmp_path / "mine.toml").write_text(
         'against = "fedavg"\n[cases.a]\nbase = "own-silos"\ndata.source = "silos"\n'

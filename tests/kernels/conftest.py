@@ -47,7 +47,10 @@ def cuda_built(op: str) -> bool:
 
 @pytest.fixture(params=["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def full_graph(request) -> functools.partial[Callable[..., Any]]:
-    """Return ``torch.compile`` without graph breaks. Inductor takes seconds: one fast test uses it."""
+    """Return ``torch.compile`` without graph breaks.
+
+    Inductor takes seconds: one fast test uses it.
+    """
     torch._dynamo.reset()
     return functools.partial(torch.compile, fullgraph=True, backend=request.param)
 

@@ -1,4 +1,7 @@
-"""CUDA C++ and Triton on a GPU against the float64 reference. Skipped without one."""
+"""CUDA C++ and Triton on a GPU against the float64 reference.
+
+Skipped without one.
+"""
 
 import contextlib
 

@@ -1,4 +1,7 @@
-"""csrc/cuda compiles for every supported GPU architecture. Needs nvcc and no GPU."""
+"""csrc/cuda compiles for every supported GPU architecture.
+
+Needs nvcc and no GPU.
+"""
 
 import os
 import re

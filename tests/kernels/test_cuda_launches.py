@@ -1,4 +1,6 @@
-"""Count launches and allocations of each op in the source of its CUDA launcher. Needs no GPU and no nvcc.
+"""Count launches and allocations of each op in the source of its CUDA launcher.
+
+Needs no GPU and no nvcc.
 
 The time of a small batch is the time of its launches. docs/design/search-gpu.md quotes these numbers.
 """

@@ -121,7 +121,10 @@ def test_codewords_have_their_gradient_behind_vmap():
 @pytest.mark.parametrize("shape", [(4, 8), (4, 4), (2, 4, 4)], ids=["whole", "shared", "own"])
 @pytest.mark.parametrize("options", [{}, {"estimator": "rotation"}, {"codebook_weight": 0.0}])
 def test_batch_with_codebooks_is_one_search(monkeypatch, shape, options):
-    """GPUs use this way. Elements of the batch have different weights in the result."""
+    """GPUs use this way.
+
+    Elements of the batch have different weights in the result.
+    """
     package = importlib.import_module("uefl_kernels.ops.vq")
     monkeypatch.setattr(package, "_JOINED_ON", ("cpu",))
     weights, found = torch.tensor([1.0, -2.0, 0.5]), []

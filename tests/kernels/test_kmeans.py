@@ -504,7 +504,10 @@ def test_opcheck_of_the_iterations():
 @pytest.mark.parametrize("metric", ["l2", "cosine"])
 @pytest.mark.parametrize("op", [torch.ops.uefl.kmeans_lloyd, torch.ops.uefl_reference.kmeans_lloyd], ids=str)
 def test_a_fit_around_the_iterations_of_an_op(monkeypatch, op, metric):
-    """The op replaces the kernel, as on a GPU. The weights are not multiples of a power of two."""
+    """The op replaces the kernel, as on a GPU.
+
+    The weights are not multiples of a power of two.
+    """
     monkeypatch.setattr(composed, "triton_available", lambda: False)
     x, weights = blobs(90, 4, 5), 3 * torch.rand(90)
     far = torch.cat([x[:3], 100 + normal(2, 4)])

@@ -1,4 +1,7 @@
-"""mc_dropout_mlp on a GPU against the float64 reference on the CPU. Skipped without one."""
+"""mc_dropout_mlp on a GPU against the float64 reference on the CPU.
+
+Skipped without one.
+"""
 
 import pytest
 import torch

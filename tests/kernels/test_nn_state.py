@@ -56,7 +56,10 @@ def test_half_precision_chooses_the_nearest_of_the_values_given():
 )
 @torch._inductor.config.patch(fallback_random=True)  # the same draws
 def test_compiles_without_a_break(kind, backend, masked):
-    """A graph break would also synchronize with the device. Averages and revival have none, too."""
+    """A graph break would also synchronize with the device.
+
+    Averages and revival have none, too.
+    """
     torch._dynamo.reset()  # each kind again: dynamo counts the versions of a function over all of them
     plain, compiled = (layer(threshold_ema_dead_code=1, **KINDS[kind]) for _ in range(2))
     run = torch.compile(compiled, fullgraph=True, backend=backend)

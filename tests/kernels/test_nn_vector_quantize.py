@@ -249,7 +249,10 @@ def test_kmeans_init_does_not_wait_for_the_device(options):
     "make", ["one", "residual", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)]
 )
 def test_kmeans_init_refuses_what_is_not_finite(make, bad):
-    """Nothing changes, the generator included. The same batch with its bad row masked is accepted."""
+    """Nothing changes, the generator included.
+
+    The same batch with its bad row masked is accepted.
+    """
     options = {"dim": 8, "codebook_size": 5, "kmeans_init": True, "kmeans_iters": 1}
     module = ResidualVQ(num_quantizers=2, **options) if make == "residual" else layer(**options)
     run = module if make in ("one", "residual") else torch.compile(module, fullgraph=True, backend=make)

@@ -1,4 +1,6 @@
-"""Count instructions in the machine code of the CUDA kernels. Needs nvcc and no GPU.
+"""Count instructions in the machine code of the CUDA kernels.
+
+Needs nvcc and no GPU.
 
 The kernels are compiled for sm_90a, and the search by mma.sync, the first pass of all other GPUs, for each of
 these.
@@ -83,7 +85,10 @@ def test_the_loop_of_the_head_keeps_to_registers(kernels):
 
 @pytest.mark.parametrize("kernel", [GATHER, SUMS, STEP], ids=lambda kernel: f"{kernel[1]}-{kernel[0]}")
 def test_atomic_additions_are_not_waited_for(kernels, kernel):
-    """Reductions return nothing. The only atomic with a result is the ticket of the last block."""
+    """Reductions return nothing.
+
+    The only atomic with a result is the ticket of the last block.
+    """
     for name, lines in kernels(*kernel).items():
         found = Counter(
             operation for operation in sass.operations(lines) if re.match(r"(ATOM|RED)(?!S|UX)", operation)

@@ -1,4 +1,7 @@
-"""The transition and set-proportion kernels on a GPU against the float64 reference. Skipped without one."""
+"""The transition and set-proportion kernels on a GPU against the float64 reference.
+
+Skipped without one.
+"""
 
 import pytest
 import torch

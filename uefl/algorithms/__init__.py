@@ -1,4 +1,7 @@
-"""Algorithms, one file each. ``base`` has their interface and the registry."""
+"""Algorithms, one file each.
+
+``base`` has their interface and the registry.
+"""
 
 from .base import Algorithm, Context, ModelSpec, Parameters, State, find, register, registry
 

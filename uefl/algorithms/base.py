@@ -239,7 +239,9 @@ class Algorithm:
         return {name: WeightedMean(state.tensors[name]) for name in ("values", "buffers")}
 
     def add(self, state: State, averages: dict[str, Mean], update: Reply) -> None:
-        """Add a valid update to the averages. Clone tensors that are kept: they may belong to the engine.
+        """Add a valid update to the averages.
+
+        Clone tensors that are kept: they may belong to the engine.
 
         Raises:
             ValueError: there is an average of a tensor that the clients do not send.
@@ -308,7 +310,10 @@ class Algorithm:
         yield from (batch for batch in batches if len(batch) > 1 or len(batches) == 1)
 
     def before_round(self, work: Work) -> None:
-        """Prepare the training of the loaded network. A tensor in ``work.trained`` is trained with it."""
+        """Prepare the training of the loaded network.
+
+        A tensor in ``work.trained`` is trained with it.
+        """
 
     def reply(self, work: Work) -> dict[str, torch.Tensor]:
         """Return the tensors that reply to a message of :meth:`prepare`."""

@@ -97,7 +97,10 @@ class Context:
 
 @dataclass
 class State:
-    """The server's state between two turns. A checkpoint holds it and the clients' private states."""
+    """The server's state between two turns.
+
+    A checkpoint holds it and the clients' private states.
+    """
 
     tensors: dict[str, torch.Tensor]
     """``values`` ``[P]`` and ``buffers`` ``[Q]``, the flat model without its private parts, and other tensors

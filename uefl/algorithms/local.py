@@ -1,4 +1,7 @@
-"""Local training: every client trains its own model and shares nothing. It is a baseline for federations."""
+"""Local training: every client trains its own model and shares nothing.
+
+It is a baseline for federations.
+"""
 
 from __future__ import annotations
 

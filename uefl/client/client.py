@@ -316,7 +316,10 @@ def simulated(seed: int, name: str) -> bytes:
 
 
 def on_device(data: LabeledData | SetData, device: torch.device) -> LabeledData | SetData:
-    """Move a client's data to a device. If the holdout is the test split, it stays the same object."""
+    """Move a client's data to a device.
+
+    If the holdout is the test split, it stays the same object.
+    """
     if isinstance(data, LabeledData):
         test = data.test.to(device)
         holdout = test if data.holdout is data.test else data.holdout.to(device)

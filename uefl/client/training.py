@@ -1,4 +1,7 @@
-"""The training loop. All training of a run calls :func:`fit`."""
+"""The training loop.
+
+All training of a run calls :func:`fit`.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +63,10 @@ def fit(
     total, image_count = torch.zeros((), device=device), 0
 
     def step(batch: Batch) -> None:
-        """Take one step. Except for counters, it only changes tensors, in place, so it can be replayed."""
+        """Take one step.
+
+        Except for counters, it only changes tensors, in place, so it can be replayed.
+        """
         if gradient is None:
             flat.drop_gradients()
         elif not algorithm.regularize(work, gradient):
@@ -140,7 +146,10 @@ def check_scalar(algorithm: Algorithm, value: object) -> None:
 
 
 def plan_of(algorithm: Algorithm, work: Work, epochs: int | None = None) -> list[list[torch.Tensor]]:
-    """Return the batches of every epoch. With ``local_steps``, the last epoch may have fewer batches."""
+    """Return the batches of every epoch.
+
+    With ``local_steps``, the last epoch may have fewer batches.
+    """
     steps_left = work.training.local_steps if epochs is None else 0
     if not steps_left:
         return [

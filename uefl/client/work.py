@@ -191,7 +191,10 @@ class Work:
 
     @property
     def train(self) -> Split:
-        """Return the training images. For unlabeled sets, the labels are the numbers of the sets."""
+        """Return the training images.
+
+        For unlabeled sets, the labels are the numbers of the sets.
+        """
         return (
             self.data.train if isinstance(self.data, LabeledData) else Split(self.data.images, self.data.sets)
         )

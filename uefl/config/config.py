@@ -42,7 +42,10 @@ class Arm:
 
 @dataclass(frozen=True)
 class Config:
-    """The whole configuration of a run. The device and the location of the data are not part of it."""
+    """The whole configuration of a run.
+
+    The device and the location of the data are not part of it.
+    """
 
     run: RunSection
     data: Data

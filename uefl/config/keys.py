@@ -48,7 +48,10 @@ def places(key: str, table: dict[str, Any]) -> list[str]:
 
 
 def named(arms: Any) -> dict[str, Any]:
-    """Return the arms as tables. A list of names is valid; the check of the arms refuses anything else."""
+    """Return the arms as tables.
+
+    A list of names is valid; the check of the arms refuses anything else.
+    """
     names = [arms] if isinstance(arms, str) else arms
     table = (
         names
@@ -61,7 +64,10 @@ def named(arms: Any) -> dict[str, Any]:
 
 
 def fields(table: dict[str, Any]) -> dict[str, set[str]]:
-    """Return the keys of every section. ``[data.partition]`` has the keys of its scheme."""
+    """Return the keys of every section.
+
+    ``[data.partition]`` has the keys of its scheme.
+    """
     from ..data.partitions.base import PARTITIONS
     from ..data.settings import Data
 

@@ -255,7 +255,10 @@ def _with_base(table: dict[str, Any], given: bool = False) -> dict[str, Any]:
 
 
 def merged(before: Any, now: Any) -> Any:
-    """Merge two tables key by key. A partition of another scheme replaces the old one."""
+    """Merge two tables key by key.
+
+    A partition of another scheme replaces the old one.
+    """
     if (
         not isinstance(before, Mapping)
         or not isinstance(now, Mapping)

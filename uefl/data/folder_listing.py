@@ -16,7 +16,9 @@ _LITTER = frozenset(
 
 
 def visible(folder: Path) -> list[Path]:
-    """Return the visible entries of a folder, sorted by name. Files of operating systems count as hidden.
+    """Return the visible entries of a folder, sorted by name.
+
+    Files of operating systems count as hidden.
 
     Raises:
         UserError: the folder cannot be read, or has a pipe, a socket, a device or a name that is not UTF-8.

@@ -10,7 +10,9 @@ import torch
 
 
 def rotate(images: torch.Tensor, degrees: float, *, legacy_center: bool = False) -> torch.Tensor:
-    """Rotate images with bilinear interpolation. The size stays the same, and pixels from outside are black.
+    """Rotate images with bilinear interpolation.
+
+    The size stays the same, and pixels from outside are black.
 
     Args:
         images: ``[N, C, H, W]`` uint8, on any device.
@@ -34,7 +36,9 @@ def rotate(images: torch.Tensor, degrees: float, *, legacy_center: bool = False)
 
 
 def resize(images: torch.Tensor, size: int | tuple[int, int]) -> torch.Tensor:
-    """Resize images with bilinear interpolation and antialiasing. The aspect ratio may change.
+    """Resize images with bilinear interpolation and antialiasing.
+
+    The aspect ratio may change.
 
     Args:
         images: ``[..., C, H, W]`` uint8, on any device.
@@ -71,7 +75,9 @@ def augment(images: torch.Tensor, how: str) -> torch.Tensor:
 
 
 def rotate_each(images: torch.Tensor, degrees: torch.Tensor) -> torch.Tensor:
-    """Rotate each image about its center, with the nearest pixel. Pixels from outside are black.
+    """Rotate each image about its center, with the nearest pixel.
+
+    Pixels from outside are black.
 
     Args:
         images: ``[B, C, H, W]`` uint8.

@@ -157,7 +157,9 @@ def _tokens(values: torch.Tensor, where: str, vocabulary: int, names: tuple[str,
 
 
 def joined(parts: Sequence[Vectors], files: tuple[str, ...]) -> Vectors:
-    """Concatenate the inputs of several parts. The result has the largest vocabulary.
+    """Concatenate the inputs of several parts.
+
+    The result has the largest vocabulary.
 
     Raises:
         UserError: parts of different kinds, lengths or columns.

@@ -98,7 +98,9 @@ def fitting(reports: Mapping[str, Report], cfg: Config) -> tuple[list[str], dict
 
 
 def agree(reports: Mapping[str, Report], cfg: Config, place: str) -> Federation:
-    """Return the federation of these silos. Their images cannot be read here.
+    """Return the federation of these silos.
+
+    Their images cannot be read here.
 
     Classes of labeled images are the union over all silos, sorted by name; sets have the same classes at all
     silos. If one silo or the server has images in color, all images are in color. Mean and deviation are

@@ -187,7 +187,9 @@ def _too_few(together: list[str], wanted: str, refused: list[str]) -> UserError:
 def gather(
     cfg: Config, link: Link, address: Address, silos: int, patience: float, notice: Notice, known: Silos
 ) -> Joined:
-    """Wait for silos and return their federation. The other arguments are as of :func:`joined`.
+    """Wait for silos and return their federation.
+
+    The other arguments are as of :func:`joined`.
 
     Args:
         known: the stored facts about the silos of a resumed run.

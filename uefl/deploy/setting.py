@@ -123,7 +123,10 @@ def task(setting: Setting, arm: str) -> dict[str, Any]:
 
 
 def version_of(header: dict[str, Any]) -> str:
-    """Return the version that sent a header. A stranger wrote it: print it with ``printable``."""
+    """Return the version that sent a header.
+
+    A stranger wrote it: print it with ``printable``.
+    """
     return str(header.get("uefl"))
 
 

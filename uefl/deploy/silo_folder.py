@@ -1,4 +1,7 @@
-"""Keep the secret and the private states of a silo in its own folder. The server never sees them."""
+"""Keep the secret and the private states of a silo in its own folder.
+
+The server never sees them.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,9 @@ _LENGTH = 32  # bytes
 
 
 class SiloFolder:
-    """The folder of a silo. Only its owner may read it.
+    """The folder of a silo.
+
+    Only its owner may read it.
 
     Args:
         folder: created if it is absent.

@@ -1,4 +1,7 @@
-"""Error codes of a client. The text of an error stays in the client's log, because it may contain data."""
+"""Error codes of a client.
+
+The text of an error stays in the client's log, because it may contain data.
+"""
 
 MEMORY = "memory"
 COMPUTATION = "computation"
@@ -34,7 +37,10 @@ _WORDS = {
 
 
 def describe(code: str) -> str:
-    """Return the description of an error code. It contains no text of the client."""
+    """Return the description of an error code.
+
+    It contains no text of the client.
+    """
     return (
         f"{_WORDS.get(code, 'it reports an unknown fault')} (fault {code if code in _WORDS else 'unknown'};"
         " see its own log)"

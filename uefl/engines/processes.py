@@ -84,7 +84,10 @@ class Processes:
             process.wait()
 
     def stop(self) -> Path | None:
-        """End every process and remove the folder. If a log has an error, keep the folder and return it."""
+        """End every process and remove the folder.
+
+        If a log has an error, keep the folder and return it.
+        """
         self.end()
         errors = (b"Traceback", faults.LINE.encode())
         if any(error in self.log(name).read_bytes() for name in self.all for error in errors):

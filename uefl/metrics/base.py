@@ -44,7 +44,9 @@ def check(names: Iterable[str], taken: Collection[str]) -> None:
 
 
 def measured(name: str, probs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return the value of a metric, ``[]``. The metric gets copies, which it may change.
+    """Return the value of a metric, ``[]``.
+
+    The metric gets copies, which it may change.
 
     Raises:
         TypeError: it is not one number.

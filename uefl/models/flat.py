@@ -46,7 +46,10 @@ class FlatModule:
             b.data = view
 
     def storages(self) -> frozenset[int]:
-        """Return the addresses of both flat tensors in memory. Every step changes this memory."""
+        """Return the addresses of both flat tensors in memory.
+
+        Every step changes this memory.
+        """
         return frozenset(t.untyped_storage().data_ptr() for t in (self.values.data, self.buffers))
 
     def share_gradient(self, share: bool) -> None:

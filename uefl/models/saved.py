@@ -474,7 +474,10 @@ def _parts(networks: Sequence[tuple[Tensors, Mapping[str, Tensors]]]) -> Iterato
 
 
 class _Description(Section):
-    """The metadata of a file. The types and ranges are checked, because the file may be a stranger's."""
+    """The metadata of a file.
+
+    The types and ranges are checked, because the file may be a stranger's.
+    """
 
     algorithm: str
     parameters: dict[str, Any]

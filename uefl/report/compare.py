@@ -29,7 +29,10 @@ _CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class SameData:
-    """Finished runs on the same data. In curves, a run takes the place of a client."""
+    """Finished runs on the same data.
+
+    In curves, a run takes the place of a client.
+    """
 
     runs: list[RunFolder]
 
@@ -76,7 +79,9 @@ class Comparison:
 
 
 def compare(runs: Sequence[RunFolder], against: str | None = None) -> Comparison:
-    """Compare runs, separately for each data set. Unfinished and repeated runs are not in the means.
+    """Compare runs, separately for each data set.
+
+    Unfinished and repeated runs are not in the means.
 
     Args:
         runs: at least two.

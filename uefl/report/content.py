@@ -280,7 +280,10 @@ def _parameters(run: RunFolder, name: str) -> str:
 
 
 def _findings(run: RunFolder, pictures: dict[str, Picture]) -> list[ReportSection]:
-    """Return the sections that the algorithms add. Findings with the same title share a section."""
+    """Return the sections that the algorithms add.
+
+    Findings with the same title share a section.
+    """
     sections = []
     for title in dict.fromkeys(findings.title for findings in run.findings.values()):
         same = {arm: findings for arm, findings in run.findings.items() if findings.title == title}

@@ -129,7 +129,9 @@ def of_place(place: int, arms: int) -> dict[str, Any]:
 def draw(
     ax: Axes, run: Curves, curves: Mapping[str, Matrix], marker: Callable[[Matrix], str] = lambda curve: ""
 ) -> None:
-    """Draw a line for every arm. Add stripes of all their colors where arms agree.
+    """Draw a line for every arm.
+
+    Add stripes of all their colors where arms agree.
 
     Args:
         curves: ``[rounds]`` by arm.

@@ -14,7 +14,9 @@ from ..seeds import derive
 
 
 class Participants:
-    """Draw a share of the clients for each round. The draw depends only on seed, purpose and round.
+    """Draw a share of the clients for each round.
+
+    The draw depends only on seed, purpose and round.
 
     Args:
         share: in (0, 1]; rounded up to a whole client.

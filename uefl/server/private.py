@@ -86,7 +86,10 @@ class StateFiles:
         self._unsynced.clear()
 
     def sweep(self, named: Iterable[str]) -> None:
-        """Remove the files that the last checkpoint does not name. The first call lists the whole folder."""
+        """Remove the files that the last checkpoint does not name.
+
+        The first call lists the whole folder.
+        """
         old = self._replaced
         if old is None:
             old = {path.stem for path in self._folder.glob("*.safetensors")}
@@ -99,7 +102,9 @@ class StateFiles:
 
 
 class PrivateStates(Mapping[str, Tensors]):
-    """Map each client's name to its private state in one model. Each access reads the file.
+    """Map each client's name to its private state in one model.
+
+    Each access reads the file.
 
     Args:
         clients: names of the training clients, sorted.
@@ -165,7 +170,10 @@ class PrivateStates(Mapping[str, Tensors]):
 
 
 def _name(data: bytes, owner: str) -> str:
-    """Return the file name. It depends on the client, so that a damaged file names its owner."""
+    """Return the file name.
+
+    It depends on the client, so that a damaged file names its owner.
+    """
     return hashlib.sha256(owner.encode() + b"\0" + data).hexdigest()[:32]
 
 

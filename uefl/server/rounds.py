@@ -215,13 +215,19 @@ class ServerLoop:
         return metrics_rejection(reply, len(self.context.classes), allowed, self.algorithm.server_columns)
 
     def _turn(self, each: ServerModel, measure: bool, train: bool, participants: tuple[str, ...]) -> Turn:
-        """Return the turn of one member. Only the first member shows notices."""
+        """Return the turn of one member.
+
+        Only the first member shows notices.
+        """
         notice = self.notice if each is self.members[0] else silent
         place = (self.iteration, self.trained, self.round, measure, train, participants)
         return Turn(*place, notice, partial(self._ask, each))
 
     def _ask(self, each: ServerModel, messages: Mapping[str, Message]) -> Iterator[Reply]:
-        """Run an exchange that the algorithm started. Its bytes count for the round."""
+        """Run an exchange that the algorithm started.
+
+        Its bytes count for the round.
+        """
         self._asked += 1
         place = f"{self.iteration}/{self.trained}/{self._asked}"
         for client, message in messages.items():

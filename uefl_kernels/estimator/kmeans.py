@@ -139,7 +139,9 @@ class KMeans(RowEstimator, ClusteringEstimator):
         self.metric = metric
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> KMeans:
-        """Cluster the rows of X ``[n_samples, n_features]``; ``y`` is ignored. Returns self.
+        """Cluster the rows of X ``[n_samples, n_features]``; ``y`` is ignored.
+
+        Returns self.
 
         A ``numpy.memmap`` is read in blocks for each pass over the rows; the result has the same bits as with
         the rows in memory. The work on a sparse matrix follows its non-zeros: centers and labels are the same

@@ -477,7 +477,10 @@ class Codebook(ConstantBuffers, Float32Module):
     # --- the affine map to the mean and the variance of the batches (Huh et al. 2023) ----------------------
 
     def _register_statistics(self) -> None:
-        """Add the statistics of ``affine_param``, with the peer's names. Zeros are the identity map."""
+        """Add the statistics of ``affine_param``, with the peer's names.
+
+        Zeros are the identity map.
+        """
         for name in _OF_BATCH:
             self.register_buffer(name, torch.zeros_like(self.embed_avg[:, :1]) if self.affine_param else None)
         for name in _OF_CODES if self.affine_param else ():

@@ -1,4 +1,7 @@
-"""Wrap torch.distributed for the layers. In a single process no function sends a message."""
+"""Wrap torch.distributed for the layers.
+
+In a single process no function sends a message.
+"""
 
 from __future__ import annotations
 

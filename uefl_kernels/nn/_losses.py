@@ -1,4 +1,7 @@
-"""Terms of the loss of a VQ layer. A mean over no values is 0."""
+"""Terms of the loss of a VQ layer.
+
+A mean over no values is 0.
+"""
 
 from __future__ import annotations
 

@@ -33,7 +33,10 @@ class Sampling(NamedTuple):
 
 
 def distances(rows: torch.Tensor, codebook: torch.Tensor, cosine: bool) -> torch.Tensor:
-    """Return the negative distances, or the cosines, ``[h, n, K]``: larger means nearer. Differentiable."""
+    """Return the negative distances, or the cosines, ``[h, n, K]``: larger means nearer.
+
+    Differentiable.
+    """
     with no_autocast(rows.device):
         products = rows @ codebook.mT
     if cosine:

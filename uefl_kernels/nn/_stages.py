@@ -79,7 +79,10 @@ class Stages:
             book.update(counted, summed, given, None)
 
     def _weighted(self, losses: torch.Tensor, learning: bool) -> torch.Tensor:
-        """Return the weighted losses. Without a commitment loss they are zero, or NaN for NaN."""
+        """Return the weighted losses.
+
+        Without a commitment loss they are zero, or NaN for NaN.
+        """
         weight = self.first.commitment_weight
         if not self.training or weight == 0:
             losses = losses.detach()

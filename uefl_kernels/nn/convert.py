@@ -109,7 +109,9 @@ _LEAST_USAGE = 1e-5  # Mimi divides by the usage of a codeword, or by this if th
 
 
 def from_mimi(state: State, **options: Any) -> tuple[ResidualVQ, ResidualVQ]:
-    """Make the semantic and the acoustic :class:`ResidualVQ` of Mimi. Mimi adds their outputs.
+    """Make the semantic and the acoustic :class:`ResidualVQ` of Mimi.
+
+    Mimi adds their outputs.
 
     Args:
         state: the state dict of ``transformers.MimiModel``, or of its quantizer.
@@ -258,7 +260,10 @@ def to_dac(
 
 
 def _weight(parts: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
-    """Return the weight ``[out, in, 1]`` of a convolution. It may be stored as length and direction."""
+    """Return the weight ``[out, in, 1]`` of a convolution.
+
+    It may be stored as length and direction.
+    """
     for length, direction in (
         ("weight_g", "weight_v"),
         ("parametrizations.weight.original0", "parametrizations.weight.original1"),
@@ -340,7 +345,10 @@ def _numbered(where: str, state: State, pattern: str) -> list[dict[str, torch.Te
 
 
 def _named(state: State, pattern: str) -> dict[str, torch.Tensor]:
-    """Return the tensors with a name that ends with the pattern. The keys are its first group."""
+    """Return the tensors with a name that ends with the pattern.
+
+    The keys are its first group.
+    """
     matches = ((re.fullmatch(rf"(?:.*\.)?{pattern}", name), value) for name, value in state.items())
     return {match[1]: value for match, value in matches if match is not None}
 

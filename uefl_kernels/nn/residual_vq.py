@@ -40,7 +40,10 @@ Passed = tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[torch.Tensor]]
 
 
 class ResidualQuantizer(Coder):
-    """Quantizers in a row. Training may leave out the last ones (``quantize_dropout``)."""
+    """Quantizers in a row.
+
+    Training may leave out the last ones (``quantize_dropout``).
+    """
 
     layers: nn.ModuleList
     quantize_dropout: bool

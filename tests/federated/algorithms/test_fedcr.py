@@ -172,7 +172,10 @@ def test_heads_train_with_the_last_rate_of_a_schedule():
 
 
 def test_a_client_that_trains_only_its_head_is_measured_with_it():
-    """One of three clients takes part in the only round. The other clients still have heads of their own."""
+    """One of three clients takes part in the only round.
+
+    The other clients still have heads of their own.
+    """
     keys = {"rounds": [1], "participation": 0.3, "samples": 2}
     tuned, plain = (arm(settings("fedcr", dim=8, head_epochs=epochs, **keys))[0] for epochs in (2, 0))
     finish(tuned), finish(plain)

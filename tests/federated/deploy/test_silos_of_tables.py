@@ -69,7 +69,10 @@ def test_the_setting_of_a_run_travels_as_json(folder):
 
 
 def test_a_silo_itself_names_its_column_of_labels(tmp_path):
-    """A report has every value of this column. A run that chose the column could read all columns."""
+    """A report has every value of this column.
+
+    A run that chose the column could read all columns.
+    """
     path = tmp_path / "a.csv"
     table = frame(0, patient=range(1_000_000, 1_000_040)).rename(columns={"label": "outcome"})
     table.to_csv(path, index=False)

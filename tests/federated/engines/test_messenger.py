@@ -78,7 +78,10 @@ class OneNode(Grid):
 
 
 class TwoNodes(OneNode):
-    """Two nodes. The replies of node 8 do not end before ``released`` is set."""
+    """Two nodes.
+
+    The replies of node 8 do not end before ``released`` is set.
+    """
 
     released = threading.Event()
 
@@ -270,7 +273,10 @@ def _bomb():
 
 
 def test_reply_that_expands_in_memory_is_not_decoded():
-    """The limit of memory rejects the reply. With a larger limit, the reply is decoded."""
+    """The limit of memory rejects the reply.
+
+    With a larger limit, the reply is decoded.
+    """
     found = subprocess.run(
         [sys.executable, "-c", f"import {__name__} as test; test._bomb()"], capture_output=True, text=True
     )
@@ -309,7 +315,10 @@ def asked(records, life=None):
     "records", [pack(Packet({"ask": 1}, {"x": {"a": torch.ones(3)}})), RecordDict()], ids=["ours", "other"]
 )
 def test_the_client_app_passes_messages_to_the_silo(tmp_path, monkeypatch, records):
-    """The app passes an unreadable message as an empty frame. The reply expires with the message."""
+    """The app passes an unreadable message as an empty frame.
+
+    The reply expires with the message.
+    """
     monkeypatch.setenv(SILO, str(tmp_path / "silo"))
     silo = OneConnection(tmp_path, encode(Packet({"heard": 1}, {})))
     message, reply = asked(records, life=65.0)

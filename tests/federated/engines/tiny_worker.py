@@ -1,4 +1,7 @@
-"""A worker with the clients of the tests. By the run's seed, silo-1 raises, is late, or kills its process."""
+"""A worker with the clients of the tests.
+
+By the run's seed, silo-1 raises, is late, or kills its process.
+"""
 
 from __future__ import annotations
 

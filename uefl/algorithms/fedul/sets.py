@@ -100,7 +100,10 @@ class SetAlgorithm(Algorithm):
     # --- the server ----------------------------------------------------------------------------------------
 
     def aggregate(self, state: State, averages: dict[str, Mean]) -> None:
-        """Set f + step (mean - f). Running statistics become their mean, whatever the step."""
+        """Set f + step (mean - f).
+
+        Running statistics become their mean, whatever the step.
+        """
         sent = state.tensors["values"]
         super().aggregate(state, averages)
         state.tensors["values"] = torch.lerp(sent, state.tensors["values"], self.parameters.global_step)

@@ -49,7 +49,10 @@ class InstalledFinder:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec of a module. ``path`` is the path of its package, None for a top-level module."""
+        """Return the spec of a module.
+
+        ``path`` is the path of its package, None for a top-level module.
+        """
         return PathFinder.find_spec(name, self._path if path is None else path, target)
 
 
@@ -110,7 +113,10 @@ def serve(place: str) -> None:
 
 
 def _end_after_failure() -> None:
-    """End this process if a fork has failed. Otherwise the SuperNode would wait for the reply forever."""
+    """End this process if a fork has failed.
+
+    Otherwise the SuperNode would wait for the reply forever.
+    """
     with suppress(ChildProcessError):
         _, status = os.waitpid(-1, os.WNOHANG)
         if status:

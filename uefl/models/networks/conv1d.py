@@ -38,7 +38,10 @@ def conv1d(vocabulary: int, width: int) -> nn.Sequential:
 
 
 class Embedding(nn.Module):
-    """Look up the vector of each token. Padding (token 0) has a vector of zeros."""
+    """Look up the vector of each token.
+
+    Padding (token 0) has a vector of zeros.
+    """
 
     def __init__(self, vocabulary: int, dim: int) -> None:
         super().__init__()

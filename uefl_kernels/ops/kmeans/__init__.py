@@ -20,7 +20,10 @@ from . import composed
 
 
 class KMeansResult(NamedTuple):
-    """Result of a fit, on the device of x. Centers are float64 for float64 x and float32 for all else."""
+    """Result of a fit, on the device of x.
+
+    Centers are float64 for float64 x and float32 for all else.
+    """
 
     centers: torch.Tensor
     """``[k, d]``"""

@@ -130,7 +130,9 @@ class RankGroup:
 
 
 class BlockData(composed.Problem):
-    """``composed.Problem`` of the rows of all processes. Each process reads its own rows in blocks.
+    """``composed.Problem`` of the rows of all processes.
+
+    Each process reads its own rows in blocks.
 
     Results are written into tensors that exist before a block is read. A small tensor made while a block
     exists would stop the allocator from reusing the memory of the block, and memory would grow with the data.

@@ -121,7 +121,10 @@ def _fill(
     KEYS: tl.constexpr,
     CLUSTERS: tl.constexpr,
 ):
-    """Write taken [count]: the row that each empty cluster takes, the farthest one first. One program."""
+    """Write taken [count]: the row that each empty cluster takes, the farthest one first.
+
+    One program.
+    """
     wanted = _empty(masses, k, CLUSTERS)
     if tl.load(ended) != 0:
         wanted = wanted * 0
@@ -197,7 +200,10 @@ def _move(
     stride_n: tl.int64, stride_d: tl.int64,
     WEIGHTED: tl.constexpr, SPHERICAL: tl.constexpr, D: tl.constexpr, CLUSTERS: tl.constexpr,
 ):  # fmt: skip
-    """Move a center to the mean of its cluster, and write the square of the move. One program per cluster."""
+    """Move a center to the mean of its cluster, and write the square of the move.
+
+    One program per cluster.
+    """
     if tl.load(ended) != 0:
         return
     cluster = tl.program_id(0).to(tl.int64)
@@ -246,7 +252,10 @@ def _sum_by_halves(values, SIZE: tl.constexpr):
 
 @triton.jit(do_not_specialize=["k"])
 def _settle(moves, limit, ended, iterations, k, SIZE: tl.constexpr):
-    """Add up the moves, count the iteration, and decide whether it was the last. One program."""
+    """Add up the moves, count the iteration, and decide whether it was the last.
+
+    One program.
+    """
     if tl.load(ended) != 0:
         return
     place = tl.arange(0, SIZE)

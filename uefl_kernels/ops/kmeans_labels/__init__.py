@@ -53,7 +53,10 @@ def kmeans_labels(x: torch.Tensor, centers: torch.Tensor) -> torch.Tensor:
 
 
 def kmeans_labels_and_squares(x: torch.Tensor, centers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the labels, and the squared distance [N] float64 of each row to its center. The same errors."""
+    """Return the labels, and the squared distance [N] float64 of each row to its center.
+
+    The same errors.
+    """
     found: composed.Labels = resolve("kmeans_labels", x)(*composed.Arguments(x, centers, True))
     return found
 

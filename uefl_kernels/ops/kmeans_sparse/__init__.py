@@ -78,7 +78,9 @@ define(
 def kmeans_sparse(
     rows: SparseRows, weights: torch.Tensor | None, asked: kmeans.FitOptions, spherical: bool
 ) -> kmeans.Fit:
-    """Return the best of some starts. ``rows`` and given centers have length 1 if ``spherical``.
+    """Return the best of some starts.
+
+    ``rows`` and given centers have length 1 if ``spherical``.
 
     Raises:
         RuntimeError: the rows contain NaN or infinity, or values beyond 2^480.

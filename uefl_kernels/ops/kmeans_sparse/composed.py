@@ -66,7 +66,10 @@ class SearchArguments(NamedTuple):
 
 
 def kernels() -> Any:
-    """Return the namespace of the ops. They run on the CPU for every backend, as SciPy does."""
+    """Return the namespace of the ops.
+
+    They run on the CPU for every backend, as SciPy does.
+    """
     return torch.ops.uefl_reference if forced() == "reference" else torch.ops.uefl
 
 

@@ -53,7 +53,10 @@ def _squares(
 
 
 def kmeans_step(given: composed.Arguments) -> composed.Step:
-    """Return labels, sums, masses and inertia. Inertia reads x once more, so a fit computes it last."""
+    """Return labels, sums, masses and inertia.
+
+    Inertia reads x once more, so a fit computes it last.
+    """
     x, centers, weights, middle, scale, mass_scale, with_inertia = given
     k, d = centers.shape
     centers = centers.contiguous()

@@ -279,7 +279,10 @@ def _check(
     logit_dropout: bool,
     seed: int | None,
 ) -> list[float]:
-    """Check the arguments. Return the drop rate before each layer and of the logits, 0 without a dropout."""
+    """Check the arguments.
+
+    Return the drop rate before each layer and of the logits, 0 without a dropout.
+    """
     _check_layers(x, weights, biases)
     rates = _rates(p, len(weights), input_dropout, logit_dropout)
     if not is_count(passes):

@@ -1,4 +1,7 @@
-"""The definition of ``mc_dropout_mlp``: its passes in float64. ``composed.py`` defines the masks."""
+"""The definition of ``mc_dropout_mlp``: its passes in float64.
+
+``composed.py`` defines the masks.
+"""
 
 from __future__ import annotations
 

@@ -44,7 +44,10 @@ def around(vq_forward: Callable[..., forward.Result], given: Arguments) -> Resul
 
 
 def compose(stage: Callable[[vq.Arguments], vq.Result], given: Arguments) -> Result:
-    """Compute ``rvq`` of a ``vq``. Counts and sums of the stages follow one another."""
+    """Compute ``rvq`` of a ``vq``.
+
+    Counts and sums of the stages follow one another.
+    """
     residual = given.x
     total = torch.zeros(residual.shape, dtype=residual.dtype, device=residual.device)
     found = []

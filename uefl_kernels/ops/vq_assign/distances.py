@@ -34,7 +34,10 @@ def argmin(rows: torch.Tensor, codebook: torch.Tensor, metric: str) -> torch.Ten
 
 
 def unit(codebook: torch.Tensor) -> torch.Tensor:
-    """Scale codewords ``[K, d]`` float64 to length 1. A codeword of zeros stays."""
+    """Scale codewords ``[K, d]`` float64 to length 1.
+
+    A codeword of zeros stays.
+    """
     square = codebook.new_zeros(codebook.shape[0])
     for j in range(codebook.shape[1]):
         square += codebook[:, j] * codebook[:, j]

@@ -20,7 +20,10 @@ _ELEMENTS, _OPEN_ROWS = 16, 32
 
 
 class Epilogue(NamedTuple):
-    """The requested results; None for the others. C is the number of codewords of all codebooks."""
+    """The requested results; None for the others.
+
+    C is the number of codewords of all codebooks.
+    """
 
     counts: torch.Tensor | None = None
     """``[C]`` int64, zeroed: the number of rows; with ``mass_scale``, the sum of round(weight * mass_scale)
@@ -57,7 +60,10 @@ def _begin(
 
 @triton.jit
 def _fixed(value):
-    """Round to int64, ties to even. From 2^52 on a double is an integer; below, adding 2^52 rounds to one."""
+    """Round to int64, ties to even.
+
+    From 2^52 on a double is an integer; below, adding 2^52 rounds to one.
+    """
     magnitude = tl.abs(value)
     units = tl.where(magnitude < 2.0**52, (magnitude + 2.0**52) - 2.0**52, magnitude)
     # larger values and NaN: the caller computes these sums again in another unit

@@ -71,7 +71,10 @@ def _nan(values: torch.Tensor) -> torch.Tensor:
 
 
 def _large(reply: Reply) -> None:
-    """Return a reply of half a gibibyte. All its parts are equal, so Flower sends one of them."""
+    """Return a reply of half a gibibyte.
+
+    All its parts are equal, so Flower sends one of them.
+    """
     reply.private["more"] = torch.zeros(2**27)
 
 

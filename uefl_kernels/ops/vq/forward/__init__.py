@@ -1,4 +1,6 @@
-"""``vq_forward``: the pass of ``vq`` over the rows. It is private: ``vq`` calls it on GPUs.
+"""``vq_forward``: the pass of ``vq`` over the rows.
+
+It is private: ``vq`` calls it on GPUs.
 
 Inputs: x [..., D], codebook [K, d] or [S, K, d], and for sums the units of each codeword, scales [C] float64,
 where C is K or S * K. Results:
