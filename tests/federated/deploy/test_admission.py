@@ -16,6 +16,7 @@ from uefl.algorithms.fedavg import FedAvg
 from uefl.deploy import deployment, silo
 from uefl.deploy.setting import greeting
 from uefl.deploy.silo import SiloProgram
+from uefl.deploy.silo_folder import SiloFolder
 from uefl.deploy.sources import own
 from uefl.engines.codec import Packet
 from uefl.engines.flower.address import Address
@@ -51,7 +52,8 @@ def settings(folder, **keys):
 
 
 def program(folder, name):
-    return SiloProgram(own(folder / name, None), torch.device("cpu"))
+    kept = SiloFolder(folder / f"{name}.silo")
+    return SiloProgram(own(folder / name, None), torch.device("cpu"), kept=kept)
 
 
 @contextmanager
