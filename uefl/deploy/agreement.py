@@ -23,7 +23,7 @@ from ..data.unlabeled_sets import USE, LabeledRows, PriorCoverage, check_doubts,
 from ..errors import UserError
 
 if TYPE_CHECKING:
-    from ..engines.flower.members import Report
+    from ..engines.flower.roster import Report
 
 Shape = tuple[int, ...]
 _NAMED = 8

@@ -23,7 +23,7 @@ from ..engines.flower import QUIET, commands
 from ..engines.flower.address import Address, Unreachable
 from ..engines.flower.engine import FlowerEngine
 from ..engines.flower.link import Link, connect
-from ..engines.flower.members import Members, Report
+from ..engines.flower.roster import ClientNodes, Report
 from ..engines.processes import Processes
 from ..errors import RunError, UserError
 from ..folder import Silos
@@ -135,18 +135,18 @@ def _start(cfg: Config, root: Path | None, device: str, processes: Processes, st
         link = stack.enter_context(connect(address))
     except Unreachable as error:
         raise RunError(f"{error}; {processes.ended('superlink') or 'see its log'}") from None
-    members = Members(link, greeting(cfg), admit)
+    roster = ClientNodes(link, greeting(cfg), admit)
     end = time.monotonic() + _START + 5 * len(names)
-    while missing := [name for name in names if name not in members.nodes]:
-        members.refresh()
+    while missing := [name for name in names if name not in roster.nodes]:
+        roster.refresh()
         for name in missing:
             if (last := processes.ended(name)) is not None:
                 raise RunError(f"the process of {name} ended before the run began: {last}")
-        if members.refused or time.monotonic() > end:
-            why = next(iter(members.refused.values()), "it did not report")
+        if roster.refused or time.monotonic() > end:
+            why = next(iter(roster.refused.values()), "it did not report")
             raise RunError(f"{missing[0]} takes no part: {why}")
         time.sleep(0.05)
-    return federation, partial(FlowerEngine, link, members), silos
+    return federation, partial(FlowerEngine, link, roster), silos
 
 
 @contextmanager
@@ -227,30 +227,30 @@ def gather(
 
     notice(f"waiting for {silos} silos at {address.place}")
     bound = None if address.insecure else {name: of["key"] for name, of in known.items() if "key" in of}
-    members = Members(link, greeting(without_files(cfg)), admit, bound=bound)
+    roster = ClientNodes(link, greeting(without_files(cfg)), admit, bound=bound)
     told: dict[int, str] = {}
     end = time.monotonic() + patience
     together: list[str] = []
     while len(together) < silos:
-        members.refresh()
+        roster.refresh()
         together, unfit = fitting(reports, cfg)
-        for node, why in members.refused.items():
+        for node, why in roster.refused.items():
             if told.get(node) != why:
                 notice(f"refused: {why}")
-        told = dict(members.refused)
+        told = dict(roster.refused)
         if len(together) < silos and time.monotonic() > end:
-            reasons = [*members.refused.values(), *unfit.values()]
+            reasons = [*roster.refused.values(), *unfit.values()]
             raise _too_few(together, f"{silos} silos came to {address.place} in {patience:g} s", reasons)
         time.sleep(0.05)
     begun.append(True)
     for name in reports.keys() - set(together[:silos]):
-        members.refuse(name, unfit.get(name, f"silo {name!r} came after the run had its {silos} silos"))
+        roster.refuse(name, unfit.get(name, f"silo {name!r} came after the run had its {silos} silos"))
         del reports[name]
     federation = agree(reports, cfg, address.place)
-    found = {name: _program_facts(report) | _key(members, name) for name, report in sorted(reports.items())}
+    found = {name: _program_facts(report) | _key(roster, name) for name, report in sorted(reports.items())}
     for name, of in found.items():
         _note_change(name, known.get(name, {}), of, "before the run was resumed", notice)
-    return federation, partial(FlowerEngine, link, members), found
+    return federation, partial(FlowerEngine, link, roster), found
 
 
 def _program_facts(report: Report) -> dict[str, str]:
@@ -270,5 +270,5 @@ def _note_change(
             )
 
 
-def _key(members: Members, name: str) -> dict[str, str]:
-    return {} if members.keys is None else {"key": members.keys[name]}
+def _key(roster: ClientNodes, name: str) -> dict[str, str]:
+    return {} if roster.keys is None else {"key": roster.keys[name]}

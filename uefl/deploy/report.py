@@ -16,7 +16,7 @@ from ..engines import faults
 from ..errors import UserError
 
 if TYPE_CHECKING:
-    from ..engines.flower.members import Report
+    from ..engines.flower.roster import Report
 
 _CLASSES = 10_000
 """of one silo: the last layer of the network has a row for each"""

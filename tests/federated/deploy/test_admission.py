@@ -30,7 +30,7 @@ def folder(tmp_path, monkeypatch):
     images(tmp_path / "a", {"cat": 0, "dog": 1})
     images(tmp_path / "b", {"dog": 1, "emu": 2}, seed=1)
     monkeypatch.setattr(Address, "wait", lambda self, seconds: None)
-    monkeypatch.setattr("uefl.engines.flower.members._EVERY", 0.0)
+    monkeypatch.setattr("uefl.engines.flower.roster._EVERY", 0.0)
     return tmp_path
 
 
@@ -118,10 +118,10 @@ def test_silo_with_other_images_does_not_block_the_run(folder, monkeypatch, orde
     images(folder / "c", {"cat": 0, "dog": 1}, size=10)
     with joined(monkeypatch, [program(folder, name) for name in order]) as (run, _, got):
         federation = run.federation(settings(folder), None, {})
-        _, members = run._engine.args
-        members._looked = 0.0
-        members.refresh()
-        assert sorted(members.nodes) == ["a", "b"]
+        _, roster = run._engine.args
+        roster._looked = 0.0
+        roster.refresh()
+        assert sorted(roster.nodes) == ["a", "b"]
     assert [client.name for client in federation.clients] == ["a", "b"]
     if order == "cab":
         assert any(re.search("silo 'c' .*10x10", one["why"]) for one in got if one["ask"] == "refused")
@@ -229,9 +229,9 @@ def test_returning_silo_that_computes_otherwise_is_noted(folder, monkeypatch):
         before = run.silos["b"]["torch"]
         monkeypatch.setattr(silo.torch, "__version__", "9.9")
         monkeypatch.setattr(silo, "uses_bf16", lambda precision, device: True)
-        link, members = run._engine.args
+        link, roster = run._engine.args
         link.activated[11] = "2"
-        members.refresh()
+        roster.refresh()
     assert re.match(r"silo b .*\bbf16, .*\bfp32: ", said[-2])
     assert re.match(rf"silo b .*torch 9\.9, .*torch {re.escape(before)}: ", said[-1])
 

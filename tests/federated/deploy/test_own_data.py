@@ -22,7 +22,7 @@ from uefl.deploy.silo import SiloProgram
 from uefl.deploy.sources import own
 from uefl.engines.codec import Packet
 from uefl.engines.flower.engine import FlowerEngine
-from uefl.engines.flower.members import Members
+from uefl.engines.flower.roster import ClientNodes
 from uefl.errors import UserError
 
 
@@ -48,11 +48,11 @@ def check_same(cfg, whole, there, nodes):
         assert [(s.name, s.sizes) for s in getattr(there, group)] == [
             (s.name, s.sizes) for s in getattr(whole, group)
         ]
-    members = Members(MemoryLink(nodes), greeting(cfg), refusal)
+    roster = ClientNodes(MemoryLink(nodes), greeting(cfg), refusal)
     for _ in range(2):
-        members._looked = 0.0
-        members.refresh()
-    engine = FlowerEngine(members._link, members, task(Setting.of(cfg, there, 0), "arm"))
+        roster._looked = 0.0
+        roster.refresh()
+    engine = FlowerEngine(roster._link, roster, task(Setting.of(cfg, there, 0), "arm"))
     local, remote = tiny.arm(cfg, whole)[0], tiny.arm(cfg, there, lambda _: engine)[0]
     while not local.finished:
         assert repr(remote.turn()) == repr(local.turn())

@@ -17,7 +17,7 @@ from uefl.engines.base import Message, Reply
 from uefl.engines.codec import Packet, packed_reply, reply_of
 from uefl.engines.flower import LARGE
 from uefl.engines.flower.engine import FlowerEngine
-from uefl.engines.flower.members import Members
+from uefl.engines.flower.roster import ClientNodes
 
 
 def programs(federation, **fail):
@@ -30,11 +30,11 @@ def programs(federation, **fail):
 
 def engine(cfg, federation, nodes, started=lambda name: None):
     there = MemoryLink(nodes)
-    members = Members(there, greeting(cfg), lambda report: report[0]["error"])
+    roster = ClientNodes(there, greeting(cfg), lambda report: report[0]["error"])
     for _ in range(2):
-        members._looked = 0.0
-        members.refresh()
-    return FlowerEngine(there, members, task(Setting.of(cfg, federation, 0), "arm"), started), there
+        roster._looked = 0.0
+        roster.refresh()
+    return FlowerEngine(there, roster, task(Setting.of(cfg, federation, 0), "arm"), started), there
 
 
 @every_case
@@ -131,7 +131,7 @@ def test_a_returning_client_gets_its_message_again(run, monkeypatch):
 
     def dies(packet):  # and another process takes its place, under another number
         there.nodes_there[20], there.activated[20] = program, "2"
-        one._members._looked = 0.0
+        one._roster._looked = 0.0
 
     there.nodes_there[12] = dies
     assert [reply.error for reply in one.round(asked, deadline=60)] == [None, None, None]
@@ -147,8 +147,8 @@ def test_clients_whose_nodes_were_unregistered_are_gone(run, monkeypatch):
     monkeypatch.setattr("uefl.engines.flower.engine._RETURN", 0.1)
     tiny.check_errors(one.round(messages(cfg)), "gone", "gone", None)
     there.nodes_there[20], there.activated[20] = program, "2"
-    one._members._looked = 0.0
-    one._members.refresh()
+    one._roster._looked = 0.0
+    one._roster.refresh()
     tiny.check_errors(one.round(messages(cfg)), None, "gone", None)
 
 
@@ -156,10 +156,10 @@ def test_a_node_that_is_unregistered_as_it_is_greeted_is_skipped(run):
     cfg, federation = run
     there = MemoryLink(programs(federation))
     there.unregistered = {10}
-    members = Members(there, greeting(cfg), lambda report: None)
-    members.refresh()
-    assert sorted(members.nodes) == ["silo-1", "silo-2"]
-    assert members.refused == {}
+    roster = ClientNodes(there, greeting(cfg), lambda report: None)
+    roster.refresh()
+    assert sorted(roster.nodes) == ["silo-1", "silo-2"]
+    assert roster.refused == {}
 
 
 def test_an_incomplete_reply_is_requested_once_more(run):
@@ -194,21 +194,21 @@ def test_too_large_reply_is_requested_once_more(run, monkeypatch):
 def test_too_large_report_is_refused(run, monkeypatch):
     cfg, federation = run
     monkeypatch.setattr(bounds, "REPORT", 300)
-    members = Members(MemoryLink(programs(federation)), greeting(cfg), lambda report: None)
-    members.refresh()
-    assert members.nodes == {}
-    assert all("silo" in why for why in members.refused.values())
-    assert members.refused
+    roster = ClientNodes(MemoryLink(programs(federation)), greeting(cfg), lambda report: None)
+    roster.refresh()
+    assert roster.nodes == {}
+    assert all("silo" in why for why in roster.refused.values())
+    assert roster.refused
 
 
 def test_a_node_that_ends_as_it_is_greeted_is_not_a_stranger(run):
     cfg, federation = run
     there = MemoryLink(programs(federation))
     there.activated[40] = "1"  # it is there no more
-    members = Members(there, greeting(cfg), lambda report: None)
-    members.refresh()
-    assert members.refused == {}
-    assert sorted(members.nodes) == ["silo-0", "silo-1", "silo-2"]
+    roster = ClientNodes(there, greeting(cfg), lambda report: None)
+    roster.refresh()
+    assert roster.refused == {}
+    assert sorted(roster.nodes) == ["silo-0", "silo-1", "silo-2"]
 
 
 @pytest.mark.parametrize("bound", [True, False])
@@ -219,29 +219,29 @@ def test_a_name_that_is_taken(run, bound):
     """
     cfg, federation = run
     there = MemoryLink(programs(federation))
-    members = Members(there, greeting(cfg), lambda report: None, bound={} if bound else None)
-    members.refresh()
+    roster = ClientNodes(there, greeting(cfg), lambda report: None, bound={} if bound else None)
+    roster.refresh()
     there.nodes_there[30], there.activated[30] = there.nodes_there[10], "2"
-    members._looked = 0.0
-    assert members.refresh() == ([] if bound else ["silo-0"])
-    assert members.nodes["silo-0"][0] == (10 if bound else 30)
-    assert sorted(members.refused) == ([30] if bound else [])
-    assert all(re.search("'silo-0' .*key; .*--name", why) for why in members.refused.values())
+    roster._looked = 0.0
+    assert roster.refresh() == ([] if bound else ["silo-0"])
+    assert roster.nodes["silo-0"][0] == (10 if bound else 30)
+    assert sorted(roster.refused) == ([30] if bound else [])
+    assert all(re.search("'silo-0' .*key; .*--name", why) for why in roster.refused.values())
 
 
 def test_a_key_has_one_name(run):
     """With several names for a key, a node could return under other names and be many clients."""
     cfg, federation = run
     there = MemoryLink(programs(federation))
-    members = Members(there, greeting(cfg), lambda report: None, bound={})
-    members.refresh()
+    roster = ClientNodes(there, greeting(cfg), lambda report: None, bound={})
+    roster.refresh()
     there.nodes_there[10] = lambda packet: Packet({"client": "silo-9", "error": None}, {})
     there.activated[10] = "2"
-    members._looked = 0.0
-    assert members.refresh() == []
-    assert list(members.refused) == [10]
-    assert re.search("'silo-9' .*key .*'silo-0'", members.refused[10])
-    assert sorted(members.nodes) == ["silo-0", "silo-1", "silo-2"]
+    roster._looked = 0.0
+    assert roster.refresh() == []
+    assert list(roster.refused) == [10]
+    assert re.search("'silo-9' .*key .*'silo-0'", roster.refused[10])
+    assert sorted(roster.nodes) == ["silo-0", "silo-1", "silo-2"]
 
 
 def test_messages_of_another_client_or_version_are_rejected(run):

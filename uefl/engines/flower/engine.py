@@ -13,7 +13,7 @@ from ..base import Message, Reply
 from ..codec import Header, packed_message, received
 from . import GONE, LARGE, TORN
 from .link import Link
-from .members import Roster
+from .roster import Roster
 
 _PAUSE = 0.5  # seconds between two looks at the nodes
 _RETURN = 60.0  # seconds for a client to return after Flower has noticed its loss
@@ -28,21 +28,21 @@ class FlowerEngine:
 
     Args:
         link: of the run.
-        members: the node of each client; every client has replied at least once.
+        roster: the node of each client; every client has replied at least once.
         header: the facts that a client needs for its work, sent with every message.
         started: called with the client's name as its message is sent.
     """
 
     def __init__(
-        self, link: Link, members: Roster, header: Header, started: Callable[[str], None] = lambda name: None
+        self, link: Link, roster: Roster, header: Header, started: Callable[[str], None] = lambda name: None
     ) -> None:
-        self._link, self._members, self._header, self._started = link, members, header, started
+        self._link, self._roster, self._header, self._started = link, roster, header, started
         self._gone: set[str] = set()
         """clients with no node at their last request"""
 
     def clients(self) -> list[str]:
         """Return the names of the clients that have replied, sorted, including clients that have left."""
-        return sorted(self._members.nodes)
+        return sorted(self._roster.nodes)
 
     def round(self, messages: Mapping[str, Message], deadline: float | None = None) -> Iterator[Reply]:
         """Send all messages, then yield the replies by name.
@@ -96,7 +96,7 @@ class FlowerEngine:
                 }
                 if name in arrived:
                     break
-                for moved in self._members.refresh():
+                for moved in self._roster.refresh():
                     if (moved in awaited.values() or moved in missed) and moved not in arrived:
                         missed.pop(moved, None)
                         old = [number for number, other in awaited.items() if other == moved]
@@ -111,7 +111,7 @@ class FlowerEngine:
     def _send(self, name: str, message: Message, end: float | None) -> str | None:
         packet = packed_message(message, self._header | {"client": name})
         life = None if end is None else max(end - time.monotonic(), 0) + _MARGIN
-        node, _ = self._members.nodes[name]
+        node, _ = self._roster.nodes[name]
         return self._link.push(node, packet, life, bounds.largest_reply(message))
 
 

@@ -34,7 +34,7 @@ class Roster(Protocol):
         ...
 
 
-class Members:
+class ClientNodes:
     """The clients of a run by name, kept up to date.
 
     A client that starts again is a new activation of its node, or a new node; it is greeted again, and its
