@@ -14,12 +14,12 @@ from uefl_kernels.nn import ResidualVQ
 
 
 def main() -> list[float]:
-    """Learn codewords by moving averages, and return the held-out error after each quantizer."""
+    """Learn codewords by moving averages, and return the test error after each quantizer."""
     torch.manual_seed(0)
     digits = SOURCES["digits"](None)
     images = digits.images.read(digits.train, 0).float() / 255
     patches = images.unfold(2, 7, 7).unfold(3, 7, 7).reshape(len(images), 16, 49)  # [images, patches, pixels]
-    train, held_out = patches[:4000], patches[4000:]
+    train, test = patches[:4000], patches[4000:]
     rvq = ResidualVQ(
         dim=49, num_quantizers=6, codebook_size=64, decay=0.9, kmeans_init=True, threshold_ema_dead_code=1
     )
@@ -27,11 +27,11 @@ def main() -> list[float]:
         for batch in torch.randperm(len(train)).split(250):
             rvq(train[batch])
     rvq.eval()
-    _, indices, _ = rvq(held_out)
+    _, indices, _ = rvq(test)
     errors = []
     for depth in range(1, rvq.num_quantizers + 1):
         output = rvq.get_output_from_indices(indices[..., :depth])
-        errors.append((output - held_out).square().mean().item())
+        errors.append((output - test).square().mean().item())
         perplexity = rvq.layers[depth - 1].perplexity.item()
         print(
             f"{depth} indices, {6 * depth} bits per patch: mean squared error {errors[-1]:.5f}, perplexity of"

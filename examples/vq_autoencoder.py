@@ -53,11 +53,11 @@ class Autoencoder(nn.Module):
 
 
 def main() -> dict[str, float]:
-    """Train, and return the errors on the held-out digits."""
+    """Train, and return the errors on the test digits."""
     torch.manual_seed(0)
     digits = SOURCES["digits"](None)
     images = digits.images.read(digits.train, 0).float() / 255
-    train, held_out = images[:4000], images[4000:]
+    train, test = images[:4000], images[4000:]
     model = Autoencoder()
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
     result = {}
@@ -70,13 +70,13 @@ def main() -> dict[str, float]:
             optimizer.step()
         model.eval()
         with torch.no_grad():
-            output, indices, _ = model(held_out)
+            output, indices, _ = model(test)
             # the indices are all that a decoder needs
             decoded = model.decoder(model.vq.get_output_from_indices(indices))
         assert torch.equal(decoded, output)
         result = {
-            "error": F.mse_loss(output, held_out).item(),
-            "mean image's error": F.mse_loss(train.mean(0).expand_as(held_out), held_out).item(),
+            "error": F.mse_loss(output, test).item(),
+            "mean image's error": F.mse_loss(train.mean(0).expand_as(test), test).item(),
             "perplexity": model.vq.perplexity.item(),
             "codewords in use": model.vq.usage.item(),
         }

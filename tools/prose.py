@@ -1,8 +1,8 @@
 """Count turns of phrase that make prose hard to read: ``python tools/prose.py [FOLDER ...]``.
 
-The program reads docstrings, comments, messages and Markdown, also the comments of the build, of suites
-and of scripts. It prints the rate per 10,000 words of each folder, and the worst sentences. Codebases that
-are pleasant to read have 3 to 20.
+The program reads docstrings, comments, messages and Markdown with its tables, also the comments of the
+build, of suites and of scripts. It prints the rate per 10,000 words of each folder, and the worst sentences.
+Codebases that are pleasant to read have 3 to 20.
 """
 
 from __future__ import annotations
@@ -87,12 +87,19 @@ def _blocks(name: str, text: str) -> Iterator[tuple[int, str]]:
         start = r".*?//+ ?" if name.endswith(CODE) else r"(?:.*?\s)?#+(?: |$)"
         for match in re.finditer(rf"(?:^{start}.*\n)+", text, re.MULTILINE):
             yield text[: match.start()].count("\n") + 1, re.sub(rf"(?m)^{start}", "", match[0])
+        if name.endswith(CODE):
+            yield from _cpp_messages(text)
     else:
         without_code = re.sub(
             r"^```.*?^```", lambda match: "\n" * match[0].count("\n"), text, flags=re.DOTALL | re.MULTILINE
         )
         for match in re.finditer(r"(?:^[^\n|][^\n]*\n)+", without_code, re.MULTILINE):
             yield text[: match.start()].count("\n") + 1, match[0]
+        for match in re.finditer(r"^\|.*$", without_code, re.MULTILINE):  # a cell is a sentence
+            yield (
+                text[: match.start()].count("\n") + 1,
+                re.sub(r"\s*(?<!\\)\|\s*", "; ", match[0]).strip("; "),
+            )
 
 
 def statements(node: ast.AST) -> Iterator[ast.AST]:
@@ -104,7 +111,7 @@ def statements(node: ast.AST) -> Iterator[ast.AST]:
 
 
 # A string, which may contain a hash sign, or a comment. To tokenize takes longer than all the rest.
-_STRING_OR_COMMENT = re.compile(
+STRING_OR_COMMENT = re.compile(
     r'''""".*?"""|\'{3}.*?\'{3}|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|#[^\n]*''', re.DOTALL
 )
 
@@ -120,7 +127,7 @@ def _python(text: str) -> Iterator[tuple[int, str]]:
             for paragraph in re.split(r"\n\s*\n", node.value.value):
                 yield node.lineno, paragraph
     yield from _messages(tree)
-    for match in _STRING_OR_COMMENT.finditer(text):
+    for match in STRING_OR_COMMENT.finditer(text):
         if match[0].startswith("#"):
             yield text[: match.start()].count("\n") + 1, match[0].lstrip("# ")
 
@@ -141,6 +148,14 @@ def _messages(tree: ast.Module) -> Iterator[tuple[int, str]]:
             continue
         if len(re.findall(r"[A-Za-z']+", text)) >= 5:
             yield node.lineno, text
+
+
+def _cpp_messages(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the strings of at least five words; strings that follow one another are one."""
+    for match in re.finditer(r'//[^\n]*|(?:"(?:\\.|[^"\\\n])*"\s*)+', text):
+        words = re.sub(r'"\s*"', "", match[0]).strip().strip('"')
+        if match[0].startswith('"') and len(re.findall(r"(?<![\w.])[A-Za-z']+(?![\w.(])", words)) >= 5:
+            yield text[: match.start()].count("\n") + 1, words
 
 
 def main() -> None:

@@ -39,7 +39,7 @@ def federated_round() -> Drawing:
     d.box(40, 55, 250, 56, "choose the clients", "of this round", kind="blue")
     d.box(570, 95, 250, 56, "load the model", "and its own codewords", kind="green")
     d.box(570, 175, 250, 56, "train", "local epochs, fresh optimizer", kind="green")
-    d.box(570, 255, 250, 56, "measure", "on held-out images", kind="green")
+    d.box(570, 255, 250, 56, "measure", "on holdout images", kind="green")
     d.box(
         40,
         275,

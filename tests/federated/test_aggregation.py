@@ -103,7 +103,7 @@ def test_valid_updates_pass_and_codebooks_grow_as_requested():
 def test_private_tensors_must_be_finite_and_keep_their_form():
     message = Message(TENSORS, expects=SENT.expects, private={"head": torch.zeros(3)})
     valid = reply()
-    for private, refused in (
+    for private, rejected in (
         ({"head": torch.ones(3)}, False),
         ({}, True),
         ({"head": torch.full((3,), torch.nan)}, True),
@@ -111,7 +111,7 @@ def test_private_tensors_must_be_finite_and_keep_their_form():
         ({"head": torch.ones(3, dtype=torch.float64)}, True),
     ):
         valid.private = private
-        assert (rejection(valid, message, 0.0) is not None) is refused
+        assert (rejection(valid, message, 0.0) is not None) is rejected
 
 
 def test_missing_and_failed_clients():

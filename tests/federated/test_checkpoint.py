@@ -84,10 +84,10 @@ def damage(kind, directory):
     ("kind", "message"),
     [
         ("truncated tensors", "truncated .*altered"),
-        ("missing tensors", "missing"),
+        ("missing tensors", r"checkpoint\.json .*\.safetensors"),
         ("truncated index", "truncated .*checkpoint"),
         ("other version", "schema 99, .*schema 4"),
-        ("no state", "incomplete"),
+        ("no state", r"/checkpoint\.json "),
     ],
 )
 def test_damaged_checkpoint_error_has_advice(tmp_path, kind, message):

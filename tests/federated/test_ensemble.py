@@ -53,7 +53,7 @@ def test_members_train_as_separate_runs_bit_for_bit(kind):
 
 
 def test_metrics_are_of_the_mean_prediction_of_the_members():
-    algorithm, room, _ = arm(settings(**KEYS))
+    algorithm, workspace, _ = arm(settings(**KEYS))
     algorithm.turn()
     members = [
         ({n: t.clone() for n, t in own.tensors.items()}, visible(algorithm, "silo-2", i))
@@ -65,11 +65,11 @@ def test_metrics_are_of_the_mean_prediction_of_the_members():
     def probs(images):
         each = []
         for tensors, codebook in members:
-            room.load(Message(tensors))
-            room.net.eval()
+            workspace.load(Message(tensors))
+            workspace.net.eval()
             with torch.no_grad():
-                quantized = Quantizer()(room.net.tokens(room.normalize(images)), codebook)
-                each.append(room.net.classify(quantized.values).softmax(-1))
+                quantized = Quantizer()(workspace.net.tokens(workspace.normalize(images)), codebook)
+                each.append(workspace.net.classify(quantized.values).softmax(-1))
         return torch.stack(each)
 
     test = probs(silo.test.images)

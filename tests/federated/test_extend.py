@@ -128,7 +128,7 @@ def test_run_that_cannot_be_extended_is_unchanged(tmp_path):
         extend(tmp_path / "cosine", 1)
     start(tmp_path / "run", "arms=fedavg", "rounds=[1]")
     (tmp_path / "run" / "ends" / "fedavg" / "checkpoint.json").unlink()
-    with pytest.raises(UserError, match=r"ends/fedavg .*missing"):
+    with pytest.raises(UserError, match=r"/ends/fedavg .*'fedavg'"):
         extend(tmp_path / "run", 1)
     for name in ("cosine", "run"):
         assert (tmp_path / name / "summary.json").is_file()

@@ -69,14 +69,15 @@ def test_perplexity_of_a_batch_of_histograms():
 
 def test_a_record_has_each_metric_under_its_name():
     """The metrics are of the last model, without dropout, for the test and the holdout images."""
-    one, room, _ = arm(settings("fedavg", dropout=0.0))
+    one, workspace, _ = arm(settings("fedavg", dropout=0.0))
     last = finish(one)[-3:]
-    room.flat.set(*(one.members[0].state.tensors[name] for name in ("values", "buffers")))
+    workspace.flat.set(*(one.members[0].state.tensors[name] for name in ("values", "buffers")))
     for silo, record in zip(federation().clients, last, strict=True):
         data = silo.load()
         with torch.no_grad():
             test, held = (
-                room.net.eval()(room.normalize(part.images)).softmax(1) for part in (data.test, data.holdout)
+                workspace.net.eval()(workspace.normalize(part.images)).softmax(1)
+                for part in (data.test, data.holdout)
             )
         for name in ("accuracy", "nll", "ece", "brier"):
             assert record[name] == pytest.approx(

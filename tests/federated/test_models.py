@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import uefl
-from tests.federated.tiny import KEYS, arm, federation, settings, values, workspace
+from tests.federated.tiny import KEYS, arm, federation, settings, values, workspace_of
 from uefl.algorithms.base import registry
 from uefl.algorithms.uefl.quantizer import Quantizer
 from uefl.config import Model
@@ -115,9 +115,9 @@ def test_the_large_encoders_train_on_a_last_batch_of_one(encoder):
 def test_batch_norm_refuses_a_client_of_one_image():
     clients = small_images(3, 1)
     for encoder, refused in (("resnet18", True), ("cnn", False)):
-        room = workspace(settings("fedavg", encoder=encoder, width=128 if refused else 4), clients)
+        workspace = workspace_of(settings("fedavg", encoder=encoder, width=128 if refused else 4), clients)
         with pytest.raises(UserError, match=r"client 'silo-1' .*training") if refused else nullcontext():
-            room.algorithm.check(clients, "fedavg", room.net)
+            workspace.algorithm.check(clients, "fedavg", workspace.net)
 
 
 OURS = {name: kind for name, kind in registry().items() if kind.__module__.startswith("uefl.")}
@@ -129,11 +129,11 @@ OURS = {name: kind for name, kind in registry().items() if kind.__module__.start
 def test_every_algorithm_refuses_a_client_of_one_image(name):
     """After the encoder, batch norm would see one value per channel."""
     fed = federation(sizes=(48, 1), noise=(0.1, 0.1))
-    room = workspace(settings(name), fed)
-    net = getattr(room.net, "net", room.net)  # FedGate has a network around it
+    workspace = workspace_of(settings(name), fed)
+    net = getattr(workspace.net, "net", workspace.net)  # FedGate has a network around it
     net.encoder = torch.nn.Sequential(net.encoder, torch.nn.BatchNorm2d(16))
     with pytest.raises(UserError, match=r"client 'silo-1' .*training"):
-        room.algorithm.check(fed, "arm", room.net)
+        workspace.algorithm.check(fed, "arm", workspace.net)
 
 
 @pytest.fixture(scope="module")
@@ -240,7 +240,7 @@ def test_the_small_network_equals_its_blocks():
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have settings of their own")
 def test_memory_that_a_step_frees_is_there_for_the_next_one():
-    workspace(settings())
+    workspace_of(settings())
 
     def step() -> int:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

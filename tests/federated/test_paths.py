@@ -105,11 +105,11 @@ def test_names_that_are_not_utf8(tmp_path):
         assert "not UTF-8" in refused(*arguments)
     assert not list(tmp_path.iterdir())
     refused("train", "own-silos", "--set", f"data.source={tmp_path / BYTES}", "--out", tmp_path / "run")
-    with pytest.raises(UserError, match="not UTF-8"):
+    with pytest.raises(UserError, match="UTF-8"):
         uefl.train("demo", out=tmp_path / BYTES)
     images(tmp_path / "silos")
     (tmp_path / "silos" / "a" / BYTES).mkdir()
-    with pytest.raises(UserError, match="not UTF-8"):
+    with pytest.raises(UserError, match="UTF-8"):
         labeled(tmp_path / "silos")
 
 
@@ -208,7 +208,7 @@ def test_texts_are_whole_or_as_before(tmp_path, monkeypatch):
     path = tmp_path / "x.json"
     checkpoint.write_json(path, 1)
     monkeypatch.setattr(checkpoint.os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "full")))
-    with pytest.raises(OSError, match="full") as error:
+    with pytest.raises(OSError, match=r"\[Errno 28\]") as error:
         checkpoint.write_json(path, 2)
     assert error.value.filename == str(path)
     assert (path.read_text(), [p.name for p in tmp_path.iterdir()]) == ("1\n", ["x.json"])

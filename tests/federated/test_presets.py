@@ -38,8 +38,8 @@ def trains(cfg: Config, root: Path) -> None:
     data = None
     for one_arm in smallest(cfg):
         data = data or build(one_arm.data, kind=one_arm.kind, seed=0, data_root=root)
-        one, room, _ = arm(one_arm, data)
-        room.algorithm.check(data, "arm", room.net)
+        one, workspace, _ = arm(one_arm, data)
+        workspace.algorithm.check(data, "arm", workspace.net)
         measured = {record["client"] for record in finish(one, 5)}
         assert measured == {client.name for client in (*data.clients, *data.unseen)}
 

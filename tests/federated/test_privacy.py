@@ -15,7 +15,7 @@ from scipy.stats import kstest, norm
 
 from tests.federated import tiny_sets
 from tests.federated.engine_wrappers import TamperingEngine
-from tests.federated.tiny import again, arm, federation, finish, settings, updates, values, workspace
+from tests.federated.tiny import again, arm, federation, finish, settings, updates, values, workspace_of
 from uefl import config
 from uefl.aggregation import WeightedMean
 from uefl.algorithms.base import Algorithm, registry
@@ -300,26 +300,26 @@ def test_an_arm_ends_before_it_spends_too_much():
 # --- refusals --------------------------------------------------------------------------------------------
 
 
-def room(name="fedavg", **keys):
+def for_check(name="fedavg", **keys):
     on_sets = registry()[name].kind == "sets"
     cfg = (tiny_sets.settings if on_sets else settings)(name, **(PRIVATE | keys))
-    return cfg, workspace(cfg, tiny_sets.federation() if on_sets else None)
+    return cfg, workspace_of(cfg, tiny_sets.federation() if on_sets else None)
 
 
 @pytest.mark.parametrize("name", registry())
 def test_only_algorithms_that_send_just_a_model_are_private(name):
     """For each accepted algorithm, the test checks two turns: its clients send the model and keep nothing."""
-    cfg, place = room(name)
+    cfg, workspace = for_check(name)
     refused = ""
     try:
-        check(cfg, "arm", place)
+        check(cfg, "arm", workspace)
     except UserError as error:
         refused = str(error)
     if refused:
         assert name not in PURE
         assert re.search(r"key 'run.privacy': arm 'arm' \(.*\) .*clients", refused)
         return
-    assert not place.flat.buffers.numel()
+    assert not workspace.flat.buffers.numel()
     sent, make = [], arm if registry()[name].kind == "labeled" else tiny_sets.arm
     one = make(
         cfg,
@@ -333,9 +333,9 @@ def test_only_algorithms_that_send_just_a_model_are_private(name):
 
 
 def test_batch_norm_is_refused():
-    cfg, place = room(norm_layer="batch")
+    cfg, workspace = for_check(norm_layer="batch")
     with pytest.raises(UserError, match="norm_layer = 'group'"):
-        check(cfg, "arm", place)
+        check(cfg, "arm", workspace)
 
 
 @pytest.mark.parametrize(
@@ -354,13 +354,13 @@ def test_incompatible_keys_are_refused(keys, line):
 
 
 def test_a_budget_below_a_round_and_no_library_are_refused(monkeypatch):
-    cfg, place = room(max_epsilon=0.1)
+    cfg, workspace = for_check(max_epsilon=0.1)
     with pytest.raises(UserError, match=r"key 'run\.max_epsilon': .*\b4\.73"):
-        check(cfg, "arm", place)
+        check(cfg, "arm", workspace)
     monkeypatch.setitem(sys.modules, "opacus", None)
-    cfg, place = room()
+    cfg, workspace = for_check()
     with pytest.raises(UserError, match=r"'\.\[privacy\]'"):
-        check(cfg, "arm", place)
+        check(cfg, "arm", workspace)
 
 
 def test_algorithm_with_undeclared_averages_is_detected():
@@ -389,16 +389,16 @@ def test_undeclared_client_tensor_is_detected(mode):
 @pytest.mark.parametrize("encoder", ["cnn", "cnn5x5"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_group_norm_replaces_every_batch_norm(encoder, precision):
-    place = workspace(
+    workspace = workspace_of(
         settings("fedavg", {"run": {"precision": precision}}, norm_layer="group", encoder=encoder, width=8)
     )
-    kinds = {type(part).__name__ for part in place.net.modules()}
+    kinds = {type(part).__name__ for part in workspace.net.modules()}
     assert "GroupNorm" in kinds
     assert not kinds & {"BatchNorm1d", "BatchNorm2d"}
-    with place.amp():
-        logits = place.net.train()(torch.randn(4, 1, 8, 8))
+    with workspace.amp():
+        logits = workspace.net.train()(torch.randn(4, 1, 8, 8))
     logits.float().sum().backward()
-    assert bool(torch.isfinite(place.flat.values.grad).all())
+    assert bool(torch.isfinite(workspace.flat.values.grad).all())
 
 
 def test_group_norm_is_not_for_pretrained_or_given_networks():

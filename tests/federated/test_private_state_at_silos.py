@@ -51,9 +51,9 @@ class Silos:
             asked = encode(packed_message(messages[name], self._head | {"client": name}))
             found = self.programs[name](decode(asked))
             assert found.parts["private"] == {}
-            answer = encode(found)
-            self.sent, self.received = self.sent + len(asked), self.received + len(answer)
-            reply = reply_of(decode(answer))
+            frame = encode(found)
+            self.sent, self.received = self.sent + len(asked), self.received + len(frame)
+            reply = reply_of(decode(frame))
             self.said.append(reply)
             yield reply
 

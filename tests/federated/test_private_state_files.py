@@ -130,13 +130,13 @@ def test_clients_without_private_state_have_no_file(tmp_path):
     assert not (tmp_path / "run" / "private").exists()
 
 
-@pytest.mark.parametrize(("damage", "message"), [("gone", "missing"), ("cut", "truncated")])
-def test_a_damaged_state_is_an_error_that_names_the_client(tmp_path, damage, message):
+@pytest.mark.parametrize("damage", ["gone", "cut"])
+def test_a_damaged_state_is_an_error_that_names_the_client(tmp_path, damage):
     with pytest.raises(KeyboardInterrupt):
         train(tmp_path / "run", observer=Killer(("fedper", 1, "silo-0")))
     for path in files(tmp_path / "run").values():
         path.unlink() if damage == "gone" else path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(UserError, match=rf"silo-0, .*{message}"):
+    with pytest.raises(UserError, match=rf"{tmp_path}/run/private/.*silo-0, "):
         uefl.resume(tmp_path / "run")
 
 

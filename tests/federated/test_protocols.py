@@ -5,7 +5,7 @@ import torch
 
 from tests.federated import sample_runs
 from tests.federated.engine_wrappers import RecordingEngine, TamperingEngine
-from tests.federated.tiny import arm, federation, finish, settings, state, values, workspace
+from tests.federated.tiny import arm, federation, finish, settings, state, values, workspace_of
 from uefl.config import Config
 from uefl.errors import RunError, UserError
 from uefl.report import protocol_table, read_run, summarize
@@ -257,7 +257,7 @@ def test_a_run_without_late_clients_draws_as_before():
 def test_clients_that_cannot_join_later_are_refused(algorithm, joins, word):
     cfg = settings(algorithm, joins=joins, rounds=[4])
     with pytest.raises(UserError, match=word):
-        check_joins("arm", workspace(cfg).algorithm)
+        check_joins("arm", workspace_of(cfg).algorithm)
 
 
 def test_summary_has_the_round_of_catching_up():

@@ -25,8 +25,8 @@ STATIC = sorted(
 def trained(recorder, name, algorithm=None, fed=None, **keys):
     """Return the arm's records and parameters, the arm, and the recorder."""
     keys = {"local_epochs": 6, "rounds": [1], "max_iterations": 1, **keys}
-    one, room, _ = arm(settings(name, **keys), fed or federation(SIZES), algorithm=algorithm)
-    room.recorder = recorder if is_static(room.algorithm) else None  # as a Workspace has it
+    one, workspace, _ = arm(settings(name, **keys), fed or federation(SIZES), algorithm=algorithm)
+    workspace.recorder = recorder if is_static(workspace.algorithm) else None  # as a Workspace has it
     return finish(one), values(one).clone(), one, recorder
 
 
@@ -116,8 +116,8 @@ def test_replay_is_exact_for_optimizers_and_augmentation(keys):
 def test_replay_is_exact_for_unlabeled_sets(name):
     found = []
     for recorder in (None, Tape()):
-        one, room, _ = tiny_sets.arm(tiny_sets.settings(name, local_epochs=6, rounds=[1], penalty=1e-4))
-        room.recorder = recorder if is_static(room.algorithm) else None
+        one, workspace, _ = tiny_sets.arm(tiny_sets.settings(name, local_epochs=6, rounds=[1], penalty=1e-4))
+        workspace.recorder = recorder if is_static(workspace.algorithm) else None
         found.append((finish(one), values(one).clone()))
     assert found[0][0] == found[1][0]
     assert torch.equal(found[0][1], found[1][1])
@@ -284,10 +284,10 @@ def repeatable():
 def test_a_cuda_graph_has_the_same_bits(name):
     found = []
     for graphs in (False, True):
-        one, room, _ = arm(
+        one, workspace, _ = arm(
             settings(name, local_epochs=6, rounds=[2], cuda_graphs=graphs), federation(SIZES), device="cuda"
         )
-        assert isinstance(room.recorder, CudaRecorder) == graphs
+        assert isinstance(workspace.recorder, CudaRecorder) == graphs
         found.append((finish(one), values(one).clone()))
     assert found[0][0] == found[1][0]
     assert torch.equal(found[0][1], found[1][1])

@@ -515,10 +515,10 @@ def test_damaged_summary_names_the_file(tmp_path, summary, message):
 
 
 def test_a_run_without_a_round_has_nothing_to_report(tmp_path):
-    for finished, advice in ((False, "--resume"), (True, "damaged")):
+    for finished, advice in ((False, ".*--resume"), (True, "(?!.*--resume)")):
         sample_runs.write(tmp_path, finished=finished)
         (tmp_path / "metrics.jsonl").write_text("")
-        with pytest.raises(UserError, match=f"round .*{advice}"):
+        with pytest.raises(UserError, match=f"round{advice}"):
             read_run(tmp_path)
 
 

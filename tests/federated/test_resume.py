@@ -123,7 +123,7 @@ def test_metrics_that_differ_from_the_checkpoint_are_rejected(stopped, damage):
         metrics.unlink()
     else:
         metrics.write_text(text[:-200] if damage == "short" else "?" * len(text))
-    with pytest.raises(UserError, match=r"metrics.jsonl .*(shorter|damaged)"):
+    with pytest.raises(UserError, match=f"{metrics} "):
         go_on(stopped)
 
 

@@ -6,7 +6,7 @@ import torch
 
 from tests.federated import tiny_sets
 from tests.federated.engine_wrappers import RecordingEngine, TamperingEngine
-from tests.federated.tiny import again, arm, federation, finish, settings, values, workspace
+from tests.federated.tiny import again, arm, federation, finish, settings, values, workspace_of
 from uefl.algorithms.base import registry
 from uefl.client.client import Clients
 from uefl.client.workspace import Workspace
@@ -170,9 +170,9 @@ def test_silent_client_counts_against_the_quorum():
     ("quorum", "clients", "needed"), [(0.07, 100, 7), (0.14, 50, 7), (0.5, 3, 2), (1.0, 9, 9), (0.01, 3, 1)]
 )
 def test_the_quorum_is_rounded_up_without_float_noise(quorum, clients, needed):
-    check_quorum(quorum, 1, needed, clients, "answered", [])
+    check_quorum(quorum, 1, needed, clients, "replied", [])
     with pytest.raises(RunError, match=rf"quorum .*\b{needed};"):
-        check_quorum(quorum, 1, needed - 1, clients, "answered", [])
+        check_quorum(quorum, 1, needed - 1, clients, "replied", [])
 
 
 def test_the_deadline_of_a_round_reaches_the_engine():
@@ -275,18 +275,17 @@ def test_the_last_partial_batch_is_trained_on(examples, batch, steps, monkeypatc
 def test_bf16_autocast_is_used_if_requested():
     dtypes = set()
     for precision in ("fp32", "bf16"):
-        room = workspace(settings("fedavg", precision=precision))
-        with room.amp():
-            dtypes.add(
-                (precision, room.net(room.normalize(federation().clients[0].load().train.images[:2])).dtype)
-            )
+        workspace = workspace_of(settings("fedavg", precision=precision))
+        with workspace.amp():
+            images = workspace.normalize(federation().clients[0].load().train.images[:2])
+            dtypes.add((precision, workspace.net(images).dtype))
     assert dtypes == {("fp32", torch.float32), ("bf16", torch.bfloat16)}
 
 
 @pytest.mark.parametrize("has", [True, False])
 def test_auto_takes_bf16_where_the_cpu_multiplies_it(has, monkeypatch):
     monkeypatch.setattr("torch.cpu._is_avx512_bf16_supported", lambda: has)
-    assert workspace(settings("fedavg", precision="auto")).autocast == has
+    assert workspace_of(settings("fedavg", precision="auto")).autocast == has
 
 
 @pytest.mark.parametrize("name", ["reason", "unseen", "round"])
@@ -312,10 +311,10 @@ def test_tensor_names_of_a_client_are_sanitized_and_shortened():
 
 
 def test_a_round_copies_no_model():
-    algorithm, room, _ = arm(settings("fedavg"))
-    pointers = [p.data_ptr() for p in room.net.parameters()]
+    algorithm, workspace, _ = arm(settings("fedavg"))
+    pointers = [p.data_ptr() for p in workspace.net.parameters()]
     finish(algorithm)
-    assert [p.data_ptr() for p in room.net.parameters()] == pointers
+    assert [p.data_ptr() for p in workspace.net.parameters()] == pointers
 
 
 @pytest.mark.parametrize("keys", [{}, {"uncertainty": "ensemble", "members": 2}], ids=["one", "ensemble"])

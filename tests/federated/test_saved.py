@@ -29,10 +29,10 @@ def folder(tmp_path_factory):
 
 
 def write(path, cfg, fed=None):
-    algorithm, room, _ = arm(cfg, fed)
+    algorithm, workspace, _ = arm(cfg, fed)
     algorithm.turn()
-    saved.save(path, cfg, "arm", fed or federation(), algorithm.networks(room))
-    return algorithm, room
+    saved.save(path, cfg, "arm", fed or federation(), algorithm.networks(workspace))
+    return algorithm, workspace
 
 
 @pytest.fixture
@@ -224,7 +224,7 @@ def test_a_model_moves_as_a_whole_and_the_first_stays(model):
     assert torch.equal(model.to("cpu").predict(IMAGES, "silo-0"), before)
 
 
-@pytest.mark.parametrize("device", ["nope", "cuda:99"])
+@pytest.mark.parametrize("device", ["nope:0", "cuda:99"])
 def test_a_device_that_is_not_here_is_a_line(model, device):
     with pytest.raises(UserError, match=rf"^device '{device}' .*: ."):
         model.to(device)

@@ -146,14 +146,14 @@ def test_page_lists_what_each_algorithm_reveals():
     assert own - named == set()
 
 
-@pytest.mark.parametrize("answered", [("fedavg", "fedprox"), ("fedbr",), None])
-def test_a_silo_answers_the_algorithms_that_its_owner_names(answered, caplog):
+@pytest.mark.parametrize("accepted", [("fedavg", "fedprox"), ("fedbr",), None])
+def test_a_silo_accepts_the_algorithms_that_its_owner_names(accepted, caplog):
     cfg, fed = settings("fedbr"), federation()
-    program = SiloProgram(SourceInMemory("silo-0", fed), torch.device("cpu"), algorithms=answered)
+    program = SiloProgram(SourceInMemory("silo-0", fed), torch.device("cpu"), algorithms=accepted)
     message = packed_message(
         messages(cfg)["silo-0"], task(Setting.of(cfg, fed, 1), "arm") | {"client": "silo-0"}
     )
     for packet in (message, Packet(greeting(cfg), {})):
         error = program(packet).header["error"]
-        assert (error == "algorithm") == (answered == ("fedavg", "fedprox"))
+        assert (error == "algorithm") == (accepted == ("fedavg", "fedprox"))
     assert ("'fedbr'" in caplog.text) == (error == "algorithm")

@@ -112,8 +112,8 @@ def test_every_network_takes_a_step_at_the_scale_of_the_paper(every_source: Path
             )
             last = replace(last, model=model, training=training)
             data = build(last.data, kind=last.kind, seed=0, data_root=every_source)
-            one, room, _ = tiny_arm(last, data)
-            room.algorithm.check(data, "arm", room.net)
+            one, workspace, _ = tiny_arm(last, data)
+            workspace.algorithm.check(data, "arm", workspace.net)
             before = values(one).clone()
             one.turn()
             assert torch.isfinite(values(one)).all(), place

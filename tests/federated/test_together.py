@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.federated.tiny import KEYS, again, arm, federation, finish, settings, workspace
+from tests.federated.tiny import KEYS, again, arm, federation, finish, settings, workspace_of
 from tests.federated.whole_run import Watcher, start
 from uefl import train
 from uefl.algorithms.base import Algorithm
@@ -98,7 +98,7 @@ def test_codebooks_in_one_search(monkeypatch):
 
 
 def test_default_is_one_client_after_the_other():
-    assert together.together({}, workspace(settings())) is None
+    assert together.together({}, workspace_of(settings())) is None
 
 
 def test_resumed_run_has_the_same_bits():
@@ -188,15 +188,15 @@ def test_late_groups_are_rejected():
 
 def refused(algorithm=None, name="fedavg", **keys):
     """Return the message of the refusal."""
-    room = workspace(settings(name, clients_at_once=2, **keys), algorithm=algorithm)
+    workspace = workspace_of(settings(name, clients_at_once=2, **keys), algorithm=algorithm)
     with pytest.raises(UserError, match=r"run\.clients_at_once") as error:
-        together.check(room, "arm")
+        together.check(workspace, "arm")
     return str(error.value)
 
 
 def test_algorithms_that_train_at_once_are_listed():
     for name in NAMES:
-        together.check(workspace(settings(name, clients_at_once=2)), "arm")
+        together.check(workspace_of(settings(name, clients_at_once=2)), "arm")
 
 
 @pytest.mark.parametrize("norm", ["batch", "group"])
@@ -206,7 +206,7 @@ def test_algorithms_that_train_at_once_are_listed():
 def test_networks_train_at_once(encoder, norm):
     base = {**KEYS, "model": {"encoder": encoder, "norm_layer": norm}}
     fed = replace(federation(), shape=(1, 32, 32))
-    together.check(workspace(settings("fedavg", base, clients_at_once=2), fed), "arm")
+    together.check(workspace_of(settings("fedavg", base, clients_at_once=2), fed), "arm")
 
 
 @pytest.mark.parametrize(

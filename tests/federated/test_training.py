@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from tests.federated.algorithms.test_local import alone
-from tests.federated.tiny import arm, federation, settings, values, workspace
+from tests.federated.tiny import arm, federation, settings, values, workspace_of
 from uefl.algorithms.base import Algorithm
 from uefl.client.client import Clients
 from uefl.engines.base import Message
@@ -28,7 +28,7 @@ class Linear(Algorithm):
 def test_a_round_of_one_client_is_a_plain_loop_of_torch(name):
     keys, optimizer = OPTIMIZERS[name]
     fed = alone(federation(), 0)
-    one, room, _ = arm(
+    one, workspace, _ = arm(
         settings("fedavg", optimizer=name, lr=0.05, batch_size=1000, local_steps=3, **keys),
         fed,
         algorithm=Linear(),
@@ -39,7 +39,7 @@ def test_a_round_of_one_client_is_a_plain_loop_of_torch(name):
     plain = optimizer(net.parameters(), lr=0.05, **keys)
     for _ in range(3):
         plain.zero_grad()
-        nn.functional.cross_entropy(net(room.normalize(train.images)), train.labels).backward()
+        nn.functional.cross_entropy(net(workspace.normalize(train.images)), train.labels).backward()
         plain.step()
     before = values(one).clone()
     one.turn()
@@ -70,11 +70,11 @@ def test_the_training_loss_is_the_mean_over_images():
     """The last batch is smaller than the others."""
     fed = alone(federation(sizes=(48, 48, 48)), 0)
     cfg = settings("fedavg", optimizer="sgd", lr=1e-9, batch_size=20, local_epochs=1)
-    one, room, _ = arm(cfg, fed, algorithm=Linear())
+    one, workspace, _ = arm(cfg, fed, algorithm=Linear())
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
     nn.utils.vector_to_parameters(values(one).clone(), net.parameters())
     train = fed.clients[0].load().train
-    loss = nn.functional.cross_entropy(net(room.normalize(train.images)), train.labels)
+    loss = nn.functional.cross_entropy(net(workspace.normalize(train.images)), train.labels)
     one.turn()
     assert one.last["silo-0"]["train_loss"] == pytest.approx(loss.item(), rel=1e-5)
 
@@ -96,9 +96,9 @@ def test_replies_are_no_views_of_the_resident_network():
 
     fed = federation()
     cfg = settings("fedavg")
-    room = workspace(cfg, fed, Live())
-    start = room.initial(0)[0]
-    clients = Clients(fed.clients, room.device).handlers(room)
+    workspace = workspace_of(cfg, fed, Live())
+    start = workspace.initial(0)[0]
+    clients = Clients(fed.clients, workspace.device).handlers(workspace)
     replies = [
         clients[client.name](
             Message({name: t.clone() for name, t in start.items()}, {"train": True, "round": 0, "seed": 0})

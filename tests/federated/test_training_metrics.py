@@ -64,26 +64,30 @@ def test_training_accuracy_is_measured_in_the_steps():
 
     So the accuracy is the one of this model in training mode.
     """
-    one, room, _ = arm(settings("fedavg", optimizer="sgd", lr=1e-12, batch_size=48, dropout=0.0, rounds=[1]))
+    one, workspace, _ = arm(
+        settings("fedavg", optimizer="sgd", lr=1e-12, batch_size=48, dropout=0.0, rounds=[1])
+    )
     records = finish(one)
-    room.net.train()
+    workspace.net.train()
     for silo, record in zip(federation().clients, records, strict=True):
         train = silo.load().train
         with torch.no_grad():
-            right = room.net(room.normalize(train.images)).argmax(1) == train.labels
+            right = workspace.net(workspace.normalize(train.images)).argmax(1) == train.labels
         assert record["train_accuracy"] == pytest.approx(float(right.double().mean()))
     assert {"vq_loss"} & records[0].keys() == set()
 
 
 def test_the_loss_of_the_quantizer_is_recorded():
     """With a tiny step it is the value of the sent model, in training mode."""
-    one, room, _ = arm(settings("uefl", optimizer="sgd", lr=1e-12, batch_size=48, rounds=[1]))
+    one, workspace, _ = arm(settings("uefl", optimizer="sgd", lr=1e-12, batch_size=48, rounds=[1]))
     codebook = one.members[0].state.tensors["block.0"].clone()
     records = finish(one)
-    room.net.train()
+    workspace.net.train()
     for silo, record in zip(federation().clients, records, strict=True):
         out = uefl_kernels.vq(
-            room.net.tokens(room.normalize(silo.load().train.images)), codebook, commitment_weight=0.25
+            workspace.net.tokens(workspace.normalize(silo.load().train.images)),
+            codebook,
+            commitment_weight=0.25,
         )
         assert record["vq_loss"] == pytest.approx(float(out.loss.detach()), rel=1e-4)
 

@@ -106,7 +106,7 @@ def context(cfg: Config, fed: Federation, clients_keep_states: bool = False) -> 
     )
 
 
-def workspace(
+def workspace_of(
     cfg: Config,
     fed: Federation | None = None,
     algorithm: Algorithm | None = None,
@@ -133,16 +133,16 @@ def arm(
     """Return the arm, its workspace, and the list that collects its notices."""
     published = next(iter(cfg.arms.values())).algorithm == "uefl-published"
     fed = fed or federation(test_is_holdout=published)
-    room, notices = workspace(cfg, fed, algorithm, device, clients_keep_states), []
-    clients = dict(Clients((*fed.clients, *fed.unseen), room.device).handlers(room))
-    engine = wrap(LocalEngine(clients, group=together(clients, room)))
+    workspace, notices = workspace_of(cfg, fed, algorithm, device, clients_keep_states), []
+    clients = dict(Clients((*fed.clients, *fed.unseen), workspace.device).handlers(workspace))
+    engine = wrap(LocalEngine(clients, group=together(clients, workspace)))
     count = cfg.run.members if cfg.run.uncertainty == "ensemble" else 1
     seeds = [derive(cfg.run.seed, "member", i) if i else cfg.run.seed for i in range(count)]
-    teacher = Teacher.of(room.algorithm.server_data(fed), room)
+    teacher = Teacher.of(workspace.algorithm.server_data(fed), workspace)
     return (
         ServerLoop(
             "arm",
-            room,
+            workspace,
             seeds,
             engine,
             Path(_FOLDER.name) / "private",
@@ -151,7 +151,7 @@ def arm(
             privacy,
             clients_keep_states,
         ),
-        room,
+        workspace,
         notices,
     )
 
@@ -220,15 +220,15 @@ def message_to(arm: ServerLoop, client: str, *, train: bool) -> Message:
 
 def first_turn(cfg: Config, fed: Federation | None = None) -> Work:
     """Return the turn of the first client in the first round, before its first step."""
-    one, room, _ = arm(cfg, fed)
+    one, workspace, _ = arm(cfg, fed)
     clients = one.context.clients
     one.members[0].prepare(turn_of(one, clients))
     message = one.members[0].messages(frozenset(), frozenset(clients))[clients[0]]
-    room.load(message)
+    workspace.load(message)
     work: Work = one.engine._clients[clients[0]]._work(message)
-    work.epochs = room.context.training.local_epochs
-    room.algorithm.before_round(work)
-    room.net.train()
+    work.epochs = workspace.context.training.local_epochs
+    workspace.algorithm.before_round(work)
+    workspace.net.train()
     return work
 
 

@@ -130,7 +130,7 @@ def test_models_without_dropout_get_an_error():
     ):
         with pytest.raises(ValueError, match=r"p > 0.*nn\.Dropout"):
             MCDropout(model)
-    with pytest.warns(UserWarning, match="traced"):
+    with pytest.warns(UserWarning, match="Branching"):
         layer = MCDropout(Branching(dropout=False))
     with pytest.raises(RuntimeError, match="p > 0"):
         layer(torch.randn(2, 6))
@@ -140,7 +140,7 @@ def test_a_dropout_that_evaluation_mode_does_not_reach_is_named():
     message = r"^MCDropout: Dropout 'inner\.0'.*self\.training"
     with pytest.raises(ValueError, match=message):
         MCDropout(OnlyInTraining())
-    with pytest.warns(UserWarning, match="traced"):
+    with pytest.warns(UserWarning, match="OnlyInTraining"):
         layer = MCDropout(OnlyInTraining(branches=True))
     with pytest.raises(RuntimeError, match=message):
         layer(torch.randn(2, 6))

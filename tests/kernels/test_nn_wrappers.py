@@ -385,7 +385,7 @@ def test_class_dim_refused(class_dim):
 
 @pytest.mark.parametrize(("class_dim", "error"), [(4, TypeError), (-4, TypeError)])
 def test_class_dim_out_of_range(class_dim, error):
-    with pytest.raises(error, match="dimension"):
+    with pytest.raises(error, match=rf" {class_dim}\b"):
         MCDropout(segmenter(), class_dim=class_dim)(normal(2, 3, 8, 6))
 
 

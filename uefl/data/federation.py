@@ -162,7 +162,7 @@ class Federation:
         )
         parts = [f"{len(self.clients)} clients: "]
         if self.kind == "labeled":
-            parts.append(f"{train} training, {holdout} held out, {test} test {self.inputs.noun} of {shape}")
+            parts.append(f"{train} training, {holdout} holdout, {test} test {self.inputs.noun} of {shape}")
         else:
             sizes = [size for client in self.clients for size in client.sizes.sets]
             parts.append(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class _ClientSplit(NamedTuple):
-    """One client, and which of its training images are kept and held out."""
+    """One client, and which images are for training and which are its holdout."""
 
     share: Share
     test: Rows

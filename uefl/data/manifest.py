@@ -30,7 +30,7 @@ class ImageHashes:
 
     def __init__(self) -> None:
         self._trained: dict[bytes, str] = {}
-        self._held_out: dict[bytes, str] = {}
+        self._holdout: dict[bytes, str] = {}
         self._tested: list[tuple[bytes, str]] = []
 
     def entry(
@@ -50,7 +50,7 @@ class ImageHashes:
             if use == "test":
                 self._tested.append((digest, name))
             else:
-                (self._trained if use == "train" else self._held_out).setdefault(digest, name)
+                (self._trained if use == "train" else self._holdout).setdefault(digest, name)
         found: Entry = {"in": images.inside} if images.inside else {}
         found |= (
             {"files": [images.files[row] for row in rows]} if images.files else {"indices": rows.tolist()}
@@ -61,14 +61,12 @@ class ImageHashes:
         return found | {"sha256": total.hexdigest()}
 
     def twins(self) -> list[tuple[str, str]]:
-        """Return pairs of names: a held-out or test image, and an earlier split that holds the same bytes."""
-        held_out = [
-            (name, self._trained[digest])
-            for digest, name in self._held_out.items()
-            if digest in self._trained
+        """Return pairs of names: a holdout or test image, and an earlier split that holds the same bytes."""
+        holdout = [
+            (name, self._trained[digest]) for digest, name in self._holdout.items() if digest in self._trained
         ]
-        others = self._held_out | self._trained
-        return held_out + [(name, others[digest]) for digest, name in self._tested if digest in others]
+        others = self._holdout | self._trained
+        return holdout + [(name, others[digest]) for digest, name in self._tested if digest in others]
 
 
 def _name(images: Source, row: int) -> str:

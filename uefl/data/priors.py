@@ -130,9 +130,9 @@ class PriorEstimator:
         x = _pixels(labeled.images.numpy())
         self._model = LogisticRegression(C=0.1, max_iter=200)
         folds = StratifiedKFold(5, shuffle=True, random_state=seed)
-        held_out = cross_val_predict(self._model, x, y, cv=folds, method="predict_proba")
+        out_of_fold = cross_val_predict(self._model, x, y, cv=folds, method="predict_proba")
         # column k: mean output over class k
-        self._of_class = np.stack([held_out[y == k].mean(0) for k in range(len(classes))], axis=1)
+        self._of_class = np.stack([out_of_fold[y == k].mean(0) for k in range(len(classes))], axis=1)
         self._model.fit(x, y)
 
     def __call__(self, images: Sequence[npt.NDArray[np.uint8]]) -> Matrix:

@@ -71,9 +71,7 @@ class Data(BaseModel):
         default=0.1,
         gt=0,
         lt=1,
-        description=(
-            "share of the training images held out for decisions; the test split never decides anything"
-        ),
+        description=("share of the training images in the holdout; the test split never decides anything"),
         json_schema_extra=_OF_LABELED,
     )
     legacy_holdout: bool = Field(

@@ -18,7 +18,7 @@ STATE = "state"
 NOT_READ = "its reply cannot be read"
 """why there is no reply, in place of the code"""
 
-LINE = "cannot answer: "
+LINE = "cannot reply: "
 """prefix of expected errors in a client's log; other errors have a traceback"""
 
 _WORDS = {

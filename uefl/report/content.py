@@ -160,7 +160,7 @@ def _class_counts(run: RunFolder) -> list[Block]:
         )
         rows.append([run.labels.get(name) or label(name), *map(str, counts)])
     table = Table("images of each class", ["client", *run.classes], rows)
-    return ["Training images of each class, including those held out:", table] if rows else []
+    return ["Training images of each class, including the holdout:", table] if rows else []
 
 
 def _labeled(silos: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:

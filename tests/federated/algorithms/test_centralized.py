@@ -61,11 +61,11 @@ def test_clients_that_keep_their_images_are_refused():
         raise UserError("the images of this client stay with it")
 
     fed = federation()
-    room = arm(settings("centralized"), fed)[1]
-    room.algorithm.check(fed, "arm", room.net)
+    workspace = arm(settings("centralized"), fed)[1]
+    workspace.algorithm.check(fed, "arm", workspace.net)
     apart = replace(fed, clients=tuple(replace(client, load=stays) for client in fed.clients))
     with pytest.raises(UserError, match=r"image.* client"):
-        room.algorithm.check(apart, "arm", room.net)
+        workspace.algorithm.check(apart, "arm", workspace.net)
 
 
 def test_members_of_an_ensemble_and_clients_that_never_train():

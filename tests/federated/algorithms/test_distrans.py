@@ -52,8 +52,8 @@ def test_without_offset_it_trains_as_fedavg():
     )
     finish(twin[0]), finish(single[0])
     models = [
-        room.named(one.members[0].state.tensors, one.members[0].private["silo-0"])
-        for one, room, _ in (twin, single)
+        workspace.named(one.members[0].state.tensors, one.members[0].private["silo-0"])
+        for one, workspace, _ in (twin, single)
     ]
     ours, theirs = models
     ours["head.fc2.weight"] = ours["head.fc2.weight"].view(3, 2, 16).sum(1)
@@ -98,17 +98,17 @@ def offsets(one):
 
 
 def test_offsets_are_drawn_once_and_stay_with_learning_rate_zero():
-    one, room, _ = arm(settings("distrans", offset_lr=0.0))
+    one, workspace, _ = arm(settings("distrans", offset_lr=0.0))
     one.turn()
     first = offsets(one)
     assert all(tensor.shape == (64,) for tensor in first)
     assert not torch.equal(first[0], first[1])
-    pixels = room._std.flatten() * first[0] + room._mean.flatten()
+    pixels = workspace._std.flatten() * first[0] + workspace._mean.flatten()
     assert 0 <= pixels.min() < 10
     assert 245 < pixels.max() <= 255.001
     one.turn()
     assert all(torch.equal(*pair) for pair in zip(first, offsets(one), strict=True))
-    assert not room.net.offset.requires_grad
+    assert not workspace.net.offset.requires_grad
 
 
 def test_a_step_of_the_offset_goes_down_its_gradient():
@@ -144,11 +144,11 @@ def test_an_offset_moves_by_its_own_learning_rate():
 
 
 def test_averaged_offsets_are_the_servers():
-    one, room, _ = arm(settings("distrans", offsets="mean"))
+    one, workspace, _ = arm(settings("distrans", offsets="mean"))
     assert not any("global_accuracy" in record for record in one.turn())
     assert one.members[0].private == {name: {} for name in one.context.clients}
-    room.load(message_to(one, "silo-0", train=False))
-    mean = room.net.offset.clone()
+    workspace.load(message_to(one, "silo-0", train=False))
+    mean = workspace.net.offset.clone()
     local = arm(settings("distrans"))[0]
     local.turn()
     # clients of one size

@@ -41,27 +41,27 @@ def norms(net):
 
 
 def test_only_batch_norm_differs_between_clients():
-    one, room, _ = arm(settings("fedbn"))
+    one, workspace, _ = arm(settings("fedbn"))
     one.turn()
     models = [
-        room.named(one.members[0].state.tensors, one.members[0].private[client])
+        workspace.named(one.members[0].state.tensors, one.members[0].private[client])
         for client in one.context.clients
     ]
-    private = set(room.private_names())
-    assert {name.rpartition(".")[0] for name in private} == norms(room.net)
+    private = set(workspace.private_names())
+    assert {name.rpartition(".")[0] for name in private} == norms(workspace.net)
     for name in models[0]:
         assert torch.equal(models[0][name], models[1][name]) == (name not in private)
 
 
 def test_the_server_sends_and_keeps_no_batch_norm():
-    one, room, _ = arm(settings("fedbn"))
+    one, workspace, _ = arm(settings("fedbn"))
     sent = sum(
         p.numel()
-        for m in room.net.modules()
+        for m in workspace.net.modules()
         if isinstance(m, nn.BatchNorm2d)
         for p in m.parameters(recurse=False)
     )
-    whole = sum(p.numel() for p in room.net.parameters())
+    whole = sum(p.numel() for p in workspace.net.parameters())
     assert len(values(one)) == whole - sent
     assert len(one.members[0].state.tensors["buffers"]) == 0
     message = message_to(one, "silo-0", train=True)
@@ -99,11 +99,11 @@ def test_unseen_clients_and_global_model_use_the_mean_layers():
 
 
 def test_a_saved_client_that_never_trained_has_the_mean_layers():
-    one, room, _ = arm(settings("fedbn", participation=0.6, quorum=0.5))
+    one, workspace, _ = arm(settings("fedbn", participation=0.6, quorum=0.5))
     one.turn()
     (absent,) = set(one.context.clients) - set(one.have_trained)
-    model, own = one.networks(room)[0]
-    names = room.private_names()
+    model, own = one.networks(workspace)[0]
+    names = workspace.private_names()
     assert names
     assert all(torch.equal(own[absent][name], model[name]) for name in names)
 
@@ -117,7 +117,7 @@ def test_global_and_personalized_accuracy_survive_resume():
     assert again(cfg) == records
 
 
-def test_a_refused_client_keeps_its_layers():
+def test_a_client_with_a_rejected_reply_keeps_its_layers():
     one, _, _ = arm(settings("fedbn", quorum=0.5))
     original = one.engine._clients["silo-1"]
 

@@ -76,13 +76,13 @@ def test_loss_equals_the_formula():
 
 def test_the_projection_step_ascends_and_keeps_the_network(monkeypatch):
     calls = watched(monkeypatch, "ascend")
-    one, room, _ = arm(settings("fedbr", projection_lr=1e-3, local_epochs=2))
+    one, workspace, _ = arm(settings("fedbr", projection_lr=1e-3, local_epochs=2))
     one.turn()
     assert len(calls) == 3 * 2 * 2  # clients, passes, batches
     for before, after, _ in calls:
         assert torch.equal(before["values"], after["values"])
         assert not torch.equal(before["projection"], after["projection"])
-    projector = one.members[0].algorithm.projector(room.net).requires_grad_(False)
+    projector = one.members[0].algorithm.projector(workspace.net).requires_grad_(False)
     for before, after, (features,) in calls:
         worth = []
         for at in (before, after):
@@ -165,9 +165,9 @@ def test_a_client_makes_few_means(images, most):
 
 def test_clients_with_too_few_images_are_refused():
     fed = federation((12, 12, 12))
-    _, room, _ = arm(settings("fedbr"), fed)
+    _, workspace, _ = arm(settings("fedbr"), fed)
     with pytest.raises(UserError, match=r"\b20 training"):
-        room.algorithm.check(fed, "arm", room.net)
+        workspace.algorithm.check(fed, "arm", workspace.net)
 
 
 def test_client_without_pseudo_images_ends_the_run():

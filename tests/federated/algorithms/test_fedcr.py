@@ -200,13 +200,13 @@ def test_a_client_whose_head_cannot_be_trained_keeps_it():
 def test_a_long_gradient_is_shortened_and_a_short_one_is_not():
     steps = {}
     for bound in (0.0, 1e-3, 1e6):
-        one, room, _ = arm(
+        one, workspace, _ = arm(
             settings("fedcr", dim=8, gradient_bound=bound, optimizer="sgd", lr=1.0, local_steps=1, samples=2),
             alone(federation(), 0),
         )
-        before = room.named(state(one).tensors, one.members[0].private["silo-0"])
+        before = workspace.named(state(one).tensors, one.members[0].private["silo-0"])
         one.turn()
-        after = room.named(state(one).tensors, one.members[0].private["silo-0"])
+        after = workspace.named(state(one).tensors, one.members[0].private["silo-0"])
         moved = [(after[name] - before[name]).flatten() for name in before if "running" not in name]
         steps[bound] = torch.cat(moved)
     assert steps[0.0].norm() > 0.1
@@ -264,8 +264,8 @@ def test_the_mean_of_the_logits_predicts():
 
     The mean of the probabilities is not.
     """
-    _, room, _ = arm(settings("fedcr", dim=8, precision="fp32"))
-    net = room.net.eval()
+    _, workspace, _ = arm(settings("fedcr", dim=8, precision="fp32"))
+    net = workspace.net.eval()
     net.gaussian.bias.data[8:], net.head.bias.data[0] = 10.0, 2.0
     images = torch.randn(5, 1, 8, 8)
     work = SimpleNamespace(net=net, passes=4000, amp=nullcontext)

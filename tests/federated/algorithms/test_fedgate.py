@@ -9,8 +9,8 @@ from uefl.algorithms.fedgate import GatedLayer
 
 
 def started():
-    one, room, _ = arm(settings("fedgate", rounds=[3]))
-    return one, room
+    one, workspace, _ = arm(settings("fedgate", rounds=[3]))
+    return one, workspace
 
 
 def test_the_mixture_has_the_probabilities_of_both_layers():
@@ -24,8 +24,8 @@ def test_the_mixture_has_the_probabilities_of_both_layers():
 
 
 def test_only_the_own_layer_and_its_weight_stay_with_the_client():
-    one, room = started()
-    assert {name.rpartition("fc2.")[2] for name in room.private_names()} == {
+    one, workspace = started()
+    assert {name.rpartition("fc2.")[2] for name in workspace.private_names()} == {
         "own.weight",
         "own.bias",
         "weight",
@@ -37,8 +37,8 @@ def test_only_the_own_layer_and_its_weight_stay_with_the_client():
 class TurnOnHoldout:
     """A client's turn with holdout images of known probabilities, instead of a network's."""
 
-    def __init__(self, room, shared, own):
-        self.net, self.workspace, self.metrics = room.net, room, {}
+    def __init__(self, workspace, shared, own):
+        self.net, self.workspace, self.metrics = workspace.net, workspace, {}
         self.data = federation().clients[0].load()
         n, labels = len(self.data.holdout), self.data.holdout.labels
         self.both = torch.zeros(2, n, 3)
@@ -55,19 +55,19 @@ class TurnOnHoldout:
 
 @pytest.mark.parametrize(("shared", "own", "weight"), [(0.2, 0.9, 1.0), (0.9, 0.2, 0.0)])
 def test_the_better_layer_gets_the_weight(shared, own, weight):
-    _, room = started()
-    turn = TurnOnHoldout(room, shared, own)
-    room.algorithm.before_round(turn)
-    assert float(room.net.gate.weight) == turn.metrics["own_share"] == weight
-    assert not room.net.gate.apart
+    _, workspace = started()
+    turn = TurnOnHoldout(workspace, shared, own)
+    workspace.algorithm.before_round(turn)
+    assert float(workspace.net.gate.weight) == turn.metrics["own_share"] == weight
+    assert not workspace.net.gate.apart
 
 
 def test_layers_that_err_on_different_images_are_mixed():
-    _, room = started()
+    _, workspace = started()
     n = len(federation().clients[0].load().holdout)
     first = torch.arange(n) < n - 1
-    turn = TurnOnHoldout(room, torch.where(first, 0.9, 0.01), torch.where(first, 0.5, 0.99))
-    room.algorithm.before_round(turn)
+    turn = TurnOnHoldout(workspace, torch.where(first, 0.9, 0.01), torch.where(first, 0.5, 0.99))
+    workspace.algorithm.before_round(turn)
     chances = turn.both.double().softmax(-1)[:, torch.arange(n), turn.data.holdout.labels]
     likelihood = {
         w / 10: float(((1 - w / 10) * chances[0] + w / 10 * chances[1]).log().sum()) for w in range(11)

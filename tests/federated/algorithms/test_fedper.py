@@ -45,9 +45,9 @@ def test_all_personal_is_training_apart():
 
 @pytest.mark.parametrize(("personal", "names"), [("last", {"fc2"}), ("head", {"fc1", "fc2"})])
 def test_the_head_never_appears_in_the_upload(personal, names):
-    one, room, _ = arm(settings("fedper", personal=personal))
-    assert {name.split(".")[1] for name in room.private_names()} == names
-    hidden = sum(p.numel() for name in names for p in getattr(room.net.head, name).parameters())
+    one, workspace, _ = arm(settings("fedper", personal=personal))
+    assert {name.split(".")[1] for name in workspace.private_names()} == names
+    hidden = sum(p.numel() for name in names for p in getattr(workspace.net.head, name).parameters())
     sizes = []
     original = one.engine._clients["silo-0"]
 
@@ -58,7 +58,7 @@ def test_the_head_never_appears_in_the_upload(personal, names):
 
     one.engine._clients["silo-0"] = spy
     one.turn()
-    whole = sum(p.numel() for p in room.net.parameters())
+    whole = sum(p.numel() for p in workspace.net.parameters())
     assert sizes == [(whole - hidden, whole - hidden)]
 
 

@@ -112,10 +112,10 @@ def test_each_term_lowers_its_quantity():
     for one in (plain, short):
         one.turn()
         client = one.engine._clients["silo-0"]
-        room = client._workspace
-        room.load(message_to(one, "silo-0", train=False))
-        images = room.normalize(client._data().train.images)
-        lengths.append(room.net.eval().distribution(images).mean.norm(dim=1).mean().item())
+        workspace = client._workspace
+        workspace.load(message_to(one, "silo-0", train=False))
+        images = workspace.normalize(client._data().train.images)
+        lengths.append(workspace.net.eval().distribution(images).mean.norm(dim=1).mean().item())
     assert lengths[1] < 0.5 * lengths[0]
 
 

@@ -43,8 +43,8 @@ def configured(name, **keys):
 
 
 def trained(name, fed=None, **keys):
-    algorithm, room, _ = arm(configured(name, **keys), fed)
-    return algorithm, finish(algorithm), room
+    algorithm, workspace, _ = arm(configured(name, **keys), fed)
+    return algorithm, finish(algorithm), workspace
 
 
 def buffers(algorithm):
@@ -255,15 +255,15 @@ def test_recalibrated_statistics_come_from_labeled_images():
     blend.
     """
     fed, keys = federation(), {"batch_size": 15, "rounds": [1]}
-    algorithm, _, room = trained("fedul-m2", fed, recalibrate=True, **keys)
+    algorithm, _, workspace = trained("fedul-m2", fed, recalibrate=True, **keys)
     plain = trained("fedul-m2", fed, **keys)[0]
     assert torch.equal(values(algorithm), values(plain))
     assert not torch.equal(buffers(algorithm), buffers(plain))
-    room.load(Message({name: state(algorithm).tensors[name] for name in ("values", "buffers")}))
-    inputs, norm = [], next(m for m in room.net.modules() if isinstance(m, torch.nn.BatchNorm2d))
+    workspace.load(Message({name: state(algorithm).tensors[name] for name in ("values", "buffers")}))
+    inputs, norm = [], next(m for m in workspace.net.modules() if isinstance(m, torch.nn.BatchNorm2d))
     with norm.register_forward_pre_hook(lambda _, x: inputs.append(x[0])), torch.no_grad():
         for images in fed.server.labeled.images.split(15):
-            room.net.eval()(room.normalize(images))
+            workspace.net.eval()(workspace.normalize(images))
     mean = torch.stack([x.mean((0, 2, 3)) for x in inputs]).mean(0)
     var = torch.stack([x.var((0, 2, 3)) for x in inputs]).mean(0)
     torch.testing.assert_close(norm.running_mean, mean, atol=1e-5, rtol=1e-4)
@@ -277,16 +277,16 @@ def test_synchronized_f_prime_starts_from_the_recalibrated_model():
 
 def test_optimizer_of_f_prime_keeps_its_state():
     cfg, fed = configured("supervised", rounds=[2]), federation()
-    algorithm, room, _ = arm(cfg, fed)
+    algorithm, workspace, _ = arm(cfg, fed)
     start = Message({name: state(algorithm).tensors[name].clone() for name in ("values", "buffers")})
     finish(algorithm)
-    room.load(start)
-    room.flat.share_gradient(False)
+    workspace.load(start)
+    workspace.flat.share_gradient(False)
     optimizer, labeled = (
-        torch.optim.Adam(room.net.parameters(), lr=cfg.training.lr, fused=True),
+        torch.optim.Adam(workspace.net.parameters(), lr=cfg.training.lr, fused=True),
         fed.server.labeled,
     )
-    room.net.train()
+    workspace.net.train()
     for round in range(2):
         with torch.random.fork_rng():
             torch.manual_seed(derive(0, "train", round, "server"))
@@ -294,11 +294,11 @@ def test_optimizer_of_f_prime_keeps_its_state():
         for batch in order.split(16):
             optimizer.zero_grad()
             torch.nn.functional.cross_entropy(
-                room.net(room.normalize(labeled.images[batch])), labeled.labels[batch]
+                workspace.net(workspace.normalize(labeled.images[batch])), labeled.labels[batch]
             ).backward()
             optimizer.step()
-    assert torch.equal(room.flat.values.detach(), values(algorithm))
-    assert torch.equal(room.flat.buffers, buffers(algorithm))
+    assert torch.equal(workspace.flat.values.detach(), values(algorithm))
+    assert torch.equal(workspace.flat.buffers, buffers(algorithm))
 
 
 def test_saved_model_can_be_the_best_on_validation():

@@ -42,9 +42,9 @@ def test_each_client_equals_fedavg_of_one_client_bit_for_bit(keys):
 
 
 def test_clients_send_nothing_and_get_only_the_measured_mean():
-    one, room, _ = arm(settings("local"))
+    one, workspace, _ = arm(settings("local"))
     records = finish(one)
-    model = 4 * (room.flat.values.numel() + room.flat.buffers.numel())
+    model = 4 * (workspace.flat.values.numel() + workspace.flat.buffers.numel())
     assert {r["bytes_received"] for r in records} == {0}
     # the mean, to measure it in each of three rounds
     assert sum(r["bytes_sent"] for r in records if r["client"] == "silo-0") == 3 * model
@@ -52,6 +52,6 @@ def test_clients_send_nothing_and_get_only_the_measured_mean():
 
 def test_clients_that_never_train_are_refused():
     fed = federation(unseen=1)
-    _, room, _ = arm(settings("local"), fed)
+    _, workspace, _ = arm(settings("local"), fed)
     with pytest.raises(UserError, match="arm 'arm': client 'unseen-0'"):
-        room.algorithm.check(fed, "arm", room.net)
+        workspace.algorithm.check(fed, "arm", workspace.net)

@@ -27,14 +27,14 @@ from uefl.seeds import derive
 def turn(name: str, round: int = 0, data: Any = None, **keys: Any) -> Work:
     """Return the turn of the only client, before its first step."""
     fed = federation(clients=1)
-    one, room, _ = arm(settings(name, **keys), fed)
+    one, workspace, _ = arm(settings(name, **keys), fed)
     message = Message(
         {k: one.members[0].state.tensors[k] for k in ("values", "buffers")}, {"seed": 0, "round": round}
     )
-    work = Client("client-0", lambda: data or fed.clients[0].load(), room, b"")._work(message)
-    room.load(message)
-    work.epochs = room.context.training.local_epochs
-    room.algorithm.before_round(work)
+    work = Client("client-0", lambda: data or fed.clients[0].load(), workspace, b"")._work(message)
+    workspace.load(message)
+    work.epochs = workspace.context.training.local_epochs
+    workspace.algorithm.before_round(work)
     return work
 
 
@@ -155,9 +155,9 @@ def test_proportions_use_one_set_per_step():
 
 
 def test_label_proportions_have_their_own_dropout():
-    algorithm, room, _ = arm(settings("fedllp"))
-    rates, dropouts = [], [m for m in room.net.modules() if isinstance(m, torch.nn.Dropout)]
-    hook = room.net.register_forward_pre_hook(lambda net, _: rates.append({m.p for m in dropouts}))
+    algorithm, workspace, _ = arm(settings("fedllp"))
+    rates, dropouts = [], [m for m in workspace.net.modules() if isinstance(m, torch.nn.Dropout)]
+    hook = workspace.net.register_forward_pre_hook(lambda net, _: rates.append({m.p for m in dropouts}))
     algorithm.turn()
     hook.remove()
     assert {0.2} in rates
@@ -170,16 +170,16 @@ def test_failed_step_restores_the_dropout(monkeypatch):
         raise RuntimeError("broken")
 
     monkeypatch.setattr(FedLLP, "loss", fail)
-    algorithm, room, notices = arm(settings("fedllp", quorum=0.01))
+    algorithm, workspace, notices = arm(settings("fedllp", quorum=0.01))
     with pytest.raises(Exception, match=r"\b0 of 2\b"):
         algorithm.turn()
     assert "broken" in notices[0]
-    assert {m.p for m in room.net.modules() if isinstance(m, torch.nn.Dropout)} == {0.0}
+    assert {m.p for m in workspace.net.modules() if isinstance(m, torch.nn.Dropout)} == {0.0}
 
 
 def test_label_proportions_drop_no_logits():
-    algorithm, room, _ = arm(settings("fedllp", encoder="cnn"))
-    head, rates = room.net.head, set()
+    algorithm, workspace, _ = arm(settings("fedllp", encoder="cnn"))
+    head, rates = workspace.net.head, set()
     hook = head.fc2.register_forward_hook(lambda *_: rates.add((head.drop.p, head.logit_drop.p)))
     algorithm.turn()
     hook.remove()
@@ -188,19 +188,19 @@ def test_label_proportions_drop_no_logits():
 
 def test_smoothness_keeps_running_statistics_and_has_a_gradient():
     work = turn("fedllp-vat", vat_epsilon=2.0)
-    room, algorithm = work.workspace, work.workspace.algorithm
+    workspace, algorithm = work.workspace, work.workspace.algorithm
     x = work.batch(torch.arange(12)).images
-    room.net.train()
-    before = room.flat.buffers.clone()
+    workspace.net.train()
+    before = workspace.flat.buffers.clone()
     torch.manual_seed(0)
     smoothness = algorithm.smoothness(work, x)
-    assert torch.equal(before, room.flat.buffers)
+    assert torch.equal(before, workspace.flat.buffers)
     assert float(smoothness.detach()) > 0
     smoothness.backward()
-    assert float(room.flat.values.grad.abs().sum()) > 0
+    assert float(workspace.flat.values.grad.abs().sum()) > 0
     work.logits(x)
-    assert not torch.equal(before, room.flat.buffers)  # and they are at work again
-    room.net.eval()
+    assert not torch.equal(before, workspace.flat.buffers)  # and they are at work again
+    workspace.net.eval()
     p = work.logits(x).softmax(1)
     noise = torch.randn_like(x)
     noise = 2.0 * noise / noise.flatten(1).norm(dim=1)[:, None, None, None]
@@ -255,21 +255,21 @@ def test_penalty_equals_autograd(name):
     algorithm, _, _ = arm(cfg, fed)
     algorithm.turn()
     work = turn(name, penalty=1e-2, batch_size=60)
-    room = work.workspace
+    workspace = work.workspace
     decay = 1e-2 if name == "fedpl" else 0.0
-    optimizer = torch.optim.Adam([room.flat.values], lr=cfg.training.lr, weight_decay=decay, fused=True)
+    optimizer = torch.optim.Adam([workspace.flat.values], lr=cfg.training.lr, weight_decay=decay, fused=True)
     with torch.random.fork_rng():
         torch.manual_seed(derive(0, "train", 0, "client-0"))
-        (positions,) = room.algorithm.epoch(work)
-    room.net.train()
+        (positions,) = workspace.algorithm.epoch(work)
+    workspace.net.train()
     optimizer.zero_grad(set_to_none=False)
     total = loss(work, work.batch(positions))
     if name == "fedul":
-        total = total + 1e-2 * sum(w.abs().sum() for w in room.net.parameters())
+        total = total + 1e-2 * sum(w.abs().sum() for w in workspace.net.parameters())
     total.backward()
     optimizer.step()
     torch.testing.assert_close(
-        algorithm.members[0].state.tensors["values"], room.flat.values.detach(), atol=1e-7, rtol=1e-5
+        algorithm.members[0].state.tensors["values"], workspace.flat.values.detach(), atol=1e-7, rtol=1e-5
     )
 
 

@@ -62,16 +62,16 @@ def test_a_phase_that_is_not_reached_is_noted():
 
 def test_metrics_cover_all_training_images_and_each_client():
     fed = federation(sizes=(48, 32, 40))
-    one, room, _ = arm(settings("tpt"), fed)
+    one, workspace, _ = arm(settings("tpt"), fed)
     records = [r for r in finish(one) if r["round"] == 2]
-    room.flat.set(*(one.members[0].state.tensors[name] for name in ("values", "buffers")))
+    workspace.flat.set(*(one.members[0].state.tensors[name] for name in ("values", "buffers")))
     net, data = (
-        room.net.eval(),
-        [Clients(fed.clients, room.device).data(client.name).train for client in fed.clients],
+        workspace.net.eval(),
+        [Clients(fed.clients, workspace.device).data(client.name).train for client in fed.clients],
     )
     layer = net.head.fc2
     with torch.no_grad():
-        features = [net.head.prefix(net.tokens(room.normalize(split.images))) for split in data]
+        features = [net.head.prefix(net.tokens(workspace.normalize(split.images))) for split in data]
         weights = (layer.weight, layer.bias)
         alone = [neural_collapse(f, split.labels, *weights) for f, split in zip(features, data, strict=True)]
         together = neural_collapse(torch.cat(features), torch.cat([split.labels for split in data]), *weights)

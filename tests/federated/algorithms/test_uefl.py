@@ -74,7 +74,7 @@ def test_only_clients_above_the_threshold_are_extended():
 def test_new_codewords_are_centroids_of_the_clients_features():
     seen = {}
 
-    algorithm, room, _ = arm(
+    algorithm, workspace, _ = arm(
         settings(rounds=[1, 1], lr=1e-12), wrap=lambda e: RecordingEngine(e, seen.update)
     )
     turns(algorithm, 2)
@@ -82,11 +82,11 @@ def test_new_codewords_are_centroids_of_the_clients_features():
     (client,) = state(algorithm).plain["uncertain"][:1]
     algorithm.turn()
     options = seen[client].options
-    room.load(before)
-    room.net.eval()
+    workspace.load(before)
+    workspace.net.eval()
     data = next(s for s in federation().clients if s.name == client).load()
     with torch.no_grad():
-        features = room.net.tokens(room.normalize(data.train.images)).reshape(-1, 4)
+        features = workspace.net.tokens(workspace.normalize(data.train.images)).reshape(-1, 4)
     expected, _ = kmeans(features, 4, options["kmeans_seed"])
     # lr 1e-12: training moved nothing
     torch.testing.assert_close(visible(algorithm, client)[4:], expected, atol=1e-6, rtol=1e-5)
@@ -192,11 +192,11 @@ def test_keys_that_exclude_each_other_are_refused(keys, named):
 def test_a_client_too_small_for_extension_is_rejected_early():
     keys = {"extend": "all", "codewords": 64, "max_iterations": 4}
     for growth in ("add", "double"):
-        _, room, _ = arm(settings(growth=growth, **keys))
+        _, workspace, _ = arm(settings(growth=growth, **keys))
         if growth == "add":
-            room.algorithm.check(federation(), "arm", room.net)
+            workspace.algorithm.check(federation(), "arm", workspace.net)
     with pytest.raises(UserError, match=r"silo-0.*256"):
-        room.algorithm.check(federation(), "arm", room.net)
+        workspace.algorithm.check(federation(), "arm", workspace.net)
 
 
 def test_group_sharing_gives_one_block_to_the_extended_clients():
@@ -239,16 +239,16 @@ def test_the_commitment_weight_pulls_features_to_their_codewords():
     """The codewords cannot move, so the features must move to them."""
     distance = {}
     for weight in (0.0, 0.25):
-        algorithm, room, _ = arm(
+        algorithm, workspace, _ = arm(
             settings(extend="none", commitment=weight, codebook_lr=1e-12, rounds=[4], local_epochs=3)
         )
         turns(algorithm, 4)
         own = state(algorithm).tensors
-        room.flat.set(own["values"], own["buffers"])
-        room.net.eval()
+        workspace.flat.set(own["values"], own["buffers"])
+        workspace.net.eval()
         images = federation().clients[0].load().train.images
         with torch.no_grad():
-            tokens = room.net.tokens(room.normalize(images))
+            tokens = workspace.net.tokens(workspace.normalize(images))
         distance[weight] = float(
             (tokens - Quantizer()(tokens, visible(algorithm, "silo-0")).values).square().mean()
         )
@@ -324,17 +324,17 @@ def test_perplexity_is_measured_on_batches_of_100_images():
 
 
 def test_rejected_extension_is_requested_again():
-    refused = []
+    rejected = []
 
     def meddle(reply):
-        if "codebook" in reply.tensors and len(reply.tensors["codebook"]) == 8 and not refused:
-            refused.append(reply.client)
+        if "codebook" in reply.tensors and len(reply.tensors["codebook"]) == 8 and not rejected:
+            rejected.append(reply.client)
             reply.tensors["codebook"] = torch.full_like(reply.tensors["codebook"], float("nan"))
         return reply
 
     algorithm, _, _ = arm(settings(quorum=0.5, rounds=[1, 3]), wrap=lambda e: TamperingEngine(e, meddle))
     turns(algorithm, 3)
-    (name,) = refused
+    (name,) = rejected
     first, second, _ = turns(algorithm, 3)
     of = {r["round"]: r for records in (first, second) for r in records if r["client"] == name}
     assert [(of[n]["codewords"], of[n]["extended"]) for n in (1, 2)] == [(4, False), (8, True)]
@@ -391,7 +391,7 @@ def test_resumed_run_extends_the_same_clients(extend):
     assert again(cfg) == finish(arm(cfg)[0])
 
 
-def test_a_refused_client_keeps_its_codebook():
+def test_a_client_with_a_rejected_reply_keeps_its_codebook():
     def meddle(reply):
         if reply.client == "silo-1" and "codebook" in reply.tensors:
             reply.tensors["codebook"] = torch.full_like(reply.tensors["codebook"], float("inf"))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.federated.engine_wrappers import RecordingEngine, TamperingEngine
-from tests.federated.tiny import again, arm, federation, finish, settings, state, visible, workspace
+from tests.federated.tiny import again, arm, federation, finish, settings, state, visible, workspace_of
 from uefl import config
 from uefl.algorithms.uefl import quantizer
 from uefl.algorithms.uefl.clustering import kmeans
@@ -65,19 +65,19 @@ def test_every_option_changes_the_run_and_resumes_bit_for_bit(keys):
 def test_codewords_learn_where_features_are():
     """The shared codebook moves towards the features, both by gradient and by moving averages."""
     for keys in ({"codebook_lr": 30.0}, {"ema_decay": 0.9}):
-        algorithm, room, _ = arm(settings(extend="none", rounds=[4], local_epochs=3, **keys))
+        algorithm, workspace, _ = arm(settings(extend="none", rounds=[4], local_epochs=3, **keys))
         before = visible(algorithm, "silo-0").clone()
         turns(algorithm, 4)
-        tokens = features(room, algorithm, "silo-0")
+        tokens = features(workspace, algorithm, "silo-0")
         start, end = (quantization_error(tokens, book) for book in (before, visible(algorithm, "silo-0")))
         assert end < 0.5 * start
 
 
 def test_an_extension_lowers_the_quantization_error():
     for keys in ({}, {"extension": "residual"}, {"segment_codebooks": True}, {"ema_decay": 0.9}):
-        algorithm, room, _ = arm(settings(extend="all", rounds=[2, 1], lr=1e-6, **keys))
+        algorithm, workspace, _ = arm(settings(extend="all", rounds=[2, 1], lr=1e-6, **keys))
         turns(algorithm, 4)
-        tokens, book = features(room, algorithm, "silo-1"), visible(algorithm, "silo-1")
+        tokens, book = features(workspace, algorithm, "silo-1"), visible(algorithm, "silo-1")
         quantize = algorithm.members[0].algorithm.quantizer
         errors = [
             float((tokens - quantize(tokens, part).values).square().mean())
@@ -86,14 +86,14 @@ def test_an_extension_lowers_the_quantization_error():
         assert errors[1] < 0.5 * errors[0]
 
 
-def features(room, algorithm, client):
+def features(workspace, algorithm, client):
     """Return ``[N, H', W', D]``, the features of a client's training images under the current model."""
-    room.net.eval()
+    workspace.net.eval()
     own = state(algorithm).tensors
-    room.flat.set(own["values"], own["buffers"])
+    workspace.flat.set(own["values"], own["buffers"])
     data = next(s for s in federation().clients if s.name == client).load()
     with torch.no_grad():
-        return room.net.tokens(room.normalize(data.train.images))
+        return workspace.net.tokens(workspace.normalize(data.train.images))
 
 
 def quantization_error(tokens, book):
@@ -230,7 +230,7 @@ def test_usage_lists_shared_codewords_before_extensions():
 
     Here each segment has two shared and two new codewords.
     """
-    algorithm = workspace(settings(segment_codebooks=True, segments=2)).algorithm
+    algorithm = workspace_of(settings(segment_codebooks=True, segments=2)).algorithm
     # 0, 1 are shared of the first segment, 4, 5 of the second
     codes = torch.tensor([[0, 4], [1, 5], [2, 6], [2, 7]])
     work = SimpleNamespace(private={}, message=Message({"codebook": torch.zeros(2, 4, 8)}))
@@ -297,9 +297,9 @@ def test_a_residual_group_extension_is_made_of_residuals(extension, has):
 
 def test_codebook_after_the_first_iteration_is_rejected():
     cfg, fed = settings(codebook_after=3, rounds=[2, 2]), federation()
-    algorithm, room, _ = arm(cfg, fed)
+    algorithm, workspace, _ = arm(cfg, fed)
     with pytest.raises(UserError, match=r"^key 'arms.arm.codebook_after': .*\b2 rounds.*\b3$"):
-        algorithm.members[0].algorithm.check(fed, "arm", room.net)
+        algorithm.members[0].algorithm.check(fed, "arm", workspace.net)
 
 
 def test_a_rebuilt_codebook_is_shared_and_keeps_extensions():
@@ -359,15 +359,15 @@ def test_groups_are_in_the_file_of_a_run():
     ],
 )
 def test_groups_have_every_client_once(groups, said):
-    room = workspace(settings(personal=groups))
+    workspace = workspace_of(settings(personal=groups))
     with pytest.raises(UserError, match=rf"^key 'arms.arm.personal': .*{said}"):
-        room.algorithm.check(federation(), "arm", room.net)
+        workspace.algorithm.check(federation(), "arm", workspace.net)
 
 
 # --- deciding ---------------------------------------------------------------------------------------------
 
 
-def test_extension_by_loss_compares_held_out_cross_entropy():
+def test_extension_by_loss_compares_holdout_cross_entropy():
     algorithm, _, notices = arm(settings(criterion="loss", rounds=[2, 1], gamma=0.1))
     records = turns(algorithm, 3)[-1]
     loss = {r["client"]: r["holdout_nll"] for r in records}

@@ -71,10 +71,10 @@ def test_a_new_iteration_starts_from_the_last_clients_copy():
 
 
 def test_k_means_overwrites_the_shared_block_of_certain_clients():
-    algorithm, room, _ = start(legacy(rounds=[4, 1], local_epochs=3))
+    algorithm, workspace, _ = start(legacy(rounds=[4, 1], local_epochs=3))
     turns(algorithm, 5)
-    room.context = replace(
-        room.context, training=room.context.training.model_copy(update={"lr": 1e-12})
+    workspace.context = replace(
+        workspace.context, training=workspace.context.training.model_copy(update={"lr": 1e-12})
     )  # the centroids stay where they are
     certain = [n for n in NAMES if n not in state(algorithm).plain["uncertain"]]
     assert certain
@@ -82,12 +82,12 @@ def test_k_means_overwrites_the_shared_block_of_certain_clients():
     before = Message({name: state(algorithm).tensors[name].clone() for name in ("values", "buffers")})
     shared_before = state(algorithm).tensors["main"][0].clone()
     algorithm.turn()
-    room.load(before)
-    room.net.eval()
+    workspace.load(before)
+    workspace.net.eval()
     for name in NAMES:
         data = next(s for s in federation(test_is_holdout=True).clients if s.name == name).load()
         with torch.no_grad():
-            features = room.net.tokens(room.normalize(data.train.images)).reshape(-1, 4)
+            features = workspace.net.tokens(workspace.normalize(data.train.images)).reshape(-1, 4)
         centroids, _ = kmeans(features, 4, 0)
         block = 0 if name in certain else 1
         torch.testing.assert_close(own(algorithm, name)[block], centroids, atol=1e-6, rtol=1e-5)

@@ -18,12 +18,12 @@ from uefl.errors import UserError
 def test_without_virtual_images_it_is_fedavg_bit_for_bit():
     # The extra classes make the flat tensor longer. Torch's fused Adam rounds its last elements in another
     # way on some CPUs; SGD does not.
-    (own, room, _), average = (
+    (own, workspace, _), average = (
         arm(settings("vhl", virtual_batch=0, optimizer="sgd")),
         arm(settings("fedavg", optimizer="sgd"))[0],
     )
     assert without(finish(own), "bytes") == without(finish(average), "bytes")
-    extra = sum(p.numel() for p in room.net.head.virtual.parameters())
+    extra = sum(p.numel() for p in workspace.net.head.virtual.parameters())
     assert torch.equal(values(own)[:-extra], values(average))
 
 
@@ -80,9 +80,11 @@ def test_loss_equals_the_formula(epoch):
 
     The terms of the features are on in the first five epochs.
     """
-    room = arm(settings("vhl"))[1]
-    net, (work, batch) = room.net, work_of(room.net, epoch)
-    found = VHL(virtual_weight=0.5, pull=0.25, virtual_contrast=0.125).bound(room.context).loss(work, batch)
+    workspace = arm(settings("vhl"))[1]
+    net, (work, batch) = workspace.net, work_of(workspace.net, epoch)
+    found = (
+        VHL(virtual_weight=0.5, pull=0.25, virtual_contrast=0.125).bound(workspace.context).loss(work, batch)
+    )
     virtual = work.memory["virtual"]
     chosen = torch.randint(15, (4,), generator=torch.Generator().manual_seed(0))
     labels = virtual.labels[chosen]
@@ -97,13 +99,13 @@ def test_loss_equals_the_formula(epoch):
 
 def test_the_features_of_virtual_images_are_not_pulled(monkeypatch):
     """Only real images get a gradient from the pull."""
-    room, inputs = arm(settings("vhl"))[1], []
-    tokens = room.net.tokens
+    workspace, inputs = arm(settings("vhl"))[1], []
+    tokens = workspace.net.tokens
     monkeypatch.setattr(
-        room.net, "tokens", lambda images: inputs.append(images.requires_grad_()) or tokens(images)
+        workspace.net, "tokens", lambda images: inputs.append(images.requires_grad_()) or tokens(images)
     )
-    algorithm = VHL(virtual_weight=0.0, virtual_contrast=0.0).bound(room.context)
-    (slope,) = torch.autograd.grad(algorithm.loss(*work_of(room.net)), inputs[0])
+    algorithm = VHL(virtual_weight=0.0, virtual_contrast=0.0).bound(workspace.context)
+    (slope,) = torch.autograd.grad(algorithm.loss(*work_of(workspace.net)), inputs[0])
     assert all(slope[:4].flatten(1).norm(dim=1) > 0)
     assert slope[4:].abs().sum() == 0
 

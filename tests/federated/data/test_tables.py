@@ -472,11 +472,13 @@ def test_a_file_of_one_client_names_no_other(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("names", "labels"), [(["x" * 65], "xy"), (["x"], ["a\nb", "y"])], ids=["column", "class"]
+    ("names", "labels", "named"),
+    [(["x" * 65], "xy", "'x+'"), (["x"], ["a\nb", "y"], r"'a\\nb'")],
+    ids=["column", "class"],
 )
-def test_names_that_a_model_file_refuses_are_refused_before(names, labels):
+def test_names_that_a_model_file_refuses_are_refused_before(names, labels, named):
     frame = pandas.DataFrame(np.ones((20, 1)), columns=names)
-    with pytest.raises(UserError, match="rename"):
+    with pytest.raises(UserError, match=named):
         from_arrays({"a": ((frame, list(labels) * 10), None)})
 
 

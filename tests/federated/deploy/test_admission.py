@@ -104,8 +104,8 @@ def test_a_refused_silo_and_the_user_get_the_reason(folder, monkeypatch, caplog)
     assert f"refused: {why};" in str(error.value)
     assert re.match(r"a, b of 3 silos .*there:1 .*--silos$", str(error.value))
     assert said.count(f"refused: {why}") == 1
-    answer, refused = (record.getMessage() for record in caplog.records)
-    assert re.search("client 'c': .*12 training .*class 'cat'", answer)
+    reported, refused = (record.getMessage() for record in caplog.records)
+    assert re.search("client 'c': .*12 training .*class 'cat'", reported)
     assert refused.endswith(f": {why}")
 
 
@@ -146,16 +146,16 @@ def test_version_has_no_terminal_control_characters(folder, caplog):
 
 def test_reason_of_the_server_is_one_short_line(folder, caplog):
     asked = greeting(settings(folder)) | {"ask": "refused", "why": "\x1b[31m\n" + 1000 * "x"}
-    answer = program(folder, "a")(Packet(asked, {}))
-    assert answer == Packet({"client": "a", "error": None}, {})
+    reply = program(folder, "a")(Packet(asked, {}))
+    assert reply == Packet({"client": "a", "error": None}, {})
     (record,) = caplog.records
     assert ": ?[31m?xxx" in record.getMessage()
     assert len(record.getMessage()) < 250
 
 
 def test_other_version_is_reported_at_both_ends(folder, caplog):
-    answer = program(folder, "a")(Packet(greeting(settings(folder)) | {"uefl": "0.0"}, {}))
-    assert answer.header["error"] == "version"
+    reply = program(folder, "a")(Packet(greeting(settings(folder)) | {"uefl": "0.0"}, {}))
+    assert reply.header["error"] == "version"
     assert re.search(r"version .*\b0\.0, ", caplog.text)
 
 
@@ -239,7 +239,7 @@ def test_returning_silo_that_computes_otherwise_is_noted(folder, monkeypatch):
 def test_a_node_rejected_twice_may_still_join(folder, monkeypatch):
     """The node is started again after each refusal."""
     good = program(folder, "b")
-    answers = [
+    replies = [
         lambda packet: Packet({}, {}),
         lambda packet: Packet(good(packet).header | {"error": "data"}, {}),
         good,
@@ -247,7 +247,7 @@ def test_a_node_rejected_twice_may_still_join(folder, monkeypatch):
 
     def unsteady(packet):
         if packet.header["ask"] == "report":
-            return answers.pop(0)(packet)
+            return replies.pop(0)(packet)
         link.activated[11] += "again"
         return Packet({}, {})
 
@@ -351,10 +351,10 @@ def test_a_bad_round_ends_the_run_at_its_last_checkpoint(folder, monkeypatch):
     keys = {"device": "cpu", "data_root": None, "observer": Quiet(), "pages": False}
 
     def lies(packet):
-        answer = honest[1](packet)
+        reply = honest[1](packet)
         if packet.header["ask"] == "work" and packet.header["options"]["round"] == 2:
-            answer.parts["update"]["values"] = torch.full_like(answer.parts["update"]["values"], 500.0)
-        return answer
+            reply.parts["update"]["values"] = torch.full_like(reply.parts["update"]["values"], 500.0)
+        return reply
 
     with joined(monkeypatch, honest) as (run, _, _):
         train(cfg, preset="x", out=folder / "whole", deployment=run, **keys)

@@ -52,8 +52,8 @@ def asked(cfg, **options):
     return packed_message(message, task(Setting.of(cfg, tiny.federation(), 1), "arm") | {"client": "silo-0"})
 
 
-def error(answer):
-    return answer.header["error"]
+def error(reply):
+    return reply.header["error"]
 
 
 def test_a_run_above_the_floor_is_answered_and_counted(path, caplog):
@@ -106,7 +106,7 @@ def test_a_run_below_the_floor_is_rejected(path, keys, line, caplog):
         ("uefl", {}, {}),  # k-means centers of its features
         ("fedper", {}, {}),  # a mean of layers that stay
         ("fedavg", {"norm_layer": "batch"}, {}),  # running statistics
-        ("fedavg", {}, {"ask": "0/0/1"}),  # the answer has no noise
+        ("fedavg", {}, {"ask": "0/0/1"}),  # the reply has no noise
         ("fedavg", {}, {"members": 2}),  # two updates, which would count as one
     ],
 )
@@ -147,9 +147,9 @@ def test_an_update_that_cannot_be_counted_does_not_leave(path, monkeypatch):
         raise OSError("no space")
 
     monkeypatch.setattr("uefl.deploy.privacy_floor.write_json", full)
-    answer = program(path)(asked(settings()))
-    assert error(answer) == "program"
-    assert answer.parts == {"update": {}, "private": {}}
+    reply = program(path)(asked(settings()))
+    assert error(reply) == "program"
+    assert reply.parts == {"update": {}, "private": {}}
 
 
 def test_a_measurement_is_no_update(path):

@@ -20,10 +20,10 @@ def test_only_the_server_reads_pretrained_weights(tmp_path):
     weights, fed = tmp_path / "weights.pth", tiny.federation()
     asked = {"encoder": "resnet18", "hidden": 16}
     plain = tiny.settings("fedavg", base=tiny.KEYS | {"model": asked})
-    room = tiny.workspace(plain, fed)
+    workspace = tiny.workspace_of(plain, fed)
     cfg = tiny.settings("fedavg", base=tiny.KEYS | {"model": asked | {"pretrained": str(weights)}})
     assert not weights.exists()
-    tensors = room.initial(5)[0]
+    tensors = workspace.initial(5)[0]
     message = Message(
         tensors,
         {"seed": 0, "round": 0, "evaluate": True, "train": False, "last": False},
@@ -42,7 +42,7 @@ def test_only_the_server_reads_pretrained_weights(tmp_path):
 
 @pytest.mark.parametrize(
     ("line", "stays"),
-    [("Traceback (most recent call last)", True), ("cannot answer: ", True), ("hello", False)],
+    [("Traceback (most recent call last)", True), ("cannot reply: ", True), ("hello", False)],
 )
 def test_logs_with_an_error_are_kept(line, stays, tmp_path):
     processes = Processes(tmp_path / "logs")
@@ -101,7 +101,7 @@ def test_a_run_that_fails_leaves_another_one_its_images(monkeypatch):
 )
 def test_a_message_of_a_malicious_server_costs_only_a_line(caplog, options, setting, fault):
     fed, cfg = tiny.federation(), tiny.settings("fedavg")
-    tensors = tiny.workspace(cfg, fed).initial(5)[0]
+    tensors = tiny.workspace_of(cfg, fed).initial(5)[0]
     asked = {"seed": 0, "round": 0, "evaluate": True, "train": False, "last": False} | options
     packet = packed_message(Message(tensors, asked), task(Setting.of(cfg, fed, 1), "arm"))
     packet.header["client"] = "silo-0"

@@ -12,10 +12,10 @@ from uefl.engines.flower.link import Node
 class MemoryLink:
     """Nodes by number.
 
-    A node without a key in ``keys`` has its own key. A node that returns None does not answer. ``log`` has
+    A node without a key in ``keys`` has its own key. A node that returns None does not reply. ``log`` has
     the node of each message.
 
-    A message to a node in ``unregistered`` gets no number. ``torn`` counts, by node, the answers that do not
+    A message to a node in ``unregistered`` gets no number. ``torn`` counts, by node, the replies that do not
     come whole.
     """
 
@@ -38,14 +38,14 @@ class MemoryLink:
         self._number += 1
         self.log.append(node)
         if node not in self.nodes_there:
-            answer = GONE
+            reply = GONE
         else:
-            answer = self.nodes_there[node](decode(encode(packet)))
+            reply = self.nodes_there[node](decode(encode(packet)))
             if self.torn.get(node):
                 self.torn[node] -= 1
-                answer = TORN
-        if answer is not None:
-            self._replies[str(self._number)] = answer if isinstance(answer, str) else _sent(answer, most)
+                reply = TORN
+        if reply is not None:
+            self._replies[str(self._number)] = reply if isinstance(reply, str) else _sent(reply, most)
         return str(self._number)
 
     def arrived(self, numbers, seconds):
@@ -56,6 +56,6 @@ class MemoryLink:
             self._replies.pop(number, None)
 
 
-def _sent(answer, most):
-    frame = encode(answer)
+def _sent(reply, most):
+    frame = encode(reply)
     return LARGE if len(frame) > most else decode(frame)

@@ -100,7 +100,7 @@ def _halved(message, really):
 
 
 class Answering:
-    """A worker without a process, which answers at once."""
+    """A worker without a process, which replies at once."""
 
     def __init__(self, asked):
         self._asked = asked
@@ -124,7 +124,7 @@ def test_at_most_four_messages_for_each_worker_run_ahead():
 
 
 class Silent:
-    """A worker without a process, which never answers."""
+    """A worker without a process, which never replies."""
 
     def ask(self, packet):
         return Future()

@@ -85,8 +85,8 @@ def test_unreadable_and_foreign_replies_are_rejected(run):
     nodes = programs(federation)
     honest = dict(nodes)
 
-    def instead(node, answer):
-        nodes[node] = lambda packet: honest[node](packet) if packet.header["ask"] == "report" else answer
+    def instead(node, reply):
+        nodes[node] = lambda packet: honest[node](packet) if packet.header["ask"] == "report" else reply
 
     instead(10, Packet({"client": "silo-0"}, {}))
     instead(11, packed_reply(Reply("silo-0", 48)))

@@ -40,12 +40,12 @@ def unpack(records):
 class OneNode(Grid):
     """A Grid with node 7.
 
-    ``answer`` returns the reply to a message: records, or the code of an error of Flower's.
+    ``reply`` is a function of a message: records, or the code of an error of Flower's.
     """
 
-    def __init__(self, answer):
+    def __init__(self, reply):
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
-        self._answer, self._sent, self._count = answer, {}, count()
+        self._reply, self._sent, self._count = reply, {}, count()
 
     def set_run(self, run): ...
 
@@ -74,7 +74,7 @@ class OneNode(Grid):
         for number in message_ids:
             message = self._sent.pop(number, None)
             if message is not None:
-                yield FlowerReply(self._answer(message))
+                yield FlowerReply(self._reply(message))
 
 
 class TwoNodes(OneNode):
@@ -102,16 +102,16 @@ class TwoNodes(OneNode):
 class FlowerReply:
     """A message, as far as it is read; a silo may write anything into its metadata."""
 
-    def __init__(self, answer):
-        self.error = Error(answer) if isinstance(answer, int) else None
-        self.content = answer
+    def __init__(self, reply):
+        self.error = Error(reply) if isinstance(reply, int) else None
+        self.content = reply
 
     def has_error(self):
         return self.error is not None
 
 
 @contextmanager
-def run(answer, bounded=False, grid=OneNode):
+def run(reply, bounded=False, grid=OneNode):
     """Start a run over its nodes; return a list that gets the exception of its program, if there is one."""
     here, there = socket.socketpair()
     ended = []
@@ -119,7 +119,7 @@ def run(answer, bounded=False, grid=OneNode):
     def work():
         with there:
             try:
-                Messenger(grid(answer), there, bounded).work()
+                Messenger(grid(reply), there, bounded).work()
             except Exception as error:
                 ended.append(error)
 
@@ -136,8 +136,8 @@ def run(answer, bounded=False, grid=OneNode):
 MOST = 2**30  # bytes
 
 
-def reply_of(answer):
-    with run(answer) as (messages, _):
+def reply_of(reply):
+    with run(reply) as (messages, _):
         number = messages.push(7, Packet({"ask": "work"}, {}), None, MOST)
         return messages.arrived([number], 10.0)[number]
 
@@ -157,13 +157,13 @@ def test_each_object_of_a_large_message_is_small():
 
 
 def test_message_is_sent_and_its_reply_returned():
-    def answer(message):
+    def reply(message):
         assert message.metadata.message_type == "train"
         assert message.metadata.ttl == 9.0
         header, parts = unpack(message.content)
         return pack(Packet(header | {"heard": True}, {"update": {"x": parts["broadcast"]["x"] + 1}}))
 
-    with run(answer) as (messages, _):
+    with run(reply) as (messages, _):
         assert messages.nodes() == [Node(7, "", "")]
         sent = Packet({"ask": "work"}, {"broadcast": {"x": torch.arange(3.0)}})
         number = messages.push(7, sent, 9.0, MOST)
@@ -194,14 +194,14 @@ def test_replies_wait_and_forgotten_ones_are_dropped():
 
 
 def _raises(error):
-    def answer(message):
+    def reply(message):
         raise error
 
-    return answer
+    return reply
 
 
 @pytest.mark.parametrize(
-    ("answer", "why"),
+    ("reply", "why"),
     [
         (lambda message: 5, GONE),
         (lambda message: 3, TORN),
@@ -212,8 +212,8 @@ def _raises(error):
     ],
     ids=["gone", "torn", "crashed", "empty", "memory", "malformed"],
 )
-def test_invalid_reply_is_a_reason(answer, why):
-    assert reply_of(answer) == why
+def test_invalid_reply_is_a_reason(reply, why):
+    assert reply_of(reply) == why
 
 
 def test_a_failure_of_the_network_ends_the_run():
@@ -284,14 +284,14 @@ def test_reply_that_expands_in_memory_is_not_decoded():
 
 
 class OneConnection:
-    """The process of a silo, which answers one connection and keeps its frame."""
+    """The process of a silo, which replies to one connection and keeps its frame."""
 
-    def __init__(self, folder, answer):
+    def __init__(self, folder, reply):
         self.frame = None
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(folder / "silo"))
         self._listener.listen()
-        self._answer = answer
+        self._reply = reply
         self.thread = threading.Thread(target=self._work)
         self.thread.start()
 
@@ -299,8 +299,8 @@ class OneConnection:
         end, _ = self._listener.accept()
         with end, self._listener:
             _, self.frame = frames.receive(end)
-            if self._answer is not None:
-                frames.send(end, None, self._answer)
+            if self._reply is not None:
+                frames.send(end, None, self._reply)
 
 
 def asked(records, life=None):

@@ -52,9 +52,7 @@ class CodebookAlgorithm(Algorithm):
     }
     server_columns = extension_findings.COLUMNS
     marks: ClassVar = {
-        "extended": (
-            "codewords added to the client (decided on held-out training images; shown here: the test split)"
-        )
+        "extended": ("codewords added to the client (decided on holdout images; shown here: the test split)")
     }
     levels: ClassVar = {"threshold": ("entropy", "the threshold of each decision about extensions")}
 

@@ -58,7 +58,7 @@ class Parameters(CodebookParameters):
     criterion: Literal["entropy", "loss"] = Field(
         "entropy",
         description=(
-            "the quantity that is compared with the threshold, on held-out images: the mean"
+            "the quantity that is compared with the threshold, on holdout images: the mean"
             " `entropy`, or the cross-entropy `loss`"
         ),
     )

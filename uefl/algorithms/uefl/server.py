@@ -398,7 +398,7 @@ class UEFL(CodebookAlgorithm):
     def end_iteration(self, state: State, records: list[Record], turn: Turn) -> bool:
         """Extend client k next if and only if e_k > (1 + gamma) * reference.
 
-        The entropies e are on the clients' held-out data (eq. 7).
+        The entropies e are on the clients' holdout images (eq. 7).
 
         Raises:
             RunError: no client sent the value that decides.

@@ -40,10 +40,10 @@ def passed_on(message: Message) -> Message:
     try:
         with connected(SILO) as end:
             send(end, None, readable(message))
-            _, answer = receive(end)
+            _, frame = receive(end)
     except OSError:  # no reply, so that the server asks the next process of the silo
         sys.exit("the process of the silo has ended")
-    return reply_with(answer, message)
+    return reply_with(frame, message)
 
 
 def readable(message: Message) -> bytes:
@@ -87,8 +87,8 @@ def reply_with(frame: bytes | bytearray, message: Message) -> Message:
 class Messenger:
     """A messenger that sends the requests of a run to a Grid, and returns each reply as it arrives.
 
-    Each reply is handled separately. Its content decides neither which message it answers nor whether other
-    replies are read.
+    Each reply is handled separately. Its content decides neither which message it belongs to nor whether
+    other replies are read.
 
     Args:
         grid: the Grid of the run.

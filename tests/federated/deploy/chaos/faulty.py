@@ -50,7 +50,7 @@ def _dies(reply: Reply) -> None:
     kill_this_process()
 
 
-def _dies_answering(reply: Reply) -> None:
+def _dies_replying(reply: Reply) -> None:
     Path(os.environ[DYING]).touch()
 
 
@@ -86,7 +86,7 @@ DAMAGE: dict[str, Callable[[Reply], None]] = {
     "large": _large,
     "late": _late,
     "dies": _dies,
-    "answering": _dies_answering,
+    "answering": _dies_replying,
 }
 
 
@@ -98,13 +98,13 @@ class Faulty(SiloProgram):
 
     def __call__(self, packet: Packet | None) -> Packet:
         """Return the reply, damaged."""
-        answer = super().__call__(packet)
+        sent = super().__call__(packet)
         if packet is None:
-            return answer
+            return sent
         header, fault = packet.header, self.file.read_text()
         if header["ask"] != "work" or header["options"]["round"] != 1 or fault not in DAMAGE:
-            return answer
-        reply = reply_of(answer)
+            return sent
+        reply = reply_of(sent)
         DAMAGE[fault](reply)
         return packed_reply(reply)
 
