@@ -276,6 +276,17 @@ def test_markdown_has_at_most_100_columns(name):
     assert wide((ROOT / name).read_text(encoding="utf-8")) == []
 
 
+def test_each_change_is_a_sentence_of_one_line():
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    for version in text.split("\n## ")[1:]:
+        headings = re.findall(r"^### (.*)", version, re.MULTILINE)
+        assert set(headings) <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+        assert len(headings) == len(set(headings))
+        entries = version.partition("\n### ")[2].splitlines()[1:]
+        changes = [line for line in entries if line and not line.startswith(("- **", "### "))]
+        assert [line for line in changes if not re.fullmatch(r"  - .*\.", line) or ". " in line] == []
+
+
 # stems as American English spells them otherwise; a name of another library is none of ours
 BRITISH = re.findall(
     r"\w+",
