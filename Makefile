@@ -90,7 +90,8 @@ build/flower/.installed build/flower-newest/.installed: build/%/.installed: requ
 lint: .venv/.packages
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
-	.venv/bin/clang-format --dry-run -Werror $$(git ls-files 'csrc/*.cpp' 'csrc/*.h' 'csrc/*.cu' 'tests/cpp/*.cpp' 'benchmarks/*.cpp')
+	.venv/bin/clang-format --dry-run -Werror $$(git ls-files 'csrc/*.cpp' 'csrc/*.h' 'csrc/*.cu' 'tests/cpp/*.cpp' 'tests/cpp/*.h' \
+	  'benchmarks/*.cpp' 'benchmarks/*.h' 'benchmarks/*.cu')
 	.venv/bin/mypy
 
 # The tests share the objects of the package.

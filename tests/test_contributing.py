@@ -102,3 +102,10 @@ def test_the_recipe_of_an_op_is_complete(tmp_path):
         "uefl::center_rows(Tensor x, float weight) -> Tensor centered",
     ], done.stderr
     assert done.returncode == 0, done.stderr
+
+
+def test_the_row_of_the_checks_names_their_targets():
+    checks = re.findall(r"^make ([a-z-]+)$", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    (row,) = re.findall(r"^\| `bash \.ci/run` \| ([^.]+)\.", text, re.MULTILINE)
+    assert re.findall("`(?:make )?([a-z-]+)`", row) == checks

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from uefl import config
+from uefl.algorithms.base import registry
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -52,3 +53,8 @@ def test_targets_modules_presets_and_links_are_there():
         assert "://" in link or (ROOT / link).exists(), link
     for name in named:
         assert "".join(name) in config.presets(), name
+
+
+def test_the_number_of_algorithms_is_the_registry_s():
+    text = " ".join(README.split())
+    assert [int(number) for number in re.findall(r"`uefl` has (\d+) algorithms", text)] == [len(registry())]

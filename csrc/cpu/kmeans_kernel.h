@@ -41,8 +41,8 @@ struct KMeansKernel {
   double (*distance)(const Dense& x, int64_t row, const char* center);
   // Writes the same distances of rows [lo, hi) to each of k centers [k, d] in float64: out [hi - lo, k].
   void (*distances)(const Dense& x, int64_t lo, int64_t hi, const double* centers, int64_t k, double* out);
-  // Writes these distances up to rounding, and faster. Apart from underflow, the relative error is at most (d
-  // + 8) 2^-53.
+  // Writes these distances up to rounding, and faster. Apart from underflow, the relative error is at most
+  // (d + 8) 2^-53.
   void (*scores)(const Dense& x, int64_t lo, int64_t hi, const double* centers, int64_t k, double* out);
   // Writes y = row - mean in float32. The caller has padded y with zeros to a multiple of 64. Returns the sum
   // of the squares of y.
@@ -50,7 +50,8 @@ struct KMeansKernel {
   // Writes -y.b for `count` of the centers [k, pitch]. pitch is a multiple of 64.
   void (*products)(const float* y, const float* centers, int64_t pitch, const int32_t* code, int64_t count,
                    float* out);
-  // Returns one bit for each of 64 centers: half_squares + reach - norm * way <= limit.
+  // Returns one bit for each of 64 centers: half_squares + reach - norm * way <= limit. `way` is the distance
+  // that a center has moved so far, and `reach` its -y.b + norm * way at the last product (kmeans_bounds.h).
   uint64_t (*possible)(const float* reach, const float* half_squares, const float* way, float norm,
                        float limit);
   // Computes distances = min(distances, nearest), both [count]. Returns the sum of their potentials. A

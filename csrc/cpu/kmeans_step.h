@@ -107,7 +107,7 @@ using FindLabels = std::function<void(const Dense& x, int64_t first, int64_t las
 bool kmeans_step(const StridedRows& x, int64_t block_rows, const std::function<FindLabels()>& finder,
                  const void* centers, const KMeansUnits& units, const Parallel& parallel, int64_t* labels,
                  KMeansTotals& totals, double* distances);
-// Does the same with labels from a search of the centers.
+// Moves each row as above, with labels from a search.
 bool kmeans_step(const StridedRows& x, const Search& search, const void* centers, const KMeansUnits& units,
                  const Parallel& parallel, int64_t* labels, KMeansTotals& totals, double* distances);
 

@@ -2,9 +2,8 @@
 //
 // The float64 distance defines the result (Search::canonical): terms are rounded and added in the order of
 // the elements, ties go to the lowest index, and NaN never wins. Most rows do not need it:
-//   1. Score all codewords for a tile of rows in float32 or three bfloat16 products, and keep the best and
-//   the
-//      second-best score (vq_assign_kernel.h, for each instruction set).
+//   1. Score all codewords for a tile of rows in float32 or three bfloat16 products, and keep the best
+//      and the second-best score (vq_assign_kernel.h, for each instruction set).
 //   2. Accept the best one if the gap exceeds the error bound of common/certificate.h.
 //   3. Score the other rows again, and evaluate the few codewords within the bound by the definition.
 // A few codewords, or short ones, need no score, because the definition is as fast
@@ -85,8 +84,8 @@ class Search {
   // Returns the codewords in float64, [books, k, d]. A search of few rows has only the chosen codewords.
   const double* codewords() const { return codewords_.get(); }
 
-  // For one shared codebook, returns x with its segments viewed as rows if its strides allow that. Tiles are
-  // then fuller, and the results are the same.
+  // Views the segments of x as rows if its strides allow that (one shared codebook only). Tiles are then
+  // fuller, and the results are the same.
   StridedRows flatten_segments(const StridedRows& x) const;
 
   int64_t block_rows(int64_t dim) const { return cpu::block_rows(dim, k_); }

@@ -26,8 +26,8 @@ __device__ double square_norm(int64_t d, const Value& value) {
   return total;
 }
 
-// Calls work(item, there) for groups of eight lanes that share the items. The four groups of a warp advance
-// together, even if there is no item for one of them.
+// Calls work(item, there) for groups of eight lanes that share the items. All four groups of a warp run the
+// same number of steps; a group may have no item.
 template <class Work>
 __device__ void for_each_group(int64_t items, const Work& work) {
   const int64_t groups = int64_t{gridDim.x} * blockDim.x / kSquareLanes,

@@ -85,7 +85,7 @@ def test_quorum_counts_the_clients_that_measure():
                     reply.error, reply.metrics = "lost", {}
                 yield reply
 
-    with pytest.raises(RunError, match=r"[01] of 2 clients .*quorum .*\b2\b"):
+    with pytest.raises(RunError, match=r"[01] .*2 .*quorum .*\b2\b"):
         tiny.finish(tiny.arm(cfg, federation, Refuses)[0])
 
 

@@ -65,7 +65,7 @@ def test_quorum_is_a_share_of_the_participants():
     one, _, _ = arm(
         settings("fedavg", participation=0.5, quorum=1.0, seed=3), wrap=lambda e: TamperingEngine(e, broken)
     )
-    with pytest.raises(RunError, match=r"\b2 clients .*quorum .*\b2\b"):
+    with pytest.raises(RunError, match=r"\b2 .*quorum .*\b2\b"):
         one.turn()
 
 

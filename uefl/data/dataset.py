@@ -19,8 +19,7 @@ class DataSet:
 
     A source of several parts lists the training images first, then the test images.
 
-    A data set to be dealt has no ``groups``. A source that brings its own clients or domains names them, and
-    the group of every image.
+    Only a source with its own clients or domains has ``groups``: their names, and the group of every image.
     """
 
     name: str

@@ -107,7 +107,7 @@ def of_classes(names: Sequence[str], classes: Sequence[str], train: Counts, test
 
 
 def of_twins(twins: Sequence[tuple[str, str]], inputs: Inputs = IMAGES) -> list[str]:
-    """Return a note where images are both trained on and measured on."""
+    """Return a note on images that occur both in training and in a test."""
     if not twins:
         return []
     measured, trained = twins[0]

@@ -167,7 +167,7 @@ def _draw_clients(run: RunFolder, key: str) -> Figure:
 
 
 def _draw_many_clients(run: RunFolder, key: str) -> Figure:
-    """Draw a panel per arm: mean and band of all clients, and a thin line per client with a mark."""
+    """Draw a panel per arm: mean and band of all clients, and a thin line per client with an event."""
     figure, axes = panels(len(run.arms), 3, 3.4, 2.7, above=0.7, least=4.4, sharex=True, sharey=True)
     for ax, arm in zip(axes.flat, run.arms, strict=False):
         values = run.series(arm, key)
@@ -267,7 +267,7 @@ def _draw_levels(ax: Axes, run: RunFolder, key: str, *arms: str) -> None:
 
 
 def marked(run: RunFolder, arm: str) -> list[Record]:
-    """Return the records of an arm with a mark of its algorithm."""
+    """Return the records of an arm with a mark: an event of the algorithm (extension)."""
     return [r for r in run.of(arm) if any(r.get(mark) for mark in run.algorithms[arm].marks)]
 
 

@@ -1,4 +1,4 @@
-"""Bases made of scikit-learn's own classes.
+"""Provide base classes that inherit from scikit-learn.
 
 They give parameters, set_output, metadata routing, tags, and representations in notebooks.
 """

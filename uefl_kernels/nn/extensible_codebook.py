@@ -60,7 +60,7 @@ class ExtensibleCodebook(Float32Module):
         start = shared.new_zeros(capacity, self.dim, dtype=torch.float32)
         self.weights = nn.ParameterList(nn.Parameter(start.clone()) for _ in clients)
         self.members: list[frozenset[str]] = []
-        self._rows: list[dict[str, slice]] = []  # of each block, where it is in the buffer of each member
+        self._rows: list[dict[str, slice]] = []  # of each block, where it is in the buffer of each client
         self._sizes = dict.fromkeys(self.clients, 0)
         self.extend(self.clients, shared)
 
@@ -86,7 +86,7 @@ class ExtensibleCodebook(Float32Module):
         return codes
 
     def rows(self, block: int, client: str) -> slice:
-        """Return the rows of a block in the codebook of one of its members."""
+        """Return the rows of a block in the codebook of a client that sees it."""
         if client not in self._rows[block]:
             raise ValueError(f"ExtensibleCodebook: client {self._known(client)!r} does not see block {block}")
         return self._rows[block][client]
@@ -94,7 +94,7 @@ class ExtensibleCodebook(Float32Module):
     def block(self, block: int, client: str | None = None) -> torch.Tensor:
         """Return ``[v, d]``, a view of a client's copy of a block.
 
-        By default it is the copy of the first member of the block.
+        By default it is the copy of the first client that sees the block.
         """
         client = next(iter(self._rows[block])) if client is None else client
         codes: torch.Tensor = self._weight(client)[self.rows(block, client)]
@@ -128,7 +128,7 @@ class ExtensibleCodebook(Float32Module):
                 )
         if not names or len(set(names)) != len(names):
             raise ValueError(
-                f"ExtensibleCodebook: a block must have distinct members, at least one, got {names}"
+                f"ExtensibleCodebook: a block must have distinct clients, at least one, got {names}"
             )
         if not bool(torch.isfinite(codes).all()):
             raise ValueError("ExtensibleCodebook: the block holds NaN or infinity")
@@ -140,7 +140,7 @@ class ExtensibleCodebook(Float32Module):
 
     @torch.no_grad()
     def set_block(self, block: int, codes: torch.Tensor) -> None:
-        """Give every member of a block these codewords, ``[v, d]``."""
+        """Replace the codewords ``[v, d]`` of a block for every client that sees it."""
         if codes.shape != self.block(block).shape:
             raise ValueError(
                 f"ExtensibleCodebook: block {block} has shape {list(self.block(block).shape)}, got"
@@ -151,13 +151,13 @@ class ExtensibleCodebook(Float32Module):
 
     @torch.no_grad()
     def average(self, block: int = 0, mass: Sequence[float] | torch.Tensor | None = None) -> torch.Tensor:
-        """Replace the members' copies of a block by their mean.
+        """Replace the clients' copies of a block by their mean.
 
         Args:
             block: its number.
-            mass: the weight of each member, in the order of ``clients``, or ``[members, v]`` of each one's
-                codewords (how often it used them); equal by default. A codeword without mass anywhere gets
-                the plain mean.
+            mass: the weight of each client that sees the block, in the order of ``clients``; or ``[c, v]``,
+                how often each of these c clients used each codeword. Equal by default. A codeword without
+                mass anywhere gets the plain mean.
 
         Returns:
             The block, ``[v, d]``.

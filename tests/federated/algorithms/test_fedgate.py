@@ -35,7 +35,7 @@ def test_only_the_own_layer_and_its_weight_stay_with_the_client():
 
 
 class TurnOnHoldout:
-    """A client's turn with holdout images of known probabilities, instead of a network's."""
+    """Stand in for a client's turn: the holdout probabilities are given, no network runs."""
 
     def __init__(self, workspace, shared, own):
         self.net, self.workspace, self.metrics = workspace.net, workspace, {}

@@ -148,10 +148,7 @@ GOOD = (PIXELS[:20], LABELS[:20])
         ({"a": ([1, 2, 3], None)}, "a/train: item 0 .*int;.*pair"),
         ({"a": ([("x", 1)], None)}, "a/train: image 0 .*str;.*PIL"),
         ({"a": ([(PIXELS[0], b"cat")], None)}, "a/train: item 0: .*integer.*b'cat'.*bytes"),
-        (
-            {"a": ([(PIXELS[0, :2], 1)], None)},
-            r"a/train: image 0: expected \[C, H, W\] with C = 1 or 3, got \[2, 6, 5\]",
-        ),
+        ({"a": ([(PIXELS[0, :2], 1)], None)}, r"a/train: image 0: .*\[C, H, W\] .*C = 1 .*3, .*\[2, 6, 5\]"),
         ({"a\nb": (GOOD, GOOD)}, r"client 'a\\nb': .*printable"),
     ],
 )

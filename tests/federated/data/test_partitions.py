@@ -180,7 +180,7 @@ def test_a_class_that_runs_short_is_replaced():
 
 def test_impossible_dirichlet_is_refused(monkeypatch):
     monkeypatch.setattr(dirichlet, "_ATTEMPTS", 20)
-    with pytest.raises(UserError, match=r"key 'alpha': 20 draws .*alpha = 0.001 .*\d+ of 50 clients"):
+    with pytest.raises(UserError, match=r"key 'alpha': 20 .*alpha = 0.001 .*\d+ .*\b50\b"):
         dealt(
             table(),
             {"scheme": "dirichlet", "convention": "over_clients", "alpha": 0.001},

@@ -78,11 +78,12 @@ class UEFL(CodebookAlgorithm):
     # --- codebooks -----------------------------------------------------------------------------------------
 
     def server_state(self, values: torch.Tensor, buffers: torch.Tensor, net: torch.nn.Module) -> State:
-        """Return the state of FedAvg, the blocks of codewords, their members, and the clients to extend.
+        """Return the state of FedAvg, the blocks of codewords, and the clients to extend.
 
-        ``uncertain``: clients above the threshold after the last iteration. ``pending``: clients that still
-        need new codewords. ``extended``: clients extended in the last round. ``at_silo``: number of rows of a
-        client's codebook that its silo has trained and keeps, by client.
+        ``members``: the clients that see each block. ``uncertain``: clients above the threshold after the
+        last iteration. ``pending``: clients that still need new codewords. ``extended``: clients extended in
+        the last round. ``at_silo``: number of rows of a client's codebook that its silo has trained and
+        keeps, by client.
         """
         state = super().server_state(values, buffers, net)
         state.plain = {"members": [], "threshold": None, "uncertain": [], "pending": [], "extended": []}

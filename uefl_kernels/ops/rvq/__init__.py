@@ -302,6 +302,6 @@ def _checked(
         if codebook.dim() != first.dim() or codebook.shape[-1] != first.shape[-1]:
             raise ValueError(
                 f"rvq: codebook {place} has shape {list(codebook.shape)} and the first {list(first.shape)};"
-                " make their codewords equally long and their segments as many"
+                " give all codebooks the same number of segments and the same codeword length"
             )
     return stages
