@@ -1,9 +1,9 @@
-"""Install the package; CMakeLists.txt builds the kernels.
+"""Install the package.
 
-Without a compiler that works the Python part is installed, with one warning. UEFL_REQUIRE_KERNELS=1 makes
-that an error, and UEFL_BUILD=off (or 0, no, false) does not try. CMAKE_ARGS, quoted as in a shell, and
-MAX_JOBS go to CMake. Without build isolation, install the packages that ``tools/backend/build_backend.py``
-names first.
+CMakeLists.txt builds the kernels. Without a compiler that works the Python part is installed, with one
+warning. UEFL_REQUIRE_KERNELS=1 makes that an error, and UEFL_BUILD=off (or 0, no, false) does not try.
+CMAKE_ARGS, quoted as in a shell, and MAX_JOBS go to CMake. Without build isolation, install the packages that
+``tools/backend/build_backend.py`` names first.
 """
 
 import logging
@@ -126,7 +126,7 @@ class CMakeBuild(build_ext):
             shutil.copy(built / NOTE, package)
 
     def compile(self, out, build):
-        """Run CMake once; raise NotCompiled if it fails."""
+        """Run CMake once, or raise NotCompiled if it fails."""
         for package in ("torch", "pybind11"):
             if find_spec(package) is None:
                 raise NotCompiled(

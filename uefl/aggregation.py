@@ -30,7 +30,7 @@ class Mean(Protocol):
     """A running average of tensors of one shape, of any floating type."""
 
     def add(self, x: torch.Tensor, weight: Any) -> None:
-        """Add one client's tensor; it may be overwritten afterwards."""
+        """Add one client's tensor, which may be overwritten afterwards."""
 
     def result(self) -> torch.Tensor:
         """Return the average in float32, or the tensor of the round before if nothing was added."""
@@ -50,7 +50,7 @@ class WeightedMean:
         self._weight = 0.0
 
     def add(self, x: torch.Tensor, weight: float) -> None:
-        """Add one client's tensor; it may be overwritten afterwards.
+        """Add one client's tensor, which may be overwritten afterwards.
 
         Raises:
             ValueError: a weight that is not a number of 0 or more. A NaN or negative weight would make the
@@ -137,13 +137,18 @@ class Rule:
         algorithm.add(state, averages, update)
 
     def finish(self, averages: dict[str, Any], *place: str | int) -> None:
-        """Finish after the last update of a round; ``place`` is the position in the run."""
+        """Finish after the last update of a round.
+
+        ``place`` is the position in the run.
+        """
         if self._rule == "krum":
             choose(averages, self._attackers)
 
 
 def robust(averages: Mapping[str, Mean], rule: str, attackers: int) -> dict[str, Mean]:
-    """Replace every weighted mean by a robust rule; ``mean`` changes nothing.
+    """Replace every weighted mean by a robust rule.
+
+    ``mean`` changes nothing.
 
     Raises:
         TypeError: an average that is not a plain weighted mean.
@@ -217,7 +222,7 @@ def choose(averages: Mapping[str, Mean], attackers: int) -> None:
 
 
 def rejection(reply: Reply, message: Message, max_norm: float, largest: float = LARGEST) -> str | None:
-    """Return the reason to reject an update; None: it has the tensors that the message expects.
+    """Return the reason to reject an update, or None if it has the tensors that the message expects.
 
     Args:
         max_norm: bound on the L2 distance between sent and returned tensors of the same name; 0: none.

@@ -91,7 +91,7 @@ class Run:
         return table
 
     def model(self, arm: str | None = None) -> saved.SavedModel:
-        """Return the trained model of an arm; without a name, of the only arm.
+        """Return the trained model of an arm, or of the only arm if there is no name.
 
         Raises:
             UserError: no such arm, or several, or none that has ended; a network that was given in Python,
@@ -114,7 +114,10 @@ class Run:
 
 
 def _config(source: Any, arms: Any, overrides: dict[str, Any], *, given: bool) -> Config:
-    """Return the checked configuration; ``given``: a network comes from Python."""
+    """Return the checked configuration.
+
+    ``given`` means that a network comes from Python.
+    """
     if isinstance(source, Config):
         if overrides or arms is not None:
             raise UserError("a checked configuration takes no overrides; give a preset, a path or a mapping")
@@ -303,7 +306,10 @@ def _deployment(
     given_here: Mapping[str, Any],
     cfg: Config | None,
 ) -> AbstractContextManager[runs.ClientPool | None]:
-    """Return the place of the clients, or None for this process; without ``cfg`` the run will report it."""
+    """Return the place of the clients, or None for this process.
+
+    Without ``cfg`` the run will report the place.
+    """
     if engine == "local":
         return nullcontext()
     named = repr(engine) if isinstance(engine, str) else f"uefl.{engine!r}"

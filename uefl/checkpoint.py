@@ -45,7 +45,7 @@ def save(directory: Path, tensors: dict[str, torch.Tensor], plain: dict[str, Any
 
 
 def load(directory: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]] | None:
-    """Read the checkpoint of a run; return None if there is none yet.
+    """Read the checkpoint of a run, or return None if there is none yet.
 
     Raises:
         UserError: another schema version, a file that is missing, truncated or altered.
@@ -131,7 +131,10 @@ def _item_size(about: dict[str, Any]) -> int:
 
 
 def copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Copy tensors to the CPU; safetensors refuses tensors that share memory."""
+    """Copy tensors to the CPU.
+
+    The copies are separate, because safetensors refuses tensors that share memory.
+    """
     return {
         name: t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()
     }

@@ -77,7 +77,7 @@ def _in_a_line() -> Iterator[None]:
 
 
 class _Commands(TyperGroup):
-    """Print an error in one line in every command; without a command, print the help."""
+    """Print an error in one line in every command, and the help without a command."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         with _in_a_line() if args else nullcontext():
@@ -189,7 +189,7 @@ class _Pipe(Console):
     """A console that raises BrokenPipeError if its output is closed."""
 
     def on_broken_pipe(self) -> None:
-        """Raise the error; rich would end the process silently."""
+        """Raise the error, because rich would end the process silently."""
         raise BrokenPipeError
 
 
@@ -356,7 +356,7 @@ def _resumable(folder: Path, go_on: str) -> Iterator[None]:
 
 
 def _show_results(console: Console, folder: Path) -> int:
-    """Print the tables of a run and the places of its report; return the number of rejected replies."""
+    """Print the tables of a run and the places of its report, and count the rejected replies."""
     from . import report
 
     run = report.read_run(folder)
@@ -613,9 +613,9 @@ def suite(
     device: _OnDevice = _Device.auto,
     data_root: _DataRoot = None,
 ) -> None:
-    """Run every arm of a suite with several seeds, and report; without a name, list the suites of the papers.
+    """Run every arm of a suite with several seeds, and report.
 
-    A second call continues where the first one stopped.
+    Without a name, list the suites of the papers. A second call continues where the first one stopped.
     """
     if name is None:
         from .suites.suite import suites
@@ -710,7 +710,10 @@ def report(
 
 
 def _written(folder: Path) -> RunFolder:
-    """Write the report of a run and return the run; a folder that is read-only gets a note."""
+    """Write the report of a run and return the run.
+
+    A folder that is read-only gets a note instead.
+    """
     from . import report as reports
 
     try:
@@ -744,7 +747,10 @@ def doctor() -> None:
 
 
 class _Terminated(KeyboardInterrupt):
-    """A signal that ends a run as Ctrl-C does; its argument is the number of the signal."""
+    """A signal that ends a run as Ctrl-C does.
+
+    Its argument is the number of the signal.
+    """
 
     def __init__(self, number: int = signal.SIGTERM) -> None:
         super().__init__(number)

@@ -45,7 +45,10 @@ class ClassSums(NamedTuple):
 
     @property
     def present(self) -> torch.Tensor:
-        """Return the classes with images, ``[c]`` int64; other classes do not count."""
+        """Return the classes with images, ``[c]`` int64.
+
+        Other classes do not count.
+        """
         return self.counts.nonzero().flatten()
 
     @property
@@ -57,7 +60,7 @@ class ClassSums(NamedTuple):
 def neural_collapse(
     features: torch.Tensor, labels: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> Collapse:
-    """Compute the metrics of features in float64; classes without images are left out.
+    """Compute the metrics of features in float64, over the classes that have images.
 
     Args:
         features: ``[N, D]``, the input of the last layer.

@@ -38,7 +38,7 @@ class InvalidPriors(UserError, ValueError):
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's text, at most 200 characters; its class if it has no text."""
+    """Return the first line of an error's text, at most 200 characters, or its class without a text."""
     line = str(error).strip().partition("\n")[0]
     return line[:200] or type(error).__name__
 

@@ -43,7 +43,7 @@ def keep(out: Path, arm: int, name: str) -> None:
 
 
 def kept(out: Path, name: str) -> State | None:
-    """Return the state of an arm before its last turn; None if it has not ended yet.
+    """Return the state of an arm before its last turn, or None if it has not ended yet.
 
     Raises:
         UserError: it is damaged.

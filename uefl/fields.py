@@ -1,4 +1,7 @@
-"""Parse tables of keys into pydantic models; each error is one line for the user."""
+"""Parse tables of keys into pydantic models.
+
+Each error is one line for the user.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +64,9 @@ def unknown(
 
 
 def check_unused(values: BaseModel, key: str, why: str, section: str = "") -> None:
-    """Refuse a key without effect, unless it has its default; run folders write out all defaults.
+    """Refuse a key without effect, unless it has its default.
+
+    Run folders write out all defaults.
 
     Raises:
         UserError: the key has another value; ``section`` stands before it in the message.

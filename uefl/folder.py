@@ -245,7 +245,7 @@ class Metrics:
 
 
 def read_silos(out: Path) -> Silos:
-    """Return the content of ``silos.json`` of a run folder; empty if there is no such file.
+    """Return the content of ``silos.json`` of a run folder, or an empty mapping without this file.
 
     Raises:
         UserError: the file is damaged.

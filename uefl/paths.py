@@ -60,7 +60,7 @@ def check_name(path: Path, what: str) -> None:
 
 
 def special(path: Path) -> str | None:
-    """Return the kind of a path that is neither a file nor a folder, such as ``a pipe``; else None.
+    """Return the kind of a path that is neither a file nor a folder, such as ``a pipe``, otherwise None.
 
     Opening one could wait for ever.
     """
@@ -130,7 +130,9 @@ def other_capitals(path: Path) -> str:
 
 @contextmanager
 def named(path: Path) -> Iterator[None]:
-    """Add the written path to an error of the system; Python leaves it out for a full disk.
+    """Add the written path to an error of the system.
+
+    Python leaves it out for a full disk.
 
     Raises:
         OSError: as it was raised within, with ``filename``.

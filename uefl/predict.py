@@ -190,7 +190,7 @@ def table(rows: Sequence[ImagePrediction]) -> Table:
 
 
 def _images_of(paths: Sequence[Path], skipped: list[Path]) -> ImageList:
-    """Return the images of files and folders; add other files of the folders to ``skipped``."""
+    """Return the images of files and folders, and add other files of the folders to ``skipped``."""
     files = list(dict.fromkeys(file for path in paths for file in _files(path, skipped)))
     if not files:
         raise UserError(f"{', '.join(map(str, paths))}: no image found")
@@ -198,7 +198,10 @@ def _images_of(paths: Sequence[Path], skipped: list[Path]) -> ImageList:
 
 
 def _rows_of(model: SavedModel, paths: Sequence[Path]) -> Vectors:
-    """Return the rows of tables, by file and number; columns that the model does not know are passed over."""
+    """Return the rows of tables, by file and number.
+
+    Columns that the model does not know are passed over.
+    """
     parts, names = [], []
     for path in paths:
         if path.suffix.lower() not in own_table.SUFFIXES:
@@ -210,7 +213,10 @@ def _rows_of(model: SavedModel, paths: Sequence[Path]) -> Vectors:
 
 
 def _files(path: Path, skipped: list[Path]) -> Iterator[Path]:
-    """Yield the image files of a path, by name; in a folder these are the formats that Pillow reads."""
+    """Yield the image files of a path, by name.
+
+    In a folder these are the files in formats that Pillow reads.
+    """
     check_name(path, "the image")
     if not path.is_dir() or special(path) is not None:
         yield path

@@ -170,7 +170,10 @@ class Privacy:
         return found
 
     def add(self, algorithm: Algorithm, state: State, averages: dict[str, Any], update: Reply) -> None:
-        """Add the update of a client, all its tensors cut together; its weight has no meaning."""
+        """Add the update of a client, all its tensors cut together.
+
+        Its weight has no meaning.
+        """
         factor = clip_factor(
             {name: (update.tensors[name], mean.old) for name, mean in averages.items()}, self.run.clip_norm
         )
@@ -236,7 +239,7 @@ class PoissonParticipants:
         self._clients, self._share, self._key, self._arm = clients, share, key, arm
 
     def of(self, round: int) -> tuple[str, ...]:
-        """Return the names that are drawn for a round, sorted; there may be none."""
+        """Return the names that are drawn for a round, sorted and possibly none."""
         draws = uniform(self._key, b"", len(self._clients), "participants", self._arm, round)
         return tuple(name for name, draw in zip(self._clients, draws, strict=True) if draw < self._share)
 

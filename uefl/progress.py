@@ -75,9 +75,9 @@ class LiveProgress:
         )
 
     def client(self, arm: str, round: int, client: str) -> None:
-        """Show that a client begins; earlier clients of this round are done.
+        """Show that a client begins.
 
-        After the last round follows an exchange that only measures.
+        Earlier clients of this round are done. After the last round follows an exchange that only measures.
         """
         place = f"round {min(round + 1, self._rounds)}/{self._rounds}"
         self._begun = self._begun + 1 if self._progress.tasks[0].fields["round"] == place else 0
@@ -87,7 +87,10 @@ class LiveProgress:
         self._progress.update(self._task, completed=steps, round=place, client=escape(label(client)))
 
     def round(self, arm: str, round: int, records: list[dict[str, Any]]) -> None:
-        """Show the metrics of a round; the exchange that measured it has already trained the next one."""
+        """Show the metrics of a round.
+
+        The exchange that measured the round has already trained the next one.
+        """
         self._progress.update(self._task, measured=means(records))
 
     def notice(self, message: str) -> None:

@@ -62,7 +62,10 @@ class Observer(Protocol):
     """An object that receives the progress of a run."""
 
     def start(self, arms: list[str], rounds: int, clients: int) -> None:
-        """Handle the start of a run; ``rounds`` is the number for each arm."""
+        """Handle the start of a run.
+
+        ``rounds`` is the number for each arm.
+        """
 
     def arm(self, name: str, done_rounds: int) -> None:
         """Handle the start of an arm, or its continuation after ``done_rounds``."""
@@ -87,7 +90,7 @@ class ClientPool(Protocol):
     """whether clients keep their private states themselves"""
 
     def federation(self, cfg: Config, data_root: Path | None, known: Silos) -> Federation:
-        """Find all clients; UserError or RunError where that fails.
+        """Find all clients, or raise UserError or RunError.
 
         ``known`` is what an interrupted run had in :attr:`silos`.
         """

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Table:
-    """Text in rows and columns; the first column names the row."""
+    """Text in rows and columns.
+
+    The first column names the row.
+    """
 
     title: str
     header: list[str]

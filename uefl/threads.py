@@ -37,7 +37,7 @@ def threads_for(net: nn.Module, example: torch.Tensor, batch_size: int) -> int:
 
 
 def _quota_cores() -> float:
-    """Return the number of cores in the control group's quota; infinity without a quota."""
+    """Return the number of cores in the control group's quota, or infinity without a quota."""
     try:
         quota, period = _QUOTA.read_text().split()
     except (OSError, ValueError):

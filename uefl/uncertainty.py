@@ -19,7 +19,7 @@ from .models.net import Net
 
 
 class Prediction(NamedTuple):
-    """Predictions for B images and C classes; entropies in nats."""
+    """Predictions for B images and C classes, with entropies in nats."""
 
     probs: torch.Tensor
     """``[B, C]`` mean over the passes or members, float32"""
@@ -72,7 +72,7 @@ def of_network(
 
 @lru_cache(maxsize=2)  # of the arm at work: a network is traced once, and its weights change in place
 def _dropout_layer(net: nn.Module) -> MCDropout | None:
-    """Return the layer that draws passes of a network; None: it has no dropout."""
+    """Return the layer that draws passes of a network, or None if it has no dropout."""
     if not any(
         isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in net.modules()
     ):

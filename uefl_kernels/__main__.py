@@ -11,7 +11,10 @@ from importlib import import_module
 
 
 def main() -> None:
-    """Run the command line; without the packages of the federated layer, print how to install them."""
+    """Run the command line.
+
+    Without the packages of the federated layer, print how to install them.
+    """
     spin_briefly()
     try:
         import_module("uefl")
@@ -21,7 +24,10 @@ def main() -> None:
 
 
 def spin_briefly() -> None:
-    """Let waiting threads leave the cores to other programs; OpenMP reads it when torch is imported."""
+    """Let waiting threads leave the cores to other programs.
+
+    OpenMP reads it when torch is imported.
+    """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 

@@ -1,6 +1,7 @@
-"""Public names that need torch; ``uefl_kernels`` imports them on first use.
+"""Public names that need torch.
 
-The estimators are imported when they are asked for, since scikit-learn comes with them where it is installed.
+``uefl_kernels`` imports them on first use. The estimators are imported when they are asked for, since
+scikit-learn comes with them where it is installed.
 """
 
 from importlib import import_module

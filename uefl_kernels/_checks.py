@@ -1,4 +1,7 @@
-"""Input checks that the ops share; each message names the fault, the expected value and a remedy."""
+"""Input checks that the ops share.
+
+Each message names the fault, the expected value and a remedy.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +89,7 @@ def needs_gradient(*tensors: torch.Tensor) -> bool:
 
 
 def needs_gradient_without_vmap(op: str, tensor: torch.Tensor) -> bool:
-    """Return ``needs_gradient``; raise RuntimeError where ``vmap`` would lose the gradient."""
+    """Return ``needs_gradient``, or raise RuntimeError where ``vmap`` would lose the gradient."""
     needed = needs_gradient(tensor)
     if needed and not tensor.requires_grad:
         raise RuntimeError(
@@ -111,7 +114,7 @@ def check_weights(op: str, **weights: float) -> None:
 
 
 def check_search(op: str, x: torch.Tensor, codebook: torch.Tensor, metric: str, precision: str) -> None:
-    """Validate the arguments of a search; raise TypeError or ValueError before any work."""
+    """Validate the arguments of a search, or raise TypeError or ValueError before any work."""
     check_tensor(op, "x", x)
     check_tensor(op, "codebook", codebook)
     if metric not in METRICS:

@@ -1,6 +1,7 @@
-"""Define ops: one schema, one reference and one fake each; compiled kernels attach by dispatch key.
+"""Define ops: one schema, one reference and one fake each.
 
-Each backend has a dispatcher namespace, and an op has the same name and schema in all of them:
+Compiled kernels attach by dispatch key. Each backend has a dispatcher namespace, and an op has the same name
+and schema in all of them:
 
 =================  =====================================================================================
 ``uefl``           the default: the compiled CPU kernel on CPU tensors, CUDA C++ or Triton on CUDA tensors.
@@ -386,10 +387,11 @@ def forced() -> str:
 
 
 def resolve(name: str, x: torch.Tensor) -> Any:
-    """Return the overload of an op for the active backend; raise RuntimeError if a forced backend is absent.
+    """Return the overload of an op for the active backend.
 
-    A CUDA tensor gets the overload of the CUDA C++ kernel, so that no Python runs between call and kernel. A
-    graph under compilation keeps the overload of ``uefl``, so that other machines can run it.
+    Raises RuntimeError if a forced backend is absent. A CUDA tensor gets the overload of the CUDA C++ kernel,
+    so that no Python runs between call and kernel. A graph under compilation keeps the overload of ``uefl``,
+    so that other machines can run it.
     """
     if _forced == "auto" and x.is_cuda and not torch.compiler.is_compiling() and _native(name, x.device):
         return _overloads["uefl_cuda", name]

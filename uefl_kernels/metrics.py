@@ -17,15 +17,18 @@ from ._numbers import is_count
 
 
 def accuracy(probs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return the share of rows with the largest probability at the label; ``[B, C]``, ``[B]`` -> scalar."""
+    """Return the share of rows with the largest probability at the label.
+
+    ``[B, C]`` and ``[B]`` give a scalar.
+    """
     labels = _check("accuracy", probs, labels)
     return ((probs.argmax(-1) == labels) & ~probs.isnan().any(-1)).double().mean()
 
 
 def nll(probs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return the mean of -ln p(label), in nats; ``[B, C]``, ``[B]`` -> scalar.
+    """Return the mean of -ln p(label), in nats.
 
-    A probability of zero counts as 2^-126.
+    ``[B, C]`` and ``[B]`` give a scalar. A probability of zero counts as 2^-126.
     """
     labels = _check("nll", probs, labels)
     chosen = probs.gather(-1, labels[:, None]).double()
@@ -33,7 +36,9 @@ def nll(probs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def brier(probs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return the mean over the rows of sum_c (p_c - [c = label])^2, in [0, 2]; ``[B, C]``, ``[B]`` -> scalar.
+    """Return the mean over the rows of sum_c (p_c - [c = label])^2, in [0, 2].
+
+    ``[B, C]`` and ``[B]`` give a scalar.
 
     Source: Brier 1950, "Verification of forecasts expressed in terms of probability", eq. 2.
     """
@@ -63,15 +68,18 @@ def ece(probs: torch.Tensor, labels: torch.Tensor, bins: int = 15) -> torch.Tens
 
 
 def entropy(probs: torch.Tensor) -> torch.Tensor:
-    """Return -sum p ln p over the last dimension, in nats; 0 ln 0 = 0; ``[..., C]`` -> ``[...]``."""
+    """Return -sum p ln p over the last dimension, in nats, with 0 ln 0 = 0.
+
+    ``[..., C]`` gives ``[...]``.
+    """
     nats: torch.Tensor = torch.special.entr(probs).sum(-1)
     return nats
 
 
 def mutual_information(probs: torch.Tensor) -> torch.Tensor:
-    """Return the disagreement of passes or members, in nats; ``[T, ..., C]`` -> ``[...]``.
+    """Return the disagreement of passes or members, in nats.
 
-    It is the entropy of their mean minus their mean entropy.
+    ``[T, ..., C]`` gives ``[...]``. It is the entropy of their mean minus their mean entropy.
 
     Source: Houlsby et al. 2011, "Bayesian Active Learning for Classification and Preference Learning" (BALD),
         eq. 1.

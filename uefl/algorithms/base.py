@@ -193,11 +193,11 @@ class Algorithm:
     # --- the server's half ---------------------------------------------------------------------------------
 
     def server_data(self, federation: Federation) -> ServerData | None:
-        """Return the images that the server trains and validates on; None: it has none."""
+        """Return the images that the server trains and validates on, or None if it has none."""
         return federation.server
 
     def rounds(self, iteration: int) -> int | None:
-        """Return the number of rounds of an iteration; None after the last one."""
+        """Return the number of rounds of an iteration, or None after the last one."""
         plan = self.context.training.iterations()
         return plan[iteration] if iteration < len(plan) else None
 
@@ -212,7 +212,10 @@ class Algorithm:
         return State({"values": values, "buffers": buffers})
 
     def prepare(self, state: State, turn: Turn) -> None:
-        """Prepare the messages of a turn; ``turn.ask`` gets replies of the clients first."""
+        """Prepare the messages of a turn.
+
+        ``turn.ask`` gets replies of the clients first.
+        """
 
     def broadcast(self, state: State, client: str, turn: Turn) -> Message:
         """Return the message to one client: tensors, options, and the expected tensors by shape and dtype.
@@ -224,7 +227,7 @@ class Algorithm:
         return Message(tensors, expects=expected_like(tensors))
 
     def rejection(self, message: Message, reply: Reply) -> str | None:
-        """Return a reason to reject an update that has all expected tensors; None: it is valid.
+        """Return a reason to reject an update that has all expected tensors, or None if it is valid.
 
         The update may also be a reply to a message of :meth:`prepare`.
         """
@@ -260,9 +263,9 @@ class Algorithm:
             state.tensors[name] = mean.result()
 
     def end_round(self, state: State, turn: Turn, server: Teacher | None) -> None:
-        """Finish a round; the server may train or measure with its own images.
+        """Finish a round.
 
-        ``server`` is None without images.
+        The server may train or measure with its own images. ``server`` is None without images.
         """
 
     def record(self, state: State, client: str, turn: Turn) -> Record:
@@ -270,7 +273,7 @@ class Algorithm:
         return {}
 
     def end_iteration(self, state: State, records: list[Record], turn: Turn) -> bool:
-        """Use the metrics of an iteration's last round; return True to end the run."""
+        """Use the metrics of an iteration's last round, and return True to end the run."""
         return False
 
     def client_tensors(self, state: State, client: str) -> dict[str, torch.Tensor]:
@@ -291,10 +294,10 @@ class Algorithm:
     # --- the client's half ---------------------------------------------------------------------------------
 
     def client_state(self, client: str) -> dict[str, torch.Tensor]:
-        """Return the initial private tensors of a client; the client finds them in ``work.private``.
+        """Return the initial private tensors of a client.
 
-        Training and replies may add more. A tensor of the message must come back with the same shape and
-        dtype.
+        The client finds them in ``work.private``. Training and replies may add more. A tensor of the message
+        must come back with the same shape and dtype.
         """
         return {}
 
@@ -366,7 +369,7 @@ class Algorithm:
         return {}
 
     def findings(self, history: History) -> Findings | None:
-        """Return a section of the report, made from the records of the arm; None: no section.
+        """Return a section of the report, made from the records of the arm, or None for no section.
 
         There is no ``context`` here.
         """
@@ -401,7 +404,10 @@ class Algorithm:
 
 class _Algorithms(Registry[type[Algorithm]]):
     def add(self, name: str, entry: type[Algorithm]) -> None:
-        """Register an algorithm; a class may be defined and registered again, as in a notebook."""
+        """Register an algorithm.
+
+        A class may be defined and registered again, as in a notebook.
+        """
         if not isinstance(name, str) or not name:
             raise TypeError(f"register({name!r}): expected a name")
         if not (isinstance(entry, type) and issubclass(entry, Algorithm)):
@@ -426,7 +432,9 @@ def register(name: str) -> Callable[[A], A]: ...
 @overload
 def register(name: str, algorithm: A) -> A: ...
 def register(name: str, algorithm: A | None = None) -> A | Callable[[A], A]:
-    """Register an algorithm by name; a decorator, or a call with the class.
+    """Register an algorithm by name.
+
+    This is a decorator, or a call with the class.
 
     Raises:
         ValueError: another class has that name.

@@ -24,7 +24,10 @@ from .base import Algorithm, ModelSpec, register
 
 
 class TwinHead(Head):
-    """The usual head with its hidden layer applied to two feature maps; the last layer takes both results."""
+    """The usual head with its hidden layer applied to two feature maps.
+
+    The last layer takes both results.
+    """
 
     def __init__(self, single: Head, classes: int) -> None:
         nn.Module.__init__(self)

@@ -36,7 +36,10 @@ _SHARE = 50
 
 @register("fedbr")
 class FedBR(Algorithm):
-    """FedAvg with loss terms on pseudo-images; ``contrast = uniform = 0`` is FedAvg bit for bit."""
+    """FedAvg with loss terms on pseudo-images.
+
+    ``contrast = uniform = 0`` is FedAvg bit for bit.
+    """
 
     images_only: ClassVar[str] = "sends means of images"
 
@@ -84,7 +87,10 @@ class FedBR(Algorithm):
         return True
 
     def check(self, federation: Federation, arm: str, net: nn.Module) -> None:
-        """Refuse a network without the usual head; its hidden units are the features."""
+        """Refuse a network without the usual head.
+
+        Its hidden units are the features.
+        """
         usual(net, f"arm {arm!r}: the features of fedbr need")
         super().check(federation, arm, net)
         if self._on and not any(most_means(client.sizes.train) for client in federation.clients):
@@ -208,7 +214,10 @@ class FedBR(Algorithm):
         return total
 
     def ascend(self, work: Work, features: tuple[torch.Tensor, ...]) -> None:
-        """Take a step of the projection head; the network stays as it is."""
+        """Take a step of the projection head.
+
+        The network stays as it is.
+        """
         projection, optimizer = work.memory["projection"], work.memory["optimizer"]
         projection.grad.zero_()
         (-self.contrast_of(work, tuple(each.detach() for each in features))).backward()
@@ -243,7 +252,10 @@ class FedBR(Algorithm):
         return super().update(work) | own
 
     def projector(self, net: nn.Module) -> nn.Sequential:
-        """Build a projection head for this network; torch's generator draws the weights."""
+        """Build a projection head for this network.
+
+        torch's generator draws the weights.
+        """
         _, head = usual(net, "the features of fedbr need")
         n = head.fc2.in_features
         hidden, outputs = (256, 128) if self.parameters.projection == "paper" else (2 * n, n)

@@ -163,7 +163,10 @@ class FedCR(GaussianFeatures):
         return loss
 
     def reply(self, work: Work) -> dict[str, torch.Tensor]:
-        """Train the head; nothing goes to the server."""
+        """Train the head.
+
+        Nothing goes to the server.
+        """
         fit(self, work, loss=self._head_loss, epochs=self.parameters.head_epochs)
         work.private |= work.workspace.private()
         return {}

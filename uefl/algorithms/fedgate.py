@@ -35,7 +35,9 @@ _BATCH = 500
 
 
 class GatedLayer(nn.Module):
-    """A shared linear layer and an own one; returns the log of the mixed probabilities ``[..., classes]``.
+    """A shared linear layer and an own one.
+
+    It returns the log of the mixed probabilities ``[..., classes]``.
 
     Args:
         shared: the layer from features ``[..., D]`` to logits ``[..., classes]``; ``own`` starts as its copy.

@@ -105,7 +105,10 @@ class FedIIR(Algorithm):
         return f"sum has an element of {largest:.3g}, more than {LARGEST:g}" if largest > LARGEST else None
 
     def broadcast(self, state: State, client: str, turn: Turn) -> Message:
-        """Return the message of FedAvg; a client that trains also gets the average gradient."""
+        """Return the message of FedAvg.
+
+        A client that trains also gets the average gradient.
+        """
         message = super().broadcast(state, client, turn)
         if "gradient" in state.tensors and turn.train:
             message.tensors["gradient"] = state.tensors["gradient"]

@@ -18,7 +18,10 @@ from .base import Algorithm, register
 
 @register("fedprox")
 class FedProx(Algorithm):
-    """FedAvg with a proximal term; ``mu = 0`` is FedAvg bit for bit."""
+    """FedAvg with a proximal term.
+
+    ``mu = 0`` is FedAvg bit for bit.
+    """
 
     class Parameters(base.Parameters):
         """Parameters of FedProx."""

@@ -27,7 +27,10 @@ class GaussianParameters(base.Parameters):
 
 
 class GaussianFeatures(Algorithm):
-    """Predict with samples of Gaussian features; the network has no dropout."""
+    """Predict with samples of Gaussian features.
+
+    The network has no dropout.
+    """
 
     Parameters: Any = GaussianParameters
     hidden: ClassVar[bool] = False

@@ -14,7 +14,10 @@ from .base import Algorithm, register
 
 @register("local")
 class Local(Algorithm):
-    """Every client trains a model of its own, all from the same weights; nothing is averaged."""
+    """Every client trains a model of its own, all from the same weights.
+
+    Nothing is averaged.
+    """
 
     def check(self, federation: Federation, arm: str, net: nn.Module) -> None:
         """Refuse clients that are never trained on, as there is no model for them."""

@@ -22,7 +22,10 @@ from .base import Algorithm, State, register
 
 @register("scaffold")
 class Scaffold(Algorithm):
-    """FedAvg with control variates; ``correction = 0`` and ``global_step = 1`` are FedAvg bit for bit."""
+    """FedAvg with control variates.
+
+    ``correction = 0`` and ``global_step = 1`` are FedAvg bit for bit.
+    """
 
     class Parameters(base.Parameters):
         """Parameters of SCAFFOLD."""
@@ -52,7 +55,10 @@ class Scaffold(Algorithm):
         return state
 
     def broadcast(self, state: State, client: str, turn: Turn) -> Message:
-        """Return the message of FedAvg; a client that trains also gets c."""
+        """Return the message of FedAvg.
+
+        A client that trains also gets c.
+        """
         message = super().broadcast(state, client, turn)
         if turn.train:
             message.tensors["control"] = state.tensors["control"]

@@ -72,7 +72,10 @@ class TPT(Algorithm):
         return True
 
     def check(self, federation: Federation, arm: str, net: nn.Module) -> None:
-        """Refuse a network without a linear layer; its input is the features."""
+        """Refuse a network without a linear layer.
+
+        Its input is the features.
+        """
         if not linear_layers(net):
             raise UserError(
                 f"arm {arm!r}: neural collapse is measured on the input of the last linear layer, and the"

@@ -37,7 +37,10 @@ from .uefl.extension import deciding, threshold
 
 @register("uefl-published")
 class PublishedUEFL(CodebookAlgorithm):
-    """UEFL as the published code runs it, mistakes included; the module's docstring lists them."""
+    """UEFL as the published code runs it, mistakes included.
+
+    The module's docstring lists them.
+    """
 
     draws = False
 
@@ -84,7 +87,10 @@ class PublishedUEFL(CodebookAlgorithm):
         return 1.0
 
     def add(self, state: State, averages: dict[str, Mean], update: Reply) -> None:
-        """Add the model to its average; the codebook stays with the client."""
+        """Add the model to its average.
+
+        The codebook stays with the client.
+        """
         for name, mean in averages.items():
             mean.add(update.tensors[name], self.weight(update))
         at, codewords = state.plain["book"][update.client], self.parameters.codewords
@@ -128,7 +134,7 @@ class PublishedUEFL(CodebookAlgorithm):
         return {"codewords": len(self.visible(state, client, turn)), "extended": new}
 
     def end_iteration(self, state: State, records: list[Record], turn: Turn) -> bool:
-        """Point uncertain clients at the newest block; stop when there are none."""
+        """Point uncertain clients at the newest block, and stop when there are none."""
         records = deciding(records, ("entropy_deterministic",), turn)
         entropy = {record["client"]: record["entropy_deterministic"] for record in records}
         if state.plain["threshold"] is None:

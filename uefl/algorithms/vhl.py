@@ -30,7 +30,10 @@ _GRID = 8  # side of the noise that an image is made of
 
 @register("vhl")
 class VHL(Algorithm):
-    """FedAvg on real and virtual images; ``virtual_batch = 0`` is FedAvg bit for bit."""
+    """FedAvg on real and virtual images.
+
+    ``virtual_batch = 0`` is FedAvg bit for bit.
+    """
 
     images_only: ClassVar[str] = "makes virtual images"
 
@@ -57,7 +60,10 @@ class VHL(Algorithm):
         temperature: float = Field(0.07, gt=0, description="temperature of the feature terms")
 
     def check(self, federation: Federation, arm: str, net: nn.Module) -> None:
-        """Refuse a network without the usual head; its hidden units are the features."""
+        """Refuse a network without the usual head.
+
+        Its hidden units are the features.
+        """
         usual(net, f"arm {arm!r}: virtual images need")
         super().check(federation, arm, net)
 

@@ -120,7 +120,9 @@ class Part:
 
 
 class Client:
-    """One client in one arm; callable with a message.
+    """One client in one arm.
+
+    An instance is called with a message.
 
     Args:
         key: the secret that seeds the noise, if the client itself adds noise.
@@ -140,7 +142,10 @@ class Client:
         self._secret = secret or simulated(workspace.context.run.seed, name)
 
     def __call__(self, message: Message) -> Reply:
-        """Handle a message; see the module's docstring."""
+        """Handle a message.
+
+        See the module's docstring.
+        """
         with self.guarded():
             works = self.works(message)
             return self.reply(works, [self._part(work) for work in works])
@@ -249,7 +254,9 @@ class Client:
         self._seed(work, "train")
 
     def finish(self, work: Work, part: Part, outcome: Outcome) -> None:
-        """Add the results of training to the part; the network has the trained model.
+        """Add the results of training to the part.
+
+        The network has the trained model.
 
         Raises:
             TypeError: a private run would keep tensors that no noise hides.

@@ -116,11 +116,11 @@ def list_lengths(classes: int) -> dict[str, int]:
 
 
 def _counts(probs: torch.Tensor, labels: torch.Tensor) -> Metrics:
-    """Return the counts that a report plots; their size does not depend on the number of images.
+    """Return the counts that a report plots.
 
-    ``confusion`` ``[classes * classes]``: images by class and predicted class, row by row. ``reliability``:
-    for each bin of the confidence, images and correct predictions. ``confidence``: the sum of the confidences
-    in each bin.
+    Their size does not depend on the number of images. ``confusion`` ``[classes * classes]``: images by class
+    and predicted class, row by row. ``reliability``: for each bin of the confidence, images and correct
+    predictions. ``confidence``: the sum of the confidences in each bin.
     """
     classes, labels = probs.shape[1], labels.cpu()  # where sums have one order
     confidence, predicted = probs.double().cpu().max(1)

@@ -36,7 +36,7 @@ class Recorder(Protocol):
         """Enclose all steps of a turn."""
 
     def record(self, operations: Callable[[], None]) -> Callable[[], None]:
-        """Record the operations without running them; return a function that replays them."""
+        """Record the operations without running them, and return a function that replays them."""
 
 
 class CudaRecorder:
@@ -52,7 +52,10 @@ class CudaRecorder:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Run all steps on a stream of its own; the default stream cannot record."""
+        """Run all steps on a stream of its own.
+
+        The default stream cannot record.
+        """
         around = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(around)
         try:
@@ -82,7 +85,7 @@ class CudaRecorder:
 
 
 def recorder_of(device: torch.device) -> Recorder | None:
-    """Return the recorder of steps on a device; None: steps are not recorded."""
+    """Return the recorder of steps on a device, or None if steps are not recorded."""
     return CudaRecorder(device) if device.type == "cuda" else None
 
 

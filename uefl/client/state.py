@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 
 def fresh(algorithm: Algorithm, client: str, device: torch.device) -> dict[str, torch.Tensor]:
-    """Create the tensors of :meth:`~uefl.Algorithm.client_state`; the result depends on seed and client only.
+    """Create the tensors of :meth:`~uefl.Algorithm.client_state`.
+
+    The result depends on seed and client only.
 
     Raises:
         TypeError: one of them is not a tensor.

@@ -129,7 +129,7 @@ class Together:
 
 
 def together(clients: Mapping[str, Client], workspace: Workspace) -> Together | None:
-    """Return what runs the turns of several clients at once; None for ``run.clients_at_once = 1``."""
+    """Return the runner of turns of several clients at once, or None for ``run.clients_at_once = 1``."""
     size = workspace.context.run.clients_at_once
     return Together(clients, workspace, size) if size > 1 else None
 
@@ -253,7 +253,10 @@ class _Noise(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, x: torch.Tensor, dropout: Any, p: float, stack: _Stack) -> Any:
-        """Return the factors ``[n, ...]``; a single network draws them in the same layout."""
+        """Return the factors ``[n, ...]``.
+
+        A single network draws them in the same layout.
+        """
         x = x.movedim(in_dims[0], 0)
         layout = torch.channels_last if x.dim() == 5 else torch.contiguous_format
         ones = torch.ones(x.shape[1:], dtype=x.dtype, device=x.device).contiguous(memory_format=layout)
@@ -305,7 +308,10 @@ def _group_norm(
 
 
 def _train(workspace: Workspace, trainees: list[Trainee]) -> None:
-    """Train models of one kind; their ``values``, ``buffers`` and ``outcome`` have the result."""
+    """Train models of one kind.
+
+    Their ``values``, ``buffers`` and ``outcome`` have the result.
+    """
     try:
         _Training(workspace, trainees).run()
     except RuntimeError as error:  # out of memory: an error of these clients, not of the run

@@ -175,7 +175,7 @@ class Work:
 
     @property
     def passes(self) -> int:
-        """Return the number of forward passes with dropout on in a prediction; 0: dropout is off."""
+        """Return the number of forward passes with dropout in a prediction, or 0 if dropout is off."""
         run = self.workspace.context.run
         return 0 if run.uncertainty == "ensemble" else run.passes
 

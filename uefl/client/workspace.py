@@ -1,4 +1,4 @@
-"""The resident network of an arm on one device; precision, normalization and augmentation."""
+"""The resident network of an arm on one device, with its precision, normalization and augmentation."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 
 class Workspace:
-    """One network, set in place for each client in turn; the precision, the normalization, the augmentation.
+    """One network, set in place for each client in turn, with its precision and image transforms.
 
     Args:
         algorithm: bound to its context; builds the network.
@@ -94,7 +94,10 @@ class Workspace:
         return self._cut(self.flat, self._shared)
 
     def private(self) -> dict[str, torch.Tensor]:
-        """Return the private parts of the network in the form that is sent; empty if nothing is private."""
+        """Return the private parts of the network in the form that is sent.
+
+        The mapping is empty if nothing is private.
+        """
         return {_PRIVATE[name]: part for name, part in self._private(self.flat).items()}
 
     def named(

@@ -196,7 +196,7 @@ def _put_arm(table: dict[str, Any], rest: str, value: Any) -> None:
 
 
 def _picked(value: Any, arms: dict[str, Any]) -> dict[str, Any]:
-    """Return the arms of ``arms`` as a mapping; it may be a list of names."""
+    """Return the arms of ``arms``, a mapping or a list of names, as a mapping."""
     if isinstance(value, Mapping):
         return {str(name): _copy(keys) for name, keys in value.items()}
     # a shell may have removed the quotes of a list

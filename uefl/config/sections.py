@@ -12,7 +12,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class Section(BaseModel):
-    """Keys with their types, ranges and meaning; anything else is refused."""
+    """Keys with their types, ranges and meaning.
+
+    Anything else is refused.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 

@@ -115,7 +115,7 @@ class ClientData:
 
 @dataclass(frozen=True)
 class ServerData:
-    """Images of the server; None if it has none of a kind."""
+    """Images of the server, or None for a kind without images."""
 
     labeled: Split | None
     """training images of the server"""

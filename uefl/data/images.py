@@ -184,13 +184,18 @@ def _opener(path: Path) -> Callable[[], BinaryIO]:
 
 
 def on_disk(root: Path, paths: Sequence[Path]) -> ImageList:
-    """List image files in a folder; see :func:`from_files`."""
+    """List image files in a folder.
+
+    See :func:`from_files`.
+    """
     files = [File(str(path.relative_to(root)), _opener(path)) for path in paths]
     return from_files(str(root), files)
 
 
 def on_files(paths: Sequence[Path]) -> ImageList:
-    """List image files at any place, under the names that are given; see :func:`from_files`.
+    """List image files at any place, under the names that are given.
+
+    See :func:`from_files`.
 
     Raises:
         UserError: a path that is not a file; or as of :func:`from_files`.
@@ -201,9 +206,9 @@ def on_files(paths: Sequence[Path]) -> ImageList:
 
 
 def from_files(place: str, files: Sequence[File]) -> ImageList:
-    """List image files; only their headers are read now.
+    """List image files.
 
-    They are RGB if one of them is in color. See :mod:`uefl.data.pixels`.
+    Only their headers are read now. They are RGB if one of them is in color. See :mod:`uefl.data.pixels`.
 
     Raises:
         DamagedImages: files that are not images, or have values of no known range. A file with a good header
@@ -252,7 +257,10 @@ def from_files(place: str, files: Sequence[File]) -> ImageList:
 
 
 class DamagedImages(UserError):
-    """Image files that cannot be read; the message names all of them."""
+    """Image files that cannot be read.
+
+    The message names all of them.
+    """
 
     def __init__(self) -> None:
         super().__init__()

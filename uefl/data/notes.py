@@ -123,7 +123,7 @@ def of_clients(count: int) -> list[str]:
 
 
 def listed(words: Sequence[str], most: int = 8) -> str:
-    """Return words in one line; of many, only the first ones."""
+    """Return words in one line, or only the first ones of many."""
     return ", ".join(map(repr, words[:most])) + (
         f" and {len(words) - most} more" if len(words) > most else ""
     )

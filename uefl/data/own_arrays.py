@@ -166,7 +166,10 @@ def _labels(labels: Any, count: int, where: str) -> Labels:
 def _read(
     part: Part, where: str, kinds: Counter[str], vocabulary: int
 ) -> tuple[list[torch.Tensor] | Vectors, Labels]:
-    """Return images ``[C, H, W]`` uint8, columns or tokens, and labels; count the kinds of change."""
+    """Return images ``[C, H, W]`` uint8, columns or tokens, and labels.
+
+    Counts the kinds of change in ``kinds``.
+    """
     if isinstance(part, Split):
         part = part.images, part.labels
     if isinstance(part, (tuple, list)) and len(part) == 2 and (is_array(part[0]) or is_frame(part[0])):

@@ -33,14 +33,17 @@ _ORIENTATION = 0x0112  # the EXIF tag
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence Pillow's warnings, which name no file; a run has its own notes."""
+    """Silence Pillow's warnings, which name no file, because a run has its own notes."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
 def is_gray(image: Image.Image) -> bool:
-    """Return True if an image that Pillow has opened has no colors; its pixels need not be decoded."""
+    """Return True if an image that Pillow has opened has no colors.
+
+    The pixels need not be decoded for this.
+    """
     return image.mode in _GRAY
 
 

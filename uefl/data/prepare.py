@@ -166,7 +166,10 @@ class PixelCounts:
         return {"pixels": {"counts": self.counts}}
 
     def join(self, report: Parts) -> None:
-        """Add the report of a silo; gray images count as color images if other silos have color."""
+        """Add the report of a silo.
+
+        Gray images count as color images if other silos have color.
+        """
         self.counts += report["pixels"]["counts"].expand(len(self.counts), -1)
 
     def mean_and_std(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -205,7 +208,10 @@ class Moments:
         self.clients.append(torch.from_numpy(np.stack(of_client)))
 
     def report(self) -> Parts:
-        """Return the report of the silo of one client; it is empty where columns are not standardized."""
+        """Return the report of the silo of one client.
+
+        The report is empty where columns are not standardized.
+        """
         return {"columns": {"moments": self.clients[0]}} if self.clients else {}
 
     def join(self, report: Parts) -> None:

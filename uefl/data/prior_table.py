@@ -36,7 +36,7 @@ class PriorTable(NamedTuple):
 
 
 def read(root: Path) -> PriorTable:
-    """Read the table in a folder; return an empty one if there is none.
+    """Read the table in a folder, or return an empty one if there is none.
 
     Raises:
         InvalidPriors: it cannot be read, or an entry is missing or there twice.
@@ -84,7 +84,10 @@ def read(root: Path) -> PriorTable:
 
 def _read_json(path: Path) -> PriorTable:
     def entries(pairs: Any, place: str, unit: str) -> dict[str, Any]:
-        """Return the entries of an object; json would keep the last of several with one name."""
+        """Return the entries of an object, each name once.
+
+        By itself, json would keep the last of several entries with one name.
+        """
         if not (isinstance(pairs, tuple) and pairs):
             got = reprlib.repr(pairs) if pairs else "nothing"
             raise InvalidPriors(

@@ -235,7 +235,10 @@ class _Priors:
         return self._estimator(of_set)
 
     def check(self, *, together: bool) -> list[str]:
-        """Return all doubts; checks over all clients come last, if all clients are here ``together``."""
+        """Return all doubts.
+
+        Checks over all clients come last, if all clients are here ``together``.
+        """
         coverages = [PriorCoverage.of(table, sizes) for table, sizes in self._known]
         return check_doubts(
             self._doubts + (doubts_of_all(coverages, self._made.classes) if together else []),

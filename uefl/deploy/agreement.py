@@ -215,7 +215,10 @@ def _sets(cfg: Config) -> bool:
 
 
 def _classes(headers: Mapping[str, Mapping[str, Any]], cfg: Config) -> tuple[str, ...]:
-    """Return the classes of a run; refuse sets if only some silos have test images."""
+    """Return the classes of a run.
+
+    Sets are refused if only some silos have test images.
+    """
     if not _sets(cfg):
         classes = tuple(sorted({one for header in headers.values() for one in header["classes"]}))
         if len(classes) < 2:

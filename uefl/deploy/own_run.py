@@ -68,7 +68,10 @@ class InRun(Flower):
 
     @contextmanager
     def deployment(self, device: str, notice: Callable[[str], None], go_on: str) -> Iterator[Deployment]:
-        """Return the clients; as :meth:`.Flower.deployment`."""
+        """Return the clients.
+
+        See :meth:`.Flower.deployment`.
+        """
         assert self.link is not None
         try:
             if self.silos:

@@ -166,7 +166,7 @@ class PrivacyFloor:
 
 
 def _read(path: Path) -> dict[float, int]:
-    """Return the number of sent updates by noise multiplier; nothing if there is no file."""
+    """Return the number of sent updates by noise multiplier, or nothing if there is no file."""
     try:
         found = parse_json(path.read_text(encoding="utf-8"))
         updates = {float(noise): count for noise, count in found["updates"].items()}

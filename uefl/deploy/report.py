@@ -120,7 +120,7 @@ def _is_consistent(header: _Header) -> bool:
 
 
 def _images_refusal(header: _Header, parts: dict[str, dict[str, torch.Tensor]]) -> str | None:
-    """Return why a silo of images cannot be one of a run; None: it can."""
+    """Return why a silo of images cannot be one of a run, or None if it can."""
     channels, height, width = header.shape
     if channels not in (1, 3) or math.prod(header.shape) > _VALUES:
         return (
@@ -137,7 +137,7 @@ def _images_refusal(header: _Header, parts: dict[str, dict[str, torch.Tensor]]) 
 
 
 def _vectors_refusal(header: _Header, parts: dict[str, dict[str, torch.Tensor]]) -> str | None:
-    """Return why a silo of columns or tokens cannot be one of a run; None: it can."""
+    """Return why a silo of columns or tokens cannot be one of a run, or None if it can."""
     (length,) = header.shape
     if length > _LENGTH or len(header.inputs.names) not in (0, length):
         return f"it has inputs of length {length}, expected at most {_LENGTH}, and a name for each or none"

@@ -62,9 +62,9 @@ _LINES, _LINE = 200, 2000  # most lines of an error in the log, and most charact
 
 
 class SiloProgram:
-    """Replies to messages; callable with a packet.
+    """Replies to messages.
 
-    Errors go to the log of this process, and to the server as a code.
+    An instance is called with a packet. Errors go to the log of this process, and to the server as a code.
 
     Args:
         source: the data of the clients that this process stands for.
@@ -93,7 +93,7 @@ class SiloProgram:
         """the setting, the name of the arm, and its network"""
 
     def __call__(self, packet: Packet | None) -> Packet:
-        """Reply to one message, or to None for an unreadable one; never raises."""
+        """Reply to one message, or to None for an unreadable one, and never raise."""
         client = self._source.name or ""
         try:
             if packet is None:
@@ -263,7 +263,9 @@ class SiloProgram:
 
 
 def _same(before: Mapping[str, torch.Tensor], after: Mapping[str, torch.Tensor]) -> bool:
-    """Return whether a state is unchanged; a turn that only measured has no new state.
+    """Return whether a state is unchanged.
+
+    A turn that only measured has no new state.
 
     Raises:
         RuntimeError: the new one is not finite.

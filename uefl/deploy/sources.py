@@ -201,7 +201,10 @@ class OwnSets:
         self._read = _kept(self._federation)
 
     def federation(self, cfg: Config) -> Federation:
-        """Return a federation of this silo; its priors are not smoothed."""
+        """Return a federation of this silo.
+
+        Its priors are not smoothed.
+        """
         if cfg.kind != "sets":
             raise UserError("this silo has unlabeled sets; the arms need labeled images, as CLASS/*.png")
         return self._read(cfg)
@@ -211,7 +214,10 @@ class OwnSets:
         return unlabeled_sets.federate(self._made, {"scheme": "given"}, data, cfg.run.seed, whole=False)
 
     def data(self, client: str, cfg: Config, classes: tuple[str, ...], channels: int) -> SetData:
-        """Return the sets of this silo; the server has checked that its classes match the run."""
+        """Return the sets of this silo.
+
+        The server has checked that its classes match the run.
+        """
         found = self.federation(cfg).clients[0].load()
         assert isinstance(found, SetData)
         return replace(
@@ -233,9 +239,9 @@ def _kept(build: Callable[[Config], T]) -> Callable[[Config], T]:
 
 
 def _in_color(images: torch.Tensor, channels: int) -> torch.Tensor:
-    """Return the images in the given number of channels; gray ones may become color images.
+    """Return the images in the given number of channels.
 
-    Columns and tokens stay as they are.
+    Gray ones may become color images. Columns and tokens stay as they are.
     """
     if images.dim() != 4:
         return images
@@ -256,7 +262,10 @@ class PartitionedSource:
         self._built = _kept(self._build)
 
     def federation(self, cfg: Config) -> Federation:
-        """Return all clients; :meth:`data` reads their images."""
+        """Return all clients.
+
+        :meth:`data` reads their images.
+        """
         return self._built(cfg)[0]
 
     def _build(self, cfg: Config) -> tuple[Federation, dict[str, ClientData]]:

@@ -160,7 +160,9 @@ def join(messages: Sequence[Message]) -> Message:
 
 
 def split(message: Message) -> list[Message]:
-    """Undo :func:`join`; a message that was not joined is the only part.
+    """Undo :func:`join`.
+
+    A message that was not joined is the only part.
 
     Raises:
         ValueError: it names more members than an ensemble may have.

@@ -27,7 +27,7 @@ _MIB = 2**20
 
 
 def size_rejection(reply: Reply, message: Message) -> str | None:
-    """Return why a reply is too large for its message; None: it is not."""
+    """Return why a reply is too large for its message, or None if it is not."""
     metrics = len(reply.metrics) + len(reply.training)
     if metrics > METRICS:
         return f"it sends {metrics} metrics, more than {METRICS}"

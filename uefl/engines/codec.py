@@ -43,7 +43,10 @@ class Packet(NamedTuple):
 
 
 def packed_message(message: Message, header: Header) -> Packet:
-    """Pack a message; ``header`` holds everything else that the receiver has to know."""
+    """Pack a message.
+
+    ``header`` holds everything else that the receiver has to know.
+    """
     expects = {
         name: [list(expected.shape), NAMES[expected.dtype]] for name, expected in message.expects.items()
     }
@@ -98,7 +101,10 @@ def reply_of(packet: Packet) -> Reply:
 
 
 def received(packet: Packet, client: str) -> Reply:
-    """Return the reply of a client; the reason as its error if there is none or it cannot be used."""
+    """Return the reply of a client.
+
+    If there is no usable reply, its error is the reason.
+    """
     try:
         reply = reply_of(packet)
     except Unreadable:
@@ -130,7 +136,9 @@ def encode(packet: Packet) -> bytearray:
 
 
 def decode(frame: bytearray) -> Packet:
-    """Undo :func:`encode`; the tensors share the memory of the frame.
+    """Undo :func:`encode`.
+
+    The tensors share the memory of the frame.
 
     Raises:
         Unreadable: the bytes are not a packet.
@@ -161,7 +169,7 @@ def decode(frame: bytearray) -> Packet:
 
 
 def _raw(tensor: torch.Tensor) -> memoryview:
-    """Return the bytes of a tensor; they share its memory if possible."""
+    """Return the bytes of a tensor, which share its memory if possible."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().data if len(flat) else memoryview(b"")
 

@@ -33,7 +33,7 @@ class Worker:
         self._end, self._thread = end, ThreadPoolExecutor(1)
 
     def ask(self, packet: Packet) -> Future[bytearray]:
-        """Send a packet after the replies to earlier ones; return the frame of its reply.
+        """Send a packet after the replies to earlier ones, and return the frame of its reply.
 
         Where the worker has ended, the future raises :exc:`.frames.ConnectionLost`.
         """
@@ -80,7 +80,9 @@ class DistributedEngine:
         return list(self._worker)
 
     def round(self, messages: Mapping[str, Message], deadline: float | None = None) -> Iterator[Reply]:
-        """Yield the replies by name; past the deadline, an error for each that is missing.
+        """Yield the replies by name.
+
+        Past the deadline, each missing reply is an error.
 
         Raises:
             ConnectionLost: a worker has ended.

@@ -46,7 +46,10 @@ class LocalEngine:
         return sorted(self._clients)
 
     def round(self, messages: Mapping[str, Message], deadline: float | None = None) -> Iterator[Reply]:
-        """Yield the replies by name; past the deadline the remaining clients are not started."""
+        """Yield the replies by name.
+
+        Past the deadline, the remaining clients are not started.
+        """
         end = time.monotonic() + deadline if deadline is not None else None
         names, size = sorted(messages), 1 if self._group is None else self._group.size
         for first in range(0, len(names), size):

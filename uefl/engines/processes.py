@@ -58,12 +58,12 @@ class Processes:
         return self.folder / f"{name}.log"
 
     def last_line(self, name: str) -> str:
-        """Return the last line of a log, without the frames that Flower draws; empty if there is none."""
+        """Return the last line of a log, without the frames that Flower draws, or an empty text."""
         lines = [line.strip(" │╭╮╰╯─") for line in self.log(name).read_text(errors="replace").splitlines()]
         return next((line for line in reversed(lines) if line), "")
 
     def ended(self, name: str) -> str | None:
-        """Return why a process has ended: the last line of its log, or the signal; None while it runs."""
+        """Return the last log line or the signal of a process that has ended, or None while it runs."""
         code = self.all[name].poll()
         if code is None:
             return None
@@ -115,7 +115,10 @@ def end_with(parent: int, interrupted: bool = True) -> None:
 
 
 def end_with_parent(interrupted: bool = True) -> None:
-    """End this process when the process of its :class:`Processes` ends; as :func:`end_with`."""
+    """End this process when the process of its :class:`Processes` ends.
+
+    See :func:`end_with`.
+    """
     if (parent := os.environ.pop(PARENT, None)) is not None:  # of this process, not of those it starts
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
         end_with(int(parent), interrupted)

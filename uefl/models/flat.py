@@ -104,7 +104,7 @@ class FlatModule:
     def private(
         self, is_private: Callable[[str, nn.Module], bool]
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Return bool masks ``[P]`` and ``[Q]`` of private parameters and buffers; None if there are none.
+        """Return bool masks ``[P]`` and ``[Q]`` of private parameters and buffers, or None if there are none.
 
         Args:
             is_private: returns whether a tensor is private, given its name and the module that owns it.

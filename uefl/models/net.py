@@ -63,7 +63,9 @@ def as_tokens(features: torch.Tensor, pooled: bool) -> torch.Tensor:
 
 
 class Net(TokenNet):
-    """Encoder and head; the codebook is not a parameter here, because each client sees one of its own.
+    """Encoder and head.
+
+    The codebook is not a parameter here, because each client sees one of its own.
 
     Args:
         shape: (C, H, W).

@@ -38,7 +38,9 @@ def file_of(pretrained: bool | str, weights: Any) -> Path:
 
 
 def load(net: nn.Module, path: Path) -> None:
-    """Load a file of torchvision's layout into a network; its classifier may be missing, or of other classes.
+    """Load a file of torchvision's layout into a network.
+
+    The file's classifier may be absent, or be for other classes.
 
     Raises:
         UserError: the file cannot be read, or lacks a weight of the network.

@@ -50,7 +50,10 @@ Samples = torch.Tensor | npt.NDArray[Any] | Sequence[str | Path]
 
 
 class Member(NamedTuple):
-    """One trained network; an ensemble has several, any other model one."""
+    """One trained network.
+
+    An ensemble has several, any other model has one.
+    """
 
     net: nn.Module
     """of an algorithm with private layers, with the mean of the clients'"""
@@ -88,9 +91,9 @@ class SavedModel:
         return tuple(self.members[0].clients)
 
     def to(self, device: torch.device | str) -> SavedModel:
-        """Return the model on another device, such as ``"cuda"``; images and predictions stay on the CPU.
+        """Return the model on another device, such as ``"cuda"``.
 
-        This model stays on its device.
+        Images and predictions stay on the CPU. This model stays on its device.
 
         Raises:
             UserError: no such device here.
@@ -261,7 +264,7 @@ class SavedModel:
         return normalized(pixels.to(self.mean.device), self.mean, self.std)
 
     def _part(self, pixels: torch.Tensor, client: str | None) -> str | None:
-        """Return the client with the parts to predict with; None: the mean of the layers."""
+        """Return the client with the parts to predict with, or None for the mean of the layers."""
         if client is None and self._choices():
             errors = self._misfits(pixels)
             return min(errors, key=lambda name: errors[name])
@@ -378,7 +381,7 @@ class SavedModel:
 
 @contextmanager
 def _layers(member: Member, client: str | None) -> Iterator[Tensors]:
-    """Load the client's layers into the network inside the context; yield its other tensors."""
+    """Load the client's layers into the network inside the context, and yield its other tensors."""
     own = member.clients[client] if client is not None else {}
     weights = member.net.state_dict()
     names = [name for name in own if name in weights]

@@ -234,7 +234,10 @@ def interval(differences: Sequence[float]) -> str:
 
 
 def half_width(values: Sequence[float]) -> float:
-    """Return half the width of the 95 % confidence interval of a mean (Student's t); 0 for a single value."""
+    """Return half the width of the 95 % confidence interval of a mean (Student's t).
+
+    It is 0 for a single value.
+    """
     from scipy import stats
 
     if len(values) < 2:

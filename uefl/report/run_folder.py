@@ -96,7 +96,7 @@ class RunFolder:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Return the names of the classes; empty if the folder has no manifest."""
+        """Return the names of the classes, or an empty sequence without a manifest."""
         return tuple(labels(self.manifest.get("classes", ())).values())
 
     def counts(self, arm: str, key: str) -> npt.NDArray[np.float64] | None:
@@ -132,7 +132,10 @@ class RunFolder:
         return {arm: findings for arm, findings in found.items() if findings is not None}
 
     def mean(self, arm: str, key: str) -> float | None:
-        """Return the mean of a metric over the clients in the last round; None: not measured."""
+        """Return the mean of a metric over the clients in the last round.
+
+        It is None if no client measured the metric.
+        """
         lines = self.of(arm)
         last = [r for r in lines if r["round"] == lines[-1]["round"]]
         return mean(last, key, self.config.run.metrics)
@@ -222,7 +225,10 @@ def own_columns(config: configuration.Config) -> dict[str, dict[str, str]]:
 
 
 def outcomes(lines: list[Record], config: configuration.Config) -> dict[str, Record]:
-    """Return the outcome of every arm of a run from the lines of its metrics.jsonl; see :func:`summarize`."""
+    """Return the outcome of every arm of a run from the lines of its metrics.jsonl.
+
+    See :func:`summarize`.
+    """
     run = config.run
     return summarize(lines, run.target_accuracy, own_columns(config), run.joins, run.metrics)
 
@@ -306,7 +312,10 @@ def summarize(
 
 
 def _late(rounds: list[list[Record]], joins: Mapping[str, int]) -> Record:
-    """Return the outcome of the clients that joined later; null where one of them has no measurement."""
+    """Return the outcome of the clients that joined later.
+
+    Each number is null if one of these clients has no measurement.
+    """
     found = [_course(rounds[first - 2 :], name, joins) for name, first in joins.items()]
     caught_up = [_caught_up(course) for course in found]
     whole = all(found)
@@ -348,7 +357,10 @@ def _worst(accuracies: list[float]) -> float | None:
 
 
 def _selected(rounds: list[list[Record]]) -> dict[str, Record]:
-    """Return the first round with the best validation accuracy; empty without validation images."""
+    """Return the first round with the best validation accuracy.
+
+    The mapping is empty without validation images.
+    """
     scores = [
         float(chunk[0]["validation_accuracy"])
         for chunk in rounds
@@ -361,7 +373,10 @@ def _selected(rounds: list[list[Record]]) -> dict[str, Record]:
 
 
 def _spread(values: list[float]) -> Record:
-    """Return mean and sample deviation; 0 for a single value, None for no value."""
+    """Return mean and sample deviation.
+
+    The deviation of a single value is 0, and both are None for no value.
+    """
     sd = statistics.stdev(values) if len(values) > 1 else 0.0
     return {"mean": statistics.fmean(values), "sd": sd} if values else {"mean": None, "sd": None}
 
@@ -373,7 +388,10 @@ def _grouped(records: list[Record], key: str) -> list[tuple[Any, list[Record]]]:
 def _read_lines(
     path: Path, finished: bool, config: configuration.Config
 ) -> tuple[list[Record], list[Record]]:
-    """Read metrics.jsonl; see :func:`parted`."""
+    """Read metrics.jsonl.
+
+    See :func:`parted`.
+    """
     from ..client.work import RESERVED
 
     kinds = [find(arm.algorithm) for arm in config.arms.values()]
@@ -536,7 +554,10 @@ def _is_manifest(found: Any) -> bool:
 
 
 def _read_made(path: Path) -> Record:
-    """Read made.json; empty if it is absent or damaged, since no number depends on it."""
+    """Read made.json.
+
+    If the file is absent or damaged, the result is empty, since no number depends on it.
+    """
     try:
         made = parse_json((path / "made.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

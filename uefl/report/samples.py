@@ -155,7 +155,7 @@ def _uncertain(arm: str) -> str:
 
 
 def _read(path: Path) -> Tensors:
-    """Read a file of images; empty if there is none."""
+    """Read a file of images, or return an empty mapping if there is none."""
     if not path.exists():
         return {}
     try:

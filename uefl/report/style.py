@@ -85,7 +85,7 @@ class Curves(Protocol):
 
 
 def canvas(width: float, height: float) -> Figure:
-    """Return an empty figure; width and height are in inches."""
+    """Return an empty figure, with width and height in inches."""
     return Figure(figsize=(width, height), layout="constrained", facecolor="white")
 
 
@@ -213,12 +213,12 @@ def drawn_classes(run: RunFolder) -> list[str]:
 
 
 def replaced(run: RunFolder) -> str:
-    """Return the replaced names of clients for a caption; empty if there are none."""
+    """Return the replaced names of clients for a caption, or an empty text if there are none."""
     return _replaced(drawn(run).values(), run.labels.values())
 
 
 def replaced_classes(run: RunFolder) -> str:
-    """Return the replaced names of classes for a caption; empty if there are none."""
+    """Return the replaced names of classes for a caption, or an empty text if there are none."""
     return _replaced(drawn_classes(run), run.classes)
 
 

@@ -134,7 +134,7 @@ def client_table(run: RunFolder) -> Table:
 
 
 def rejected_table(run: RunFolder) -> Table | None:
-    """Return the rounds of the rejected replies by arm, client and reason; None if there are none."""
+    """Return the rounds of the rejected replies by arm, client and reason, or None if there are none."""
     rounds: dict[tuple[str, str, str], list[int]] = {}
     for line in run.rejected:
         rounds.setdefault((line["arm"], line["client"], line["reason"]), []).append(line["round"])
@@ -161,7 +161,7 @@ def _reached(arm: dict[str, Any]) -> str:
 
 
 def number(value: Any, digits: int = 3) -> str:
-    """Format a number with fixed digits; a dash for None."""
+    """Format a number with fixed digits, and None as a dash."""
     return "-" if value is None else f"{value:.{digits}f}"
 
 

@@ -16,7 +16,7 @@ def count(number: int, noun: str, plural: str = "") -> str:
 
 
 def mean(records: Iterable[Mapping[str, Any]], key: str, weighted: Collection[str] = ()) -> float | None:
-    """Return the mean of a metric over records of clients; None: no record has it.
+    """Return the mean of a metric over records of clients, or None if no record has it.
 
     Args:
         weighted: metrics whose mean is weighted by the test inputs of each client.

@@ -86,7 +86,7 @@ def metrics_rejection(
 
 
 def _out_of_range(values: Mapping[str, Any], classes: int) -> str | None:
-    """Return the first metric with an impossible value, in words; None: all are possible."""
+    """Return the first metric with an impossible value, in words, or None if all are possible."""
     limits = _MOST | dict.fromkeys(_ENTROPIES, math.log(classes))
     for key, value in values.items():
         most = limits.get(key)
@@ -98,7 +98,7 @@ def _out_of_range(values: Mapping[str, Any], classes: int) -> str | None:
 
 
 def not_finite(values: Mapping[str, Any]) -> str | None:
-    """Return the first number that is NaN, infinite or beyond float32, in words; None: all are finite."""
+    """Return the first number that is NaN, infinite or beyond float32, in words, or None without one."""
     for key, value in values.items():
         for number in value if isinstance(value, list) else [value]:
             if isinstance(number, (int, float)) and not abs(number) <= _LARGEST:

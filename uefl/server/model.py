@@ -1,4 +1,7 @@
-"""One model of an arm on the server; an ensemble has several."""
+"""One model of an arm on the server.
+
+An ensemble has several.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +74,10 @@ class ServerModel:
     # --- a round, in order ---------------------------------------------------------------------------------
 
     def prepare(self, turn: Turn) -> None:
-        """Begin a turn; the algorithm may ask the clients first."""
+        """Begin a turn.
+
+        The algorithm may ask the clients first.
+        """
         self.turn = turn
         self.state.scratch.clear()
         with self._seeded("prepare"):
@@ -117,7 +123,7 @@ class ServerModel:
         return self.private.fresh(client) | (reference or self.private.start)
 
     def rejection(self, message: Message, reply: Reply) -> str | None:
-        """Return why an update must not be averaged; None: it is valid."""
+        """Return why an update must not be averaged, or None if it is valid."""
         return (
             rejection(reply, message, self.algorithm.context.run.max_update_norm)
             or self._fault(message, reply)
@@ -125,7 +131,7 @@ class ServerModel:
         )
 
     def fault_of_algorithm(self, message: Message, reply: Reply) -> str | None:
-        """Return why the algorithm rejects a reply that has all expected tensors; None: it is valid."""
+        """Return why the algorithm rejects a reply that has all expected tensors, or None if it is valid."""
         return self.algorithm.rejection(
             replace(message, private={}, reference={}), replace(reply, private={})
         )
@@ -200,7 +206,7 @@ class ServerModel:
             self.algorithm.end_round(self.state, self.turn, teacher)
 
     def end_iteration(self, records: list[Record]) -> bool:
-        """Pass the metrics of an iteration to the algorithm; return True to end the run."""
+        """Pass the metrics of an iteration to the algorithm, and return True to end the run."""
         with self._seeded("end_iteration"):
             return self.algorithm.end_iteration(self.state, records, self.turn)
 

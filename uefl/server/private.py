@@ -40,7 +40,7 @@ class StateFiles:
         """files replaced since the last sweep; None: there was no sweep yet"""
 
     def write(self, tensors: Mapping[str, torch.Tensor], owner: str, before: str | None) -> str:
-        """Write a file completely or not at all, unless it is ``before``; return its name."""
+        """Write a file completely or not at all, unless it is ``before``, and return its name."""
         data = save(checkpoint.copies(tensors))
         name = _name(data, owner)
         if name == before:

@@ -118,7 +118,9 @@ class ServerLoop:
     # --- turns ---------------------------------------------------------------------------------------------
 
     def turn(self) -> list[Record]:
-        """Run one turn and return the metrics of the round before it; none at the start of an iteration.
+        """Run one turn, and return the metrics of the round before it.
+
+        There are none at the start of an iteration.
 
         Raises:
             RunError: fewer valid replies than the quorum, or a model that has diverged.
@@ -279,7 +281,7 @@ class ServerLoop:
         ]
 
     def _rejection(self, reply: Reply, message: Message) -> str | None:
-        """Return why an update is rejected; None: the update of every member is valid.
+        """Return why an update is rejected, or None if the update of every member is valid.
 
         All members average the same clients.
         """
@@ -302,7 +304,7 @@ class ServerLoop:
         return not self._clients_keep_states or named_states(reply, members)
 
     def _reject(self, client: str, reason: str, measured: bool = False) -> str:
-        """Count a rejected reply and tell the user; return the reason in printable characters.
+        """Count a rejected reply, tell the user, and return the reason in printable characters.
 
         A client that only measures is rejected in the round before, which it ``measured``.
         """

@@ -47,7 +47,7 @@ class Teacher:
 
     @classmethod
     def of(cls, server: ServerData | None, workspace: Workspace) -> Teacher | None:
-        """Return a teacher; None if the server has no images."""
+        """Return a teacher, or None if the server has no images."""
         return (
             cls(server, workspace) if server is not None and (server.labeled or server.validation) else None
         )

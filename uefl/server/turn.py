@@ -32,7 +32,9 @@ class Turn:
     rejected reply has an ``error``; it has been counted, recorded and reported"""
 
     def need(self, messages: Mapping[str, Message], what: str) -> Iterator[Reply]:
-        """Ask clients and require every reply; ``what`` completes the error message.
+        """Ask clients and require every reply.
+
+        ``what`` completes the error message.
 
         Raises:
             RunError: a reply was rejected.

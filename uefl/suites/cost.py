@@ -56,7 +56,7 @@ def milliseconds(model: SavedModel, client: str | None) -> float:
 
 
 def read(folder: Path) -> dict[str, float]:
-    """Return the result of :func:`measure`; empty if it was not called."""
+    """Return the result of :func:`measure`, or an empty mapping if it was not called."""
     path = folder / "cost.json"
     found: dict[str, float] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     return found

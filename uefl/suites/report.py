@@ -296,7 +296,7 @@ def unequal(result: Result) -> list[str]:
 
 
 def elsewhere(result: Result) -> list[str]:
-    """Return a sentence on the cases with arms that are compared with an arm of another case; else none."""
+    """Return a sentence on the cases with arms that are compared with another case's arm, if any."""
     cases: dict[str, list[str]] = {}
     for name, case in result.suite.cases.items():
         if case.against is not None and result.arms(name):

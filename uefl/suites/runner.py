@@ -125,7 +125,7 @@ def check_own(out: Path, suite: str, jobs: list[Job]) -> None:
 
 
 def _suite_of(path: Path) -> str | None:
-    """Return the suite that wrote results; None if they are missing or damaged."""
+    """Return the suite that wrote results, or None if the results are missing or damaged."""
     try:
         return str(json.loads(path.read_text(encoding="utf-8"))["suite"])
     except (OSError, ValueError, TypeError, KeyError):
@@ -151,7 +151,7 @@ def check_configurations(jobs: list[Job]) -> None:
 
 
 def _differing(job: Job) -> list[str]:
-    """Return the keys that differ between a job and the run in its folder; none where no run is there."""
+    """Return the keys that differ between a job and the run in its folder, or none without a run there."""
     if not (job.folder / "config.toml").is_file():
         return []
     try:

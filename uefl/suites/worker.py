@@ -27,9 +27,9 @@ with suppress(ImportError):
 
 
 def work(text: str, folder: Path, device: str, data_root: Path | None, log: Path) -> None:
-    """Start a run or continue it; its output goes into a log.
+    """Start a run or continue it.
 
-    The last line is the reason if it cannot finish.
+    Its output goes into a log. The last line is the reason if it cannot finish.
 
     The run has no report of its own: pictures take longer than a small run, and the suite draws the pictures
         of all runs.

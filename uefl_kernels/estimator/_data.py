@@ -131,7 +131,7 @@ def numbers(name: str, argument: str, value: Any) -> torch.Tensor:
 
 
 def codes_of(name: str, codes: Any) -> torch.Tensor:
-    """Return codes as a tensor of int64 or of floats; raise ValueError for other values."""
+    """Return codes as a tensor of int64 or of floats, or raise ValueError for other values."""
     refused = f"{name}: codes must be whole numbers, got "
     if isinstance(codes, torch.Tensor):
         if codes.is_complex() or codes.dtype == torch.bool:
@@ -144,7 +144,7 @@ def codes_of(name: str, codes: Any) -> torch.Tensor:
 
 
 def real(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor; raise ValueError if it is complex."""
+    """Return the tensor, or raise ValueError if it is complex."""
     if tensor.is_complex():
         raise ValueError(_COMPLEX.format(name))
     return tensor

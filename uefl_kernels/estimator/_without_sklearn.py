@@ -29,7 +29,7 @@ class PlainEstimator:
         return {name: getattr(self, name) for name in sorted(inspect.signature(type(self)).parameters)}
 
     def set_params(self, **params: Any) -> Any:
-        """Change parameters by name; returns self."""
+        """Change parameters by name, and return self."""
         known = sorted(self.get_params())
         for name, value in params.items():
             if name not in known:

@@ -139,7 +139,9 @@ class KMeans(RowEstimator, ClusteringEstimator):
         self.metric = metric
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> KMeans:
-        """Cluster the rows of X ``[n_samples, n_features]``; ``y`` is ignored.
+        """Cluster the rows of X ``[n_samples, n_features]``.
+
+        ``y`` is ignored.
 
         Returns self.
 
@@ -446,7 +448,10 @@ class KMeans(RowEstimator, ClusteringEstimator):
         return (self._prepared(block) for block in blocks), centers, back
 
     def _prepared(self, x: torch.Tensor) -> torch.Tensor:
-        """Return rows scaled to unit length for the cosine metric; NaN and infinity stay."""
+        """Return rows scaled to unit length for the cosine metric.
+
+        NaN and infinity stay.
+        """
         return unit_rows(x.to(result_dtype(x))) if self.metric == "cosine" else x.detach()
 
     def _weights(

@@ -135,9 +135,9 @@ class ResidualKMeans(RowEstimator, Estimator):
         self.balanced = balanced
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> ResidualKMeans:
-        """Compute the codebooks and the codes of the rows of X ``[n_samples, n_features]``; ``y`` is ignored.
+        """Compute the codebooks and the codes of the rows of X ``[n_samples, n_features]``.
 
-        Return self.
+        ``y`` is ignored. Return self.
         """
         self._validate_params()
         if not isinstance(self.init, str):

@@ -680,7 +680,7 @@ class Coder(nn.Module):
 
 @contextmanager
 def undisturbed(layer: nn.Module) -> Iterator[None]:
-    """Switch to evaluation mode without gradients; modes and counts are as before at the end."""
+    """Switch to evaluation mode without gradients, and restore modes and counts at the end."""
     modes = [(module, module.training) for module in layer.modules()]
     counted = [
         (module.counts, module.counts.clone()) for module in layer.modules() if isinstance(module, Codebook)
@@ -756,7 +756,10 @@ def _uniform(books: int, places: int, device: torch.device) -> torch.Tensor:
 
 
 def _coordinates(position: torch.Tensor, shape: torch.Size) -> tuple[torch.Tensor, ...]:
-    """Convert flat positions to one index per dimension; torch.unravel_index would wait for the device."""
+    """Convert flat positions to one index per dimension.
+
+    ``torch.unravel_index`` would wait for the device.
+    """
     found = []
     for size in reversed(shape):
         found.append(position % size)

@@ -76,7 +76,10 @@ def drawn_on_all(low: int, high: int, device: torch.device) -> int | None:
 
 
 def largest(value: int, device: torch.device) -> int:
-    """Return the largest value of any process; with several processes the host waits."""
+    """Return the largest value of any process.
+
+    With several processes the host waits.
+    """
     if rank_and_size()[1] == 1:
         return value
     found = torch.tensor(value, device=device)

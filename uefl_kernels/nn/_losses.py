@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 
 class LossBreakdown(NamedTuple):
-    """The terms of the loss, unweighted; zero where they are off."""
+    """The terms of the loss, unweighted, each zero where it is off."""
 
     commitment: torch.Tensor
     codebook_diversity: torch.Tensor
@@ -28,7 +28,10 @@ def masked_mean(error: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
 
 
 def mean_square(error: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """Return the mean of the squares; masked values, NaN included, do not affect the gradient either."""
+    """Return the mean of the squares.
+
+    Masked values, NaN included, do not affect the gradient either.
+    """
     return masked_mean((error if mask is None else error.masked_fill(~mask.unsqueeze(-1), 0)).square(), mask)
 
 

@@ -61,7 +61,7 @@ class Memory:
 
 
 def _region() -> Any:
-    """Return an object that lives as long as the present pass may be run again; None where it never is."""
+    """Return an object that lives as long as the present pass may run again, or None where it never is."""
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
     if hooks is not None:
         return hooks[1]
@@ -89,6 +89,9 @@ class _Put(torch.autograd.Function):
 
 
 def put(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Return the values; their gradient goes to the tensor."""
+    """Return the values.
+
+    Their gradient goes to the tensor.
+    """
     result: torch.Tensor = _Put.apply(tensor, values)
     return result

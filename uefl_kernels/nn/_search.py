@@ -95,7 +95,10 @@ def nearest(rows: torch.Tensor, codebook: torch.Tensor, cosine: bool, k: int) ->
 
 
 def _scores(x: torch.Tensor, c: torch.Tensor, cosine: bool) -> torch.Tensor:
-    """Return float32 scores ``[n, K]`` in the order of the distances; larger means nearer."""
+    """Return float32 scores ``[n, K]`` in the order of the distances.
+
+    A larger score means a nearer codeword.
+    """
     if cosine:
         return distances(x, c, cosine)
     mean = c.double().mean(0)

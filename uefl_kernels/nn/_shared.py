@@ -26,7 +26,7 @@ _INDICES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torc
 
 
 def counts(layer: str, **values: Any) -> tuple[int, ...]:
-    """Return the values as ints; raise ValueError for one that is not an int of at least 1."""
+    """Return the values as ints, or raise ValueError for one that is not an int of at least 1."""
     for name, value in values.items():
         if not is_count(value):
             raise ValueError(f"{layer}: {name} is {value!r}, expected an int of at least 1")
@@ -43,7 +43,7 @@ def numbers(layer: str, most: float | None, **values: Any) -> None:
 
 
 def as_indices(layer: str, indices: Any) -> torch.Tensor:
-    """Return indices as int64, of any integer dtype that files hold; raise TypeError for any other type."""
+    """Return indices of any integer dtype as int64, or raise TypeError for any other type."""
     if not isinstance(indices, torch.Tensor):
         kind = type(indices).__name__
         todo = (
@@ -258,7 +258,10 @@ def no_autocast(device: torch.device) -> contextlib.AbstractContextManager[objec
 
 
 def random_rotation(size: int) -> torch.Tensor:
-    """Draw an orthogonal matrix ``[size, size]`` of the default dtype; in half precision none can be made."""
+    """Draw an orthogonal matrix ``[size, size]`` of the default dtype.
+
+    None can be made in half precision.
+    """
     dtype = torch.get_default_dtype()
     full = torch.empty(size, size, dtype=torch.promote_types(dtype, torch.float32))
     return nn.init.orthogonal_(full).to(dtype)
@@ -335,14 +338,17 @@ class Float32Module(nn.Module):
 
 
 def straight_through(x: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
-    """Return the codeword, to the bit; its gradient goes to x unchanged."""
+    """Return the codeword, to the bit.
+
+    Its gradient goes to x unchanged.
+    """
     return codes.detach() + (x - x.detach())
 
 
 def rotate(x: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
-    """Return the codeword; its gradient is rotated and scaled back to x (Fifty et al. 2024, section 4.2).
+    """Return the codeword.
 
-    Last dimension.
+    Its gradient is rotated and scaled back to x (Fifty et al. 2024, section 4.2). Last dimension.
     """
     length, target = x.norm(dim=-1, keepdim=True), codes.norm(dim=-1, keepdim=True)
     u, q = (x / length.clamp(min=1e-6)).detach(), (codes / target.clamp(min=1e-6)).detach()

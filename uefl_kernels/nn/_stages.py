@@ -41,7 +41,10 @@ class Stages:
         )
 
     def quantize(self, start: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the sum of the codewords, indices ``[..., q]`` and losses ``[q]``; update the codewords."""
+        """Return the sum of the codewords, indices ``[..., q]`` and losses ``[q]``.
+
+        Updates the codewords.
+        """
         learning = self.first._learning(self.frozen)
         codebooks = [snapshot(book.embed) if self.updated else book.embed for book in self.books]
         if not learning and torch.is_grad_enabled():
@@ -71,7 +74,10 @@ class Stages:
     def _update(
         self, start: torch.Tensor, codebooks: list[torch.Tensor], out: RVQOutput, sums: Sequence[torch.Tensor]
     ) -> None:
-        """Move the codewords by the averages; residuals are for the revival of dead codewords."""
+        """Move the codewords by the averages.
+
+        Residuals are for the revival of dead codewords.
+        """
         rows = [start] * len(codebooks)
         if any(book.threshold_ema_dead_code > 0 for book in self.books):
             rows = list(composed.residuals(start, codebooks, out.indices))

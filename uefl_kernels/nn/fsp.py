@@ -118,7 +118,10 @@ class VectorNorm(nn.Module):
         self.eps = eps
 
     def forward(self, z: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Return the loss of rows ``[n, d]``, a scalar, and the moments, each ``[d]``; zeros without rows."""
+        """Return the loss of rows ``[n, d]``, a scalar, and the moments, each ``[d]``.
+
+        All are zero without rows.
+        """
         if z.shape[0] == 0:
             return z.sum(), dict.fromkeys(("mean", "variance", "skewness", "kurtosis"), z.sum(0))
         variance, mean = torch.var_mean(z, dim=0, correction=int(z.shape[0] > 1))

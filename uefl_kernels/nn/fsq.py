@@ -196,7 +196,10 @@ class FSQ(ConstantBuffers, Coder):
         return z.clamp(-1, 1) if hard_clamp else z.tanh()
 
     def quantize(self, z: torch.Tensor) -> torch.Tensor:
-        """Round ``[..., d]``; the gradient passes the rounding unchanged."""
+        """Round ``[..., d]``.
+
+        The gradient passes the rounding unchanged.
+        """
         if self.preserve_symmetry:
             return self.symmetry_preserving_bound(z, self.bound_hard_clamp)
         return self.bound(z, hard_clamp=self.bound_hard_clamp)
@@ -214,7 +217,7 @@ class FSQ(ConstantBuffers, Coder):
     # --- indices -------------------------------------------------------------------------------------------
 
     def _counted(self) -> torch.Tensor:
-        """Return the factor of each level in an index; raise ValueError for more than int64 can count."""
+        """Return the factor of each level in an index, or raise ValueError for more than int64 can count."""
         return place_values("FSQ", self._level_list) if self._basis is None else self._basis
 
     def indices_to_level_indices(self, indices: torch.Tensor) -> torch.Tensor:
@@ -322,7 +325,10 @@ class ResidualScalarQuantizer(ResidualQuantizer):
         return 1.0
 
     def get_codes_from_indices(self, indices: torch.Tensor) -> torch.Tensor:
-        """Return the codeword of every quantizer, ``[Q, ..., d]``; zeros for -1 and for indices left out."""
+        """Return the codeword of every quantizer, ``[Q, ..., d]``.
+
+        Indices that are -1 or left out give zeros.
+        """
         codes = []
         pairs = zip(self._quantizers, self._padded(indices).unbind(-1), strict=True)
         for place, (layer, i) in enumerate(pairs):
@@ -521,7 +527,10 @@ class GroupedScalar(Coder):
         return torch.cat([*parts], self.split_dim)
 
     def _quantize(self, x: torch.Tensor, **options: Any) -> tuple[torch.Tensor, ...]:
-        """Quantize each group; all groups leave out the same quantizers."""
+        """Quantize each group.
+
+        All groups leave out the same quantizers.
+        """
         last = channels_last(type(self).__name__, x, self.dim, self.accept_image_fmap)
         if self.training and options.get("n_q") is None and self._residuals[0].quantize_dropout:
             options["rand_quantize_dropout_fixed_seed"] = _distributed.drawn_on_all(0, 10_000, x.device)

@@ -210,7 +210,7 @@ class HierarchicalVQ(Coder):
         return found
 
     def sample_nested_cutoff(self, device: torch.device) -> int | None:
-        """Draw the last scale that is kept, the same in all processes; None for all of them."""
+        """Draw the last scale that is kept, the same in all processes, or None to keep all of them."""
         least, levels = self.nested_dropout_min_levels, self.num_levels
         if not self.training or self.nested_dropout == 0 or least >= levels:
             return None
@@ -309,7 +309,7 @@ _OF_EVERY_SCALE = (
 
 
 def _shapes_of(scales: Sequence[int | Sequence[int]], spatial: int) -> tuple[tuple[int, ...], ...]:
-    """Return the size of the map at each scale; raise ValueError for sizes that do not fit."""
+    """Return the size of the map at each scale, or raise ValueError for sizes that do not fit."""
     found: list[tuple[int, ...]] = []
     for scale in scales:
         same = as_integer(scale)

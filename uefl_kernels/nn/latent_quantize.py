@@ -161,7 +161,10 @@ class LatentQuantize(ConstantBuffers, Coder):
         return torch.stack([v.detach().to(place.device)[place] for place, v in parts], -1)
 
     def quantize(self, z: torch.Tensor) -> torch.Tensor:
-        """Return the nearest values of ``[..., d]``; the gradient goes to z unchanged."""
+        """Return the nearest values of ``[..., d]``.
+
+        The gradient goes to z unchanged.
+        """
         return self._values(self._nearest(z)).to(z.dtype) + (z - z.detach())
 
     def codes_to_indices(self, zhat: torch.Tensor) -> torch.Tensor:

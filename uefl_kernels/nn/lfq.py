@@ -320,10 +320,10 @@ class LFQ(ConstantBuffers, Coder):
     def _losses(
         self, x: torch.Tensor, quantized: torch.Tensor, inv_temperature: float, mask: torch.Tensor | None
     ) -> LFQLosses:
-        """Return the entropies of the assignment probabilities, and the commitment; zeros without vectors.
+        """Return the entropies of the assignment probabilities, and the commitment.
 
-        The processes share the mean of their probabilities. A process without vectors takes part in the
-        message, and its probabilities do not count.
+        All are zero without vectors. The processes share the mean of their probabilities. A process without
+        vectors takes part in the message, and its probabilities do not count.
         """
         zero = x.new_zeros(())
         if not self.training:
@@ -357,7 +357,10 @@ def _mean(values: torch.Tensor) -> torch.Tensor:
 
 
 def _entropy(probs: torch.Tensor) -> torch.Tensor:
-    """Return the entropy over the last dimension, in nats; the logarithm is taken of at least 1e-5."""
+    """Return the entropy over the last dimension, in nats.
+
+    The logarithm is taken of at least 1e-5.
+    """
     return -(probs * probs.clamp(min=1e-5).log()).sum(-1)
 
 
@@ -424,7 +427,9 @@ class ResidualLFQ(ResidualScalarQuantizer):
         rand_quantize_dropout_fixed_seed: int | None = None,
         n_q: int | torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, ...]:
-        """Quantize x, ``[..., dim]``; a mask as :class:`LFQ`, the others as :class:`ResidualVQ`.
+        """Quantize x, ``[..., dim]``.
+
+        The mask is as for :class:`LFQ`, the other arguments as for :class:`ResidualVQ`.
 
         Returns:
             ``(quantized, indices, losses)``: indices int64 ``[..., Q]``, -1 where left out, losses ``[Q]``,

@@ -164,7 +164,10 @@ class MCDropout(nn.Module):
         self._tried: dict[tuple[Any, ...], int] = {}  # by the shapes of the input
 
     def forward(self, *args: Any, seed: int | None = None, **kwargs: Any) -> MCStats:
-        """Return the statistics of the passes; ``seed`` fixes the masks, None uses torch's generator."""
+        """Return the statistics of the passes.
+
+        ``seed`` fixes the masks, None uses torch's generator.
+        """
         with _locked(), self._open(args, kwargs, seed) as passes:
             found = passes.statistics(_count("passes", self.passes), seed)
         if self.class_dim == -1:
@@ -385,13 +388,19 @@ class ChainPasses:
 
 @dataclass(frozen=True)
 class ModelPasses:
-    """Passes of any model, ``fold`` at a time; draw(n) gives the logits of n passes, ``[n, B, ..., C]``."""
+    """Passes of any model, ``fold`` at a time.
+
+    ``draw(n)`` gives the logits of n passes, ``[n, B, ..., C]``.
+    """
 
     draw: Callable[[int], torch.Tensor]
     fold: int
 
     def statistics(self, passes: int, seed: int | None) -> MCStats:
-        """Return the result of all passes; it keeps only the sums of earlier passes."""
+        """Return the result of all passes.
+
+        It keeps only the sums of earlier passes.
+        """
         mean = moment = expected = torch.zeros(())
         done = 0
         with _seeded(seed):
@@ -421,7 +430,10 @@ class ModelPasses:
 
 @contextmanager
 def _seeded(seed: int | None) -> Iterator[None]:
-    """Seed torch's generators inside the context and restore them afterwards; without a seed do nothing."""
+    """Seed torch's generators inside the context and restore them afterwards.
+
+    Without a seed the context does nothing.
+    """
     if seed is None:
         yield
         return
@@ -457,7 +469,7 @@ def of_one_row(run: Callable[..., torch.Tensor], values: Sequence[torch.Tensor])
 
 
 def _locked() -> contextlib.AbstractContextManager[object]:
-    """Keep other threads' calls away; a compiled graph has no threads."""
+    """Keep other threads' calls away, except in a compiled graph, which has no threads."""
     return contextlib.nullcontext() if torch.compiler.is_compiling() else _LOCK
 
 

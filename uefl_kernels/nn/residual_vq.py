@@ -107,7 +107,7 @@ class ResidualQuantizer(Coder):
         return min(self._num_quantizers, -(-(last + 1) // self._multiple) * self._multiple)
 
     def _check_n_q(self, n_q: int | torch.Tensor, examples: int, searching: bool = False) -> int:
-        """Return how many quantizers run; raise ValueError or TypeError for numbers that do not fit."""
+        """Return how many quantizers run, or raise ValueError or TypeError for numbers that do not fit."""
         name = type(self).__name__
         if not isinstance(n_q, torch.Tensor):
             (kept,) = counts(name, n_q=n_q)
@@ -379,7 +379,9 @@ class ResidualVQ(ResidualQuantizer):
     # --- from indices to codewords -------------------------------------------------------------------------
 
     def get_codes_from_indices(self, indices: torch.Tensor) -> torch.Tensor:
-        """Return the codeword of every quantizer, ``[Q, ..., d]``; with ``project_each`` projected back.
+        """Return the codeword of every quantizer, ``[Q, ..., d]``.
+
+        With ``project_each`` the codewords are projected back.
 
         Args:
             indices: integers of any width ``[..., q]``; with fewer than Q of them, or -1, the codeword is
@@ -558,7 +560,10 @@ class ResidualVQ(ResidualQuantizer):
         return partial(cast(ImplicitCodebook, self.mlps[place - 1]).of_all, condition=total)
 
     def _passed(self, quantized: torch.Tensor) -> torch.Tensor:
-        """Return the codeword to subtract; ``quant_grad_frac`` of the gradient goes through it."""
+        """Return the codeword to subtract.
+
+        ``quant_grad_frac`` of the gradient goes through it.
+        """
         passed = quantized.detach()
         return passed + self.quant_grad_frac * (quantized - passed) if self.quant_grad_frac > 0 else passed
 

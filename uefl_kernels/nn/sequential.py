@@ -44,7 +44,10 @@ class Sequential(nn.Module):
         return float(bits)
 
     def encode(self, x: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        """Return the indices of the quantizer for x in evaluation mode; nothing is updated."""
+        """Return the indices of the quantizer for x in evaluation mode.
+
+        Nothing is updated.
+        """
         before, quantizer, _ = self._parts()
         with undisturbed(self):
             for fn in before:

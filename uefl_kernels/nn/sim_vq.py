@@ -93,7 +93,7 @@ class SimVQ(Coder):
             return project(self.code_transform, self.frozen_codebook)
 
     def indices_to_codes(self, indices: torch.Tensor) -> torch.Tensor:
-        """Return the codewords of integers ``[...]``, as ``forward`` returns them; zeros for -1."""
+        """Return the codewords of integers ``[...]``, as ``forward`` returns them, or zeros for -1."""
         indices = as_indices("SimVQ", indices)
         codes = gather(self.codebook, indices.clamp(min=0)).masked_fill((indices < 0).unsqueeze(-1), 0)
         return codes.movedim(-1, 1) if self.channel_first else codes

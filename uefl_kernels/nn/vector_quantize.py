@@ -352,7 +352,10 @@ class VectorQuantize(Coder):
 
     @property
     def ema_update(self) -> bool:
-        """Return True if moving averages make the codewords; ``_codebook.ema_update`` may be set."""
+        """Return True if moving averages make the codewords.
+
+        ``_codebook.ema_update`` may be set.
+        """
         return self._codebook.ema_update
 
     @property
@@ -732,7 +735,10 @@ class VectorQuantize(Coder):
 
     @property
     def _pull(self) -> float:
-        """Return the factor of the gradient of codewords in the commitment loss; the input has factor 1."""
+        """Return the factor of the gradient of codewords in the commitment loss.
+
+        The input has factor 1.
+        """
         weight = self.codebook_loss_weight
         return 1.0 if weight is None else weight / self.commitment_weight
 
@@ -966,7 +972,10 @@ class VectorQuantize(Coder):
 
     @property
     def codebook(self) -> torch.Tensor:
-        """Return the codewords, ``[K, d]`` or ``[heads, K, d]``; setting them sets their averages."""
+        """Return the codewords, ``[K, d]`` or ``[heads, K, d]``.
+
+        Setting the codewords also sets their averages.
+        """
         return self._codebook.embed if self.separate_codebook_per_head else self._codebook.embed[0]
 
     @codebook.setter

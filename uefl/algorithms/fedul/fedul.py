@@ -107,7 +107,7 @@ class FedUL(SetAlgorithm):
     # --- the server ----------------------------------------------------------------------------------------
 
     def server_state(self, values: torch.Tensor, buffers: torch.Tensor, net: torch.nn.Module) -> State:
-        """Return the state of FedAvg; M2 also has f'."""
+        """Return the state of FedAvg, and f' for M2."""
         state = super().server_state(values, buffers, net)
         if self.parameters.server == "blend":
             expert.begin(state)

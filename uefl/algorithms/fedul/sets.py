@@ -116,7 +116,7 @@ class SetAlgorithm(Algorithm):
         return state
 
     def end_round(self, state: State, turn: Turn, server: Teacher | None) -> None:
-        """Validate the average; take the server's step; validate the result; keep the best."""
+        """Validate the average, take the server's step, validate the result, and keep the best."""
         outcome = state.plain["outcome"]
         outcome["aggregate_accuracy"] = outcome["validation_accuracy"] = _validated(state, server)
         if self.serve(state, turn, server):
@@ -131,7 +131,10 @@ class SetAlgorithm(Algorithm):
             state.tensors |= {f"best.{name}": state.tensors[name] for name in ("values", "buffers")}
 
     def serve(self, state: State, turn: Turn, server: Teacher | None) -> bool:
-        """Train on the server's labeled images after the average; return False without a change."""
+        """Train on the server's labeled images after the average.
+
+        Returns False without a change.
+        """
         return False
 
     def record(self, state: State, client: str, turn: Turn) -> Record:

@@ -1,4 +1,7 @@
-"""Training on the server's labeled images only; clients only measure."""
+"""Training on the server's labeled images only.
+
+Clients only measure.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,10 @@ class Supervised(SetAlgorithm):
         return state
 
     def serve(self, state: State, turn: Turn, server: Teacher | None) -> bool:
-        """Train another round at the server; there is no average."""
+        """Train another round at the server.
+
+        There is no average.
+        """
         assert server is not None
         p = self.parameters
         expert.train(state, turn, server, seed=self.context.seed, epochs=p.server_epochs, loss=p.loss)

@@ -134,7 +134,7 @@ class CodebookAlgorithm(Algorithm):
         return None
 
     def _new_rejection(self, reply: Reply, most: int) -> str | None:
-        """Return why at most ``most`` feature vectors cannot have these new codewords; None: they can."""
+        """Return why at most ``most`` feature vectors cannot have new codewords, or None if they can."""
         least, total = torch.stack([reply.tensors["mass"].min(), reply.tensors["mass"].sum()]).tolist()
         if least < 0 or not 0 < total <= most * (1 + _ROUNDING):
             return f"mass has negative elements, or not 1 to {most} together"
@@ -146,7 +146,10 @@ class CodebookAlgorithm(Algorithm):
         return int(self.parameters.codewords)
 
     def start(self, length: int, *place: int | str, count: int = 0) -> torch.Tensor:
-        """Draw ``count`` codewords ``[..., v, length]`` from N(0, 1); the default is the initial number."""
+        """Draw ``count`` codewords ``[..., v, length]`` from N(0, 1).
+
+        The default is the initial number.
+        """
         generator = torch.Generator().manual_seed(derive(self.context.seed, "codebook", *place))
         shape = [self.parameters.segments] if self.quantizer.segment_codebooks else []
         return torch.randn(*shape, count or self.parameters.codewords, length, generator=generator)
@@ -157,14 +160,14 @@ class CodebookAlgorithm(Algorithm):
         return int(net.dim // self.parameters.segments)
 
     def codebook(self, work: Work) -> torch.Tensor | None:
-        """Return the client's current codebook; None: no quantizer."""
+        """Return the client's current codebook, or None without a quantizer."""
         known: torch.Tensor | None = work.trained.get(
             "codebook", work.memory.get("codebook", self.received(work))
         )
         return known
 
     def received(self, work: Work) -> torch.Tensor | None:
-        """Return the codebook ``[..., V, d]`` of the message; None without a quantizer.
+        """Return the codebook ``[..., V, d]`` of the message, or None without a quantizer.
 
         The codewords that the silo keeps are in their places.
         """
@@ -253,7 +256,10 @@ class CodebookAlgorithm(Algorithm):
         return work.passes
 
     def predict(self, work: Work, images: torch.Tensor) -> Prediction:
-        """Predict from quantized features; ``extra["codes"]`` are the codewords of each image."""
+        """Predict from quantized features.
+
+        ``extra["codes"]`` are the codewords of each image.
+        """
         net, codebook = _net(work), self.codebook(work)
         with work.amp():
             tokens = net.tokens(images)
@@ -304,7 +310,10 @@ class CodebookAlgorithm(Algorithm):
 
 
 def counts_per_batch(codes: torch.Tensor, codewords: int) -> torch.Tensor:
-    """Return ``[batches, V]``, how often each batch of 100 images uses each codeword; codes ``[N, n]``."""
+    """Return ``[batches, V]``, how often each batch of 100 images uses each codeword.
+
+    ``codes`` is ``[N, n]``.
+    """
     batch = torch.arange(len(codes), device=codes.device) // _PERPLEXITY_BATCH
     flat = (codes + codewords * batch[:, None]).flatten()
     batches = math.ceil(len(codes) / _PERPLEXITY_BATCH)

@@ -66,7 +66,7 @@ def above(threshold: float, entropy: Mapping[str, float], names: list[str]) -> s
 def unsure(
     threshold: float, entropy: Mapping[str, float], records: Iterable[Mapping[str, Any]]
 ) -> str | None:
-    """Return a notice if an entropy is too inaccurate to compare with the threshold; None: all are accurate.
+    """Return a notice if an entropy is too inaccurate to compare with the threshold, otherwise None.
 
     This is the case if a standard error, over the client's holdout images, exceeds the distance from the
     least entropy to the threshold.

@@ -94,7 +94,7 @@ def decisions(history: History) -> Iterator[Decision]:
 
 
 def unreachable_threshold(threshold: float, classes: int) -> str:
-    """Return why no entropy can exceed a threshold; empty if one can."""
+    """Return why no entropy can exceed a threshold, or an empty text if one can."""
     most = math.log(classes)
     return (
         ""

@@ -36,7 +36,9 @@ class QuantizedMap(NamedTuple):
 
 
 class Quantizer(NamedTuple):
-    """A way to search codewords, and to train around them; callable.
+    """A way to search codewords, and to train around them.
+
+    An instance is callable.
 
     Source: van den Oord et al. 2017, "Neural Discrete Representation Learning"; Lee et al. 2022,
     "Autoregressive Image Generation using Residual Quantization" (stages); Fifty et al. 2024 (rotation).

@@ -26,7 +26,10 @@ from .usage import CodewordMean
 
 @register("uefl")
 class UEFL(CodebookAlgorithm):
-    """FedAvg of encoder and head with a quantizer between them; the codebook grows for uncertain clients."""
+    """FedAvg of encoder and head with a quantizer between them.
+
+    The codebook grows for uncertain clients.
+    """
 
     Parameters = parameters.Parameters
     columns: ClassVar = CodebookAlgorithm.columns | unseen.COLUMNS
@@ -289,7 +292,10 @@ class UEFL(CodebookAlgorithm):
 
     @property
     def by_use(self) -> bool:
-        """Return True if codewords are weighted by their usage; moving averages contain it already."""
+        """Return True if codewords are weighted by their usage.
+
+        Moving averages contain it already.
+        """
         return bool(self.parameters.usage_aware and not self.parameters.ema_decay)
 
     def weights(self, counts: torch.Tensor) -> torch.Tensor:
@@ -307,7 +313,10 @@ class UEFL(CodebookAlgorithm):
         return super().averages(state) | blocks
 
     def add(self, state: State, averages: dict[str, Mean], update: Reply) -> None:
-        """Add each part of the client's codebook to its block's average; further rows are a new block."""
+        """Add each part of the client's codebook to its block's average.
+
+        Further rows are a new block.
+        """
         for name in ("values", "buffers"):
             averages[name].add(update.tensors[name], self.weight(update))
         if "usage" not in update.tensors:
@@ -330,7 +339,7 @@ class UEFL(CodebookAlgorithm):
             state.plain["pending"].remove(update.client)
 
     def add_shared(self, state: State, averages: dict[str, Mean], update: Reply) -> None:
-        """Add the block that a client shares with others; count the rows that its silo keeps."""
+        """Add the block that a client shares with others, and count the rows that its silo keeps."""
         client, (first, *_) = update.client, self.seen(state, update.client)
         codebook, usage = update.tensors["codebook"], update.tensors["usage"]
         if codebook.shape[-2]:
@@ -363,7 +372,10 @@ class UEFL(CodebookAlgorithm):
         return not (p.usage_aware or p.ema_decay or p.revive_below or self.asks_all)
 
     def aggregate(self, state: State, averages: dict[str, Mean]) -> None:
-        """Take the averages; a block without accepted updates stays as it is."""
+        """Take the averages.
+
+        A block without accepted updates stays as it is.
+        """
         super().aggregate(state, averages)
         tensors, moving = state.tensors, bool(self.parameters.ema_decay)
         if moving:
@@ -435,7 +447,10 @@ class UEFL(CodebookAlgorithm):
         return not uncertain and bool(p.stop_when_certain)
 
     def findings(self, history: History) -> Findings:
-        """Return a section on the extensions of codebooks; it names clients that were drawn."""
+        """Return a section on the extensions of codebooks.
+
+        It names clients that were drawn.
+        """
         return extension_findings.findings(history, self.block, self.parameters.extend == "random")
 
     def client_tensors(self, state: State, client: str) -> dict[str, torch.Tensor]:

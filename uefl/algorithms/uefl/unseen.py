@@ -34,9 +34,10 @@ COLUMNS = {
 def choices(
     quantizer: Quantizer, net: TokenNet, tokens: torch.Tensor, message: Message
 ) -> dict[str, torch.Tensor]:
-    """Return what an unseen client chooses from; nothing for a trained client.
+    """Return the tensors from which an unseen client chooses.
 
-    For B images and K books these are ``error [B, K]``, ``probs.books [B, K, C]`` and ``probs.union [B, C]``.
+    There are none for a trained client. For B images and K books these are ``error [B, K]``,
+    ``probs.books [B, K, C]`` and ``probs.union [B, C]``.
     """
     if "books" not in message.tensors:
         return {}

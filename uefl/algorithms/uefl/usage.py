@@ -8,9 +8,10 @@ from uefl_kernels.metrics import entropy
 
 
 class CodewordMean:
-    """Average each codeword weighted by each client's usage; an unused codeword keeps its old value.
+    """Average each codeword weighted by each client's usage.
 
-    An average by examples would pull a codeword towards clients that do not use it, where it has not moved.
+    An unused codeword keeps its old value. An average by examples would pull a codeword towards clients that
+    do not use it, where it has not moved.
 
     Args:
         old: ``[..., V, d]``, the codewords before the round.

@@ -147,7 +147,9 @@ def partition(name: str) -> Callable[[AnyScheme], AnyScheme]:
 
 
 def from_table(value: Any) -> Any:
-    """Return the scheme that a table names, for pydantic; pass other values unchanged.
+    """Return the scheme that a table names, for pydantic.
+
+    Other values pass unchanged.
 
     Raises:
         ValueError: the table has no ``scheme``, or names one that does not exist; a name without a table.

@@ -103,9 +103,9 @@ def _pieces(table: DataSet, data: Data, clients: int) -> list[Rows]:
 def client_parts(
     labels: Rows, clients: int, split: str, rng: np.random.Generator, classes: int
 ) -> list[Rows]:
-    """Return the images that each client gets; every image goes to exactly one client.
+    """Return the images that each client gets.
 
-    ``iid``: random parts of equal size.
+    Every image goes to exactly one client. ``iid``: random parts of equal size.
 
     ``noniid``: classes 2c and 2c + 1 (modulo K) weigh 80 times as much at client c as the others, which have
     weights U(0.45, 0.55). The images of a class are dealt in proportion to its weights at the clients, so

@@ -14,7 +14,9 @@ from .base import source
 
 @source("arrays")
 def arrays(root: Path | None = None) -> DataSet:
-    """Return clients that were given in Python; no file is read.
+    """Return clients that were given in Python.
+
+    No file is read.
 
     Raises:
         UserError: always; the message shows how to give the clients.

@@ -84,7 +84,9 @@ def read(root: Path) -> UnlabeledData:
 
 
 def read_server(root: Path, classes: tuple[str, ...]) -> dict[str, LabeledRows]:
-    """Read ``labeled`` and ``validation``, if they exist; clients and test images are elsewhere.
+    """Read ``labeled`` and ``validation``, if they exist.
+
+    Clients and test images are elsewhere.
 
     Raises:
         UserError: files are misplaced or unreadable.

@@ -148,7 +148,10 @@ def _check_parquet(path: Path) -> None:
 
 
 def _read_parquet(path: Path) -> pandas.DataFrame:
-    """Read a Parquet file; a column that pandas takes for the index stays a column."""
+    """Read a Parquet file.
+
+    A column that pandas takes for the index stays a column.
+    """
     import pandas
 
     frame = pandas.read_parquet(path)

@@ -16,7 +16,7 @@ from ..processes import end_with_parent
 
 
 def folder_of_commands(folder: Path) -> str:
-    """Write scripts of Flower's commands into a new folder; return a PATH that begins with it.
+    """Write scripts of Flower's commands into a new folder, and return a PATH that begins with it.
 
     Flower starts some of its commands by name, and its scripts need not be on the PATH of this process.
     """

@@ -37,7 +37,9 @@ def script(place: Path) -> str:
 
 
 class InstalledFinder:
-    """Find modules in fixed folders; later changes of ``sys.path`` have no effect.
+    """Find modules in fixed folders.
+
+    Later changes of ``sys.path`` have no effect.
 
     Args:
         path: the folders of installed packages.

@@ -74,7 +74,9 @@ class Link:
         return [Node(*told) for told in self._ask({"do": "nodes"})]
 
     def push(self, node: int, packet: Packet, life: float | None, most: int) -> str | None:
-        """Send a message to a node; return its number, or None where the SuperLink knows the node no more.
+        """Send a message to a node.
+
+        Returns its number, or None where the SuperLink knows the node no more.
 
         Args:
             node: its number.
@@ -133,7 +135,10 @@ class Link:
         raise Unreachable(f"lost the SuperLink at {self._place}: it does not answer")
 
     def _take(self) -> dict[str, Any] | None:
-        """Read a frame; return its header, or None for a reply of a client."""
+        """Read a frame.
+
+        Returns its header, or None for a reply of a client.
+        """
         try:
             header, frame = receive(self._end)
         except ConnectionLost:
@@ -183,7 +188,7 @@ def connect(address: Address, secret: Path | None = None) -> Iterator[Link]:
 
 @contextmanager
 def _begun(address: Address, secret: Path | None, folder: Path) -> Iterator[socket.socket]:
-    """Start a run and its program; return the connection between the program and this process."""
+    """Start a run and its program, and return the connection between the program and this process."""
     path = commands.folder_of_commands(folder / "bin")
     environment = {"FLWR_HOME": str(folder), "PATH": path, RUN: str(folder / "run")}
     # one task is wanted, and it takes the first at once
@@ -231,7 +236,10 @@ def _accepted(listener: socket.socket, processes: Processes, address: Address) -
 
 
 def _connection(address: Address, trust: list[str]) -> str:
-    """Return the file that names the SuperLink for ``flwr``; ``trust`` as of :meth:`.Address.options`."""
+    """Return the file that names the SuperLink for ``flwr``.
+
+    ``trust`` is the one of :meth:`.Address.options`.
+    """
     lines = ["[superlink]", 'default = "here"', "[superlink.here]", f'address = "{address.place}"']
     if trust:
         lines.append(f"{trust[0].removeprefix('--')} = {json.dumps(trust[1]) if trust[1:] else 'true'}")

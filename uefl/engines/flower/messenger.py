@@ -178,7 +178,7 @@ class Messenger:
             resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.getrlimit(resource.RLIMIT_DATA)[1]))
 
     def _send_replies(self) -> bool:
-        """Send the replies that have come; return whether there was one."""
+        """Send the replies that have come, and return whether there was one."""
         some = False
         for number, pull in list(self._pulls.items()):
             if pull is not None and pull.done() and not pull.cancelled():

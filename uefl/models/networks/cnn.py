@@ -39,7 +39,7 @@ class BasicBlock(nn.Module):
 
 
 def small_cnn(in_channels: int, width: int) -> nn.Sequential:
-    """Build three stages of convolution, residual block and 2x2 max-pool; widths w, 2w, 4w.
+    """Build three groups of convolution, residual block and 2x2 max-pool, with widths w, 2w and 4w.
 
     28x28 becomes 3x3.
     """

@@ -12,7 +12,10 @@ _KERNEL = 5
 
 @network("conv1d")
 class Conv1d(Network):
-    """Embeddings of ``width`` elements, and two convolutions; a quarter of the positions remain."""
+    """Embeddings of ``width`` elements, and two convolutions.
+
+    A quarter of the positions remain.
+    """
 
     inputs = "tokens"
 

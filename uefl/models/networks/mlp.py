@@ -9,7 +9,7 @@ from .base import Network, network
 
 @network("mlp")
 class MLP(Network):
-    """Two hidden layers of ``width`` units with batch norm; one feature vector for each row."""
+    """Two hidden layers of ``width`` units with batch norm, and one feature vector for each row."""
 
     inputs = "columns"
 

@@ -21,7 +21,10 @@ class VGG16(Network):
 
 
 def vgg16_bn(in_channels: int, pretrained: bool | str) -> nn.Module:
-    """Build the convolutional part of VGG-16 with batch norm; 32x32 becomes 1x1, D = 512."""
+    """Build the convolutional part of VGG-16 with batch norm.
+
+    32x32 becomes 1x1, D = 512.
+    """
     from torchvision.models import VGG16_BN_Weights
     from torchvision.models import vgg16_bn as build
 

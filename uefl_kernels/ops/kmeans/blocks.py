@@ -82,7 +82,10 @@ class Blocks:
 
 
 class RankGroup:
-    """Processes of a group, in the order of their ranks, each with a part of the rows; or one process."""
+    """Processes of a group, in the order of their ranks, each with a part of the rows.
+
+    There may be only this process.
+    """
 
     def __init__(self, group: Any) -> None:
         self.group = group
@@ -208,7 +211,10 @@ class BlockData(composed.Problem):
         return self._variance(self.processes.sum(sums), self.processes.sum(squares))
 
     def step(self, step: composed.Step, centers: torch.Tensor, with_inertia: bool) -> steps.Step:
-        """Compute ``kmeans_step``; labels cover the rows of this process."""
+        """Compute ``kmeans_step``.
+
+        Labels cover the rows of this process.
+        """
         labels, squares = (
             torch.empty(len(self), dtype=torch.int64),
             torch.empty(len(self) if with_inertia else 0, dtype=torch.float64),
@@ -274,7 +280,10 @@ class BlockData(composed.Problem):
 
 
 class BlockGrid(grid.Grid):
-    """``grid.Grid`` of such rows; masses, potentials and nearest distances cover the rows of this process."""
+    """``grid.Grid`` of such rows.
+
+    Masses, potentials and nearest distances cover the rows of this process.
+    """
 
     def __init__(self, data: BlockData) -> None:
         self.data, self.bits = data, data.bits
@@ -309,7 +318,10 @@ class BlockGrid(grid.Grid):
         return grid.Grid(values, weights, self.bits)
 
     def sample(self, masses: torch.Tensor, draws: npt.NDArray[np.float64]) -> torch.Tensor:
-        """Draw rows; each process counts its own rows before the drawn one."""
+        """Draw rows.
+
+        Each process counts its own rows before the drawn one.
+        """
         totals = self.data.processes.gather(masses.sum()[None])
         running = masses.cumsum(0) + totals[: self.data.processes.rank].sum()
         return self.data.processes.sum(grid.sample(totals.sum(), running, draws))
@@ -339,7 +351,7 @@ def kmeans_of_blocks(
     group: Any = None,
     advance: Callable[[composed.Step], composed.Advance] | None = None,
 ) -> BlockFit:
-    """Cluster the rows of all processes of a group; return the labels of this process.
+    """Cluster the rows of all processes of a group, and return the labels of this process.
 
     Args:
         blocks: the rows of this process, at least one.

@@ -313,7 +313,10 @@ class Fit(NamedTuple):
 
 
 class FitState(NamedTuple):
-    """State of a fit on its device; ``advance`` updates it."""
+    """State of a fit on its device.
+
+    ``advance`` updates it.
+    """
 
     centers: torch.Tensor
     """``[k, d]``"""
@@ -417,7 +420,10 @@ def _require_valid(given: Arguments) -> None:
 
 
 def unit_rows(rows: torch.Tensor) -> torch.Tensor:
-    """Scale rows [n, d] to length 1, rounded to their dtype; a row of zeros stays."""
+    """Scale rows [n, d] to length 1, rounded to their dtype.
+
+    A row of zeros stays.
+    """
     wide = rows.double()
     norms = square_root(steps.square_norms(wide))
     return torch.where(norms[:, None] == 0, 0.0, wide / norms[:, None]).to(rows.dtype)  # NaN stays NaN

@@ -132,7 +132,7 @@ class Grid:
         return self.everywhere(values.sum(0))
 
     def everywhere(self, part: torch.Tensor) -> torch.Tensor:
-        """Sum a tensor over all parts of the data; here there is one part."""
+        """Sum a tensor over all parts of the data, which is one part here."""
         return part
 
     def potential(self, squares: torch.Tensor) -> torch.Tensor:

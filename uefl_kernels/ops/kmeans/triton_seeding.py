@@ -47,7 +47,7 @@ def _distance(values, row, valid, other, D: tl.constexpr, ROWS: tl.constexpr, EL
 
 @triton.jit
 def _potential(units, row, valid, square):
-    """Compute ``Grid.potential`` of rows with these weights in units; 0 for an invalid row."""
+    """Compute ``Grid.potential`` of rows with these weights in units, or 0 for an invalid row."""
     return tl.where(valid, _fixed(tl.load(units + row, mask=valid, other=0.0) * square.to(tl.float64)), 0)
 
 
@@ -196,9 +196,9 @@ def _improve(
     ROWS: tl.constexpr,
     ELEMENTS: tl.constexpr,
 ):
-    """Update nearest [n], and owner if given, with count more rows; the first of them has number ``first``.
+    """Update nearest [n], and owner if given, with count more rows.
 
-    One program per block.
+    The first of them has number ``first``. One program per block.
     """
     block = tl.program_id(0).to(tl.int64)
     total = block * 0

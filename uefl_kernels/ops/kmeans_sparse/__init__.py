@@ -106,7 +106,10 @@ def kmeans_sparse_by_steps(
     spherical: bool,
     advance: Callable[[kmeans.Step], kmeans.Advance],
 ) -> kmeans.Fit:
-    """Compute ``kmeans_sparse`` step by step; ``advance`` makes the function that ends an iteration."""
+    """Compute ``kmeans_sparse`` step by step.
+
+    ``advance`` makes the function that ends an iteration.
+    """
     step = resolve("kmeans_step", rows.values)
     parts = kmeans.Backend(kmeans.by_steps(step, advance(step)), Grid)
     return kmeans.fit(parts, composed.SparseData(rows, weights), asked, spherical)

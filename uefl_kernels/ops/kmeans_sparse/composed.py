@@ -260,7 +260,10 @@ class SparseData(composed.Problem):
 
     @functools.cached_property
     def on_grid(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return a row of zeros on the grid, [d], and the difference of each non-zero from it; float64."""
+        """Return a row of zeros on the grid, [d], and the difference of each non-zero from it.
+
+        Both are float64.
+        """
         zero = (-self.middle * self.grid_scale).round()
         column = self.sparse.columns
         return zero, ((self.sparse.wide - self.middle[column]) * self.grid_scale).round() - zero[column]
@@ -275,7 +278,10 @@ class SparseData(composed.Problem):
         return self._variance((zero * self.n).index_add_(0, column, rest), squares)
 
     def step(self, step: composed.Step, centers: torch.Tensor, with_inertia: bool) -> steps.Step:
-        """Return what ``composed.Problem.step`` does; ``step`` is not needed."""
+        """Return the result of ``composed.Problem.step``.
+
+        ``step`` is not needed.
+        """
         labels, squares = self.sparse.nearest(centers)
         masses = self.masses.new_zeros(len(centers)).index_add_(0, labels, self.masses)
         # Sums are whole numbers, so it is enough to move rows with a new label.
@@ -349,7 +355,10 @@ class SparseGrid(grid.Grid):
         self.norms = self.rest.squares
 
     def distances(self, chosen: torch.Tensor) -> torch.Tensor:
-        """Return what ``grid.Grid`` does; whole numbers below 2^53 make exact products."""
+        """Return the result of ``grid.Grid``.
+
+        Whole numbers below 2^53 make exact products.
+        """
         found: torch.Tensor = kernels().kmeans_sparse_products(*self.rest.format, self.rest.take(chosen))
         return (self.norms[:, None] + self.norms[chosen] - 2 * found).long()
 

@@ -182,7 +182,7 @@ def mass_bits(n: int) -> int:
 
 
 def ceil_log2(n: int) -> int:
-    """Return the least e with n <= 2^e; 0 for n = 0."""
+    """Return the least e with n <= 2^e, or 0 for n = 0."""
     return max(0, n - 1).bit_length()
 
 
@@ -213,7 +213,7 @@ def require_valid(op: str, x: torch.Tensor, weights: torch.Tensor | None) -> Non
 
 
 def require_valid_step(given: Arguments) -> None:
-    """Raise RuntimeError for arguments of a step that are not valid; on the CPU only."""
+    """Raise RuntimeError for arguments of a step that are not valid, on the CPU only."""
     x, centers, weights, _, _, mass_scale, _ = given
     if centers.device.type != "cpu":
         return

@@ -31,7 +31,10 @@ def _squares(
     D: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Compute |x - center|^2 of each row in the order of ``composed.square_norms``; launch it without FMA."""
+    """Compute |x - center|^2 of each row in the order of ``composed.square_norms``.
+
+    Launch the kernel without FMA.
+    """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     label = tl.load(labels + row, mask=row < n, other=0)
     lane = tl.arange(0, 8)

@@ -1,6 +1,6 @@
-"""``linear``: a product in float32 with the same bits for any number of threads; ``mc_dropout_mlp`` calls it.
+"""``linear``: a product in float32 with the same bits for any number of threads.
 
-Users need not call it.
+``mc_dropout_mlp`` calls it. Users need not call it.
 
 x [N, D], weight [M, D] and bias [M], float32 on the CPU, give x weight^T + bias [N, M]. torch's product may
 round otherwise on another number of threads. Here a result is one chain of additions, 256 inputs at a time,

@@ -45,7 +45,10 @@ def _fake_backward(_: Gradient, given: Arguments) -> torch.Tensor:
 
 
 class _LogTransitionProbs(torch.autograd.Function):
-    """The op with its gradient; see ``transition_nll``."""
+    """The op with its gradient.
+
+    See ``transition_nll``.
+    """
 
     @staticmethod
     def forward(ctx: Any, *given: torch.Tensor | None) -> torch.Tensor:

@@ -1,6 +1,6 @@
-"""``log_transition_probs`` and its gradient in Triton; see ``transition_nll/triton.py``.
+"""``log_transition_probs`` and its gradient in Triton.
 
-Not run on a GPU yet.
+See ``transition_nll/triton.py``. Not run on a GPU yet.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -59,7 +59,10 @@ def _probs_backward(
     WIDE: tl.constexpr,
     CLASSES: tl.constexpr,
 ):
-    """Compute one tile of classes of one row; each tile computes the log-sum-exp of a set again."""
+    """Compute one tile of classes of one row.
+
+    Each tile computes the log-sum-exp of a set again.
+    """
     tiles, program = tl.cdiv(k, CLASSES), tl.program_id(0).to(tl.int64)
     row, j = program // tiles, (program % tiles).to(tl.int32) * CLASSES + tl.arange(0, CLASSES)
     z = logits + row * stride_b
@@ -88,7 +91,10 @@ def _probs_backward(
 
 
 def log_transition_probs(given: Arguments) -> torch.Tensor:
-    """Return log g; values are not checked."""
+    """Return log g.
+
+    Values are not checked.
+    """
     logits, log_transition, log_marginal, groups = given
     g, m, k = log_transition.shape
     wide = result_dtype(logits)
@@ -114,7 +120,10 @@ def log_transition_probs(given: Arguments) -> torch.Tensor:
 
 
 def log_transition_probs_backward(gradient: Gradient, given: Arguments) -> torch.Tensor:
-    """Return the gradient with respect to the logits; values are not checked."""
+    """Return the gradient with respect to the logits.
+
+    Values are not checked.
+    """
     logits, log_transition, log_marginal, groups = given
     g, m, k = log_transition.shape
     wide = result_dtype(logits)

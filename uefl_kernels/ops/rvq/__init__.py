@@ -270,7 +270,10 @@ def _call(
 
 
 def run(given: composed.Arguments) -> tuple[RVQOutput, tuple[torch.Tensor, ...]]:
-    """Call the op with arguments that are valid; indices are ``[..., S, Q]``."""
+    """Call the op with arguments that are valid.
+
+    Indices are ``[..., S, Q]``.
+    """
     check_reverse_mode("rvq", given.x, *given.codebooks)
     differentiable = needs_gradient(given.x, *given.codebooks)
     if torch.compiler.is_compiling() and differentiable:
@@ -284,7 +287,7 @@ def run(given: composed.Arguments) -> tuple[RVQOutput, tuple[torch.Tensor, ...]]
 def _checked(
     x: torch.Tensor, codebooks: torch.Tensor | Sequence[torch.Tensor], metric: str, precision: str
 ) -> list[torch.Tensor]:
-    """Return the codebooks as a list; raise TypeError or ValueError where arguments do not fit."""
+    """Return the codebooks as a list, or raise TypeError or ValueError where arguments do not fit."""
     if isinstance(codebooks, torch.Tensor):
         if codebooks.dim() not in (3, 4):
             raise ValueError(

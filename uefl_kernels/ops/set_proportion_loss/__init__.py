@@ -30,7 +30,10 @@ def _fake(given: Arguments) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class _SetProportionLoss(torch.autograd.Function):
-    """The op with its gradient; see ``transition_nll``."""
+    """The op with its gradient.
+
+    See ``transition_nll``.
+    """
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> torch.Tensor:

@@ -21,7 +21,10 @@ _MOST_CLASSES = 1 << 14  # a tile has all of them: beyond, registers are far too
 
 @triton.jit
 def _log_probabilities(logits, row, end, j, k, stride_n, stride_k, WIDE: tl.constexpr):
-    """Compute the log softmax of a tile of rows; -inf outside; NaN in a row that holds NaN or +inf."""
+    """Compute the log softmax of a tile of rows.
+
+    The value is -inf outside, and NaN in a row that holds NaN or +inf.
+    """
     inside = (row < end)[:, None] & (j < k)[None, :]
     z = tl.load(
         logits + row[:, None] * stride_n + j[None, :].to(tl.int64) * stride_k,
@@ -81,7 +84,10 @@ def _loss(
 
 
 def set_proportion_loss(given: Arguments) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return loss and gradient, 0 for rows outside of all sets; values are not checked."""
+    """Return loss and gradient, 0 for rows outside of all sets.
+
+    Values are not checked.
+    """
     logits, offsets, proportions, with_gradient = given
     n, k = logits.shape
     if k > _MOST_CLASSES:

@@ -108,7 +108,10 @@ def _nll(
 
 
 def transition_nll(given: Arguments) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return loss and gradient; values are not checked."""
+    """Return loss and gradient.
+
+    Values are not checked.
+    """
     logits, targets, log_transition, log_marginal, groups, ignore_index, with_gradient = given
     b, k = logits.shape
     wide = result_dtype(logits)

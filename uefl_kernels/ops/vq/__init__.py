@@ -208,7 +208,9 @@ def vq(
     commitment_weight: float = 0.25,
     estimator: str = "straight_through",
 ) -> VQOutput:
-    """Replace every segment of x by its nearest codeword; the whole VQ layer in one call.
+    """Replace every segment of x by its nearest codeword.
+
+    This is the whole VQ layer in one call.
 
     Args:
         x: ``[..., D]``, float32, bfloat16, float16 or float64; any strides. D is cut into S = D / d

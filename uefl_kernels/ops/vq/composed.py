@@ -107,7 +107,7 @@ def _digits(rows: int) -> int:
 
 
 def _exponent(value: torch.Tensor) -> torch.Tensor:
-    """Return the least e >= -900 with value < 2^e, for finite float64 from 0 on; 0 for 0.
+    """Return the least e >= -900 with value < 2^e, for finite float64 from 0 on, and 0 for 0.
 
     It reads the bits: inductor's frexp does not compile.
     """

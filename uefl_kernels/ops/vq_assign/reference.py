@@ -9,7 +9,9 @@ from .distances import BLOCK_ELEMENTS, argmin, require_valid, unit
 
 
 def vq_assign(given: Arguments) -> torch.Tensor:
-    """Return the nearest codeword of each segment; ``exact`` makes no difference here.
+    """Return the nearest codeword of each segment.
+
+    ``exact`` makes no difference here.
 
     l2:     distance_k = sum over d of (x_d - c_kd)^2, the argmin
     cosine: score_k = sum over d of x_d * (c_kd / |c_k|), the argmax; a codeword of zeros scores 0

@@ -62,7 +62,10 @@ _SHAPE = ["outputs", "outer", "segments", "books", "k"]
 
 
 class TileConfig(NamedTuple):
-    """Tiles of a pass; ``chunk`` elements are multiplied at a time, all of them where that is the width."""
+    """Tiles of a pass.
+
+    ``chunk`` elements are multiplied at a time; it may be the whole width.
+    """
 
     rows: int
     codewords: int
@@ -96,7 +99,7 @@ def config_listed(width: int) -> TileConfig:
 
 @triton.jit
 def _load(x, mu, begin, valid, start, stride_d, D: tl.constexpr, CHUNK: tl.constexpr):
-    """Load y = x - mu in float32, elements [start, start + CHUNK) of the rows; zero beyond them."""
+    """Load y = x - mu in float32, elements [start, start + CHUNK) of the rows, and zero beyond them."""
     j = start + tl.arange(0, CHUNK)
     inside = valid[:, None] & (j < D)[None, :]
     value = tl.load(x + begin[:, None] + j[None, :] * stride_d, mask=inside, other=0.0)
@@ -273,9 +276,10 @@ def _search(
     EXACT: tl.constexpr, L2: tl.constexpr, FLAT: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
     ROWS: tl.constexpr, CODES: tl.constexpr, CHUNK: tl.constexpr, ELEMENTS: tl.constexpr,
 ):  # fmt: skip
-    """Write the best codeword to indices[row, segment]; list the outputs that are not certain in their book.
+    """Write the best codeword to indices[row, segment].
 
-    With ``counts`` run the epilogue of the certain rows, and mark the others in ``opened``.
+    Outputs that are not certain are listed in their book. With ``counts`` run the epilogue of the certain
+    rows, and mark the others in ``opened``.
     """
     program = tl.program_id(0).to(tl.int64)
     book, rows = program % books, outputs // books
@@ -317,7 +321,10 @@ def _search_listed(
     L2: tl.constexpr, FLAT: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
     ROWS: tl.constexpr, CODES: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Search the listed outputs with three products; certain rows leave the list: their place becomes -1."""
+    """Search the listed outputs with three products.
+
+    Certain rows leave the list: their place becomes -1.
+    """
     book = tl.program_id(0).to(tl.int64) % books
     listed += book * (outputs // books)
     count = tl.load(header + book * _FIELDS + _COUNT)
@@ -383,7 +390,7 @@ def _rescore(
 
 @cache
 def _device(index: int | None) -> tuple[tuple[int, int], int]:
-    """Compute capability and multiprocessors of a GPU; of nothing in particular for the interpreter."""
+    """Compute capability and number of multiprocessors of a GPU, or (8, 0) and 1 for the interpreter."""
     if index is None:
         return (8, 0), 1
     properties = torch.cuda.get_device_properties(index)

@@ -20,9 +20,9 @@ _ELEMENTS, _OPEN_ROWS = 16, 32
 
 
 class Epilogue(NamedTuple):
-    """The requested results; None for the others.
+    """The requested results.
 
-    C is the number of codewords of all codebooks.
+    The results that are not requested are None. C is the number of codewords of all codebooks.
     """
 
     counts: torch.Tensor | None = None
@@ -166,7 +166,10 @@ def _finish_open(
     ROWS: tl.constexpr,
     ELEMENTS: tl.constexpr,
 ):
-    """Finish rows that the first pass left open; parts of the loss from place ``first`` on."""
+    """Finish rows that the first pass left open.
+
+    The parts of their loss begin at place ``first``.
+    """
     output = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     valid = tl.load(opened + output, mask=output < outputs, other=0) != 0
     if tl.max(valid.to(tl.int32), 0) > 0:

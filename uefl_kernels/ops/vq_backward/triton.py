@@ -1,4 +1,4 @@
-"""``vq_backward`` in Triton; under ``TRITON_INTERPRET=1`` also on CPU tensors.
+"""``vq_backward`` in Triton, under ``TRITON_INTERPRET=1`` also on CPU tensors.
 
 The tests compile and interpret the kernel. Small cases gave correct results on an H100; no times were
 measured.

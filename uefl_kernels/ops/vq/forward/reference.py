@@ -8,6 +8,9 @@ from . import composed
 
 
 def vq_forward(given: composed.Arguments) -> composed.Result:
-    """Return quantized, indices, error, counts, largest and fixed; ``exact`` makes no difference here."""
+    """Return quantized, indices, error, counts, largest and fixed.
+
+    ``exact`` makes no difference here.
+    """
     require_valid("vq_forward", given.codebook)
     return composed.around(search, given)
