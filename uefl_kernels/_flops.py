@@ -54,6 +54,23 @@ def _kmeans(
     return int(2 * pairs * x.shape[1] * (max_iter + 1) * max(1, n_init))
 
 
+def _lloyd(x: torch.Tensor, centers: torch.Tensor, *arguments: Any, out_val: Any) -> int:
+    """Count a search in each iteration, at most ``max_iter``, and one after the last."""
+    return _search(x, centers, out_val=None) * (int(arguments[-1]) + 1)
+
+
+def _sparse_search(
+    values: torch.Tensor, _c: Any, _o: Any, centers: torch.Tensor, *_: Any, out_val: Any
+) -> int:
+    """Count the products of every nonzero value with its column of every center."""
+    return 2 * values.numel() * centers.shape[0]
+
+
+def _sparse_kmeans(*arguments: Any, out_val: Any) -> int:
+    """Count a search in each iteration, at most ``max_iter``, and one after the last."""
+    return _sparse_search(*arguments, out_val=None) * (int(arguments[-2]) + 1)
+
+
 def _linear(x: torch.Tensor, weight: torch.Tensor, *_: Any, out_val: Any) -> int:
     return 2 * x.numel() * weight.shape[0]
 
@@ -81,9 +98,16 @@ def _transition_backward(_grad: Any, *arguments: Any, out_val: Any) -> int:
 
 
 _FORMULAS: dict[str, Callable[..., int]] = {
-    **dict.fromkeys(("vq", "vq_assign", "vq_forward", "kmeans_step"), _search),
+    **dict.fromkeys(
+        ("vq", "vq_assign", "vq_forward", "kmeans_step", "kmeans_labels", "kmeans_distances"), _search
+    ),
     "rvq": _residual_search,
     "kmeans": _kmeans,
+    "kmeans_lloyd": _lloyd,
+    **dict.fromkeys(
+        ("kmeans_sparse_labels", "kmeans_sparse_distances", "kmeans_sparse_products"), _sparse_search
+    ),
+    "kmeans_sparse": _sparse_kmeans,
     "linear": _linear,
     "mc_dropout_mlp": _mlp,
     "mc_dropout_mlp_backward": _mlp_backward,
@@ -93,6 +117,8 @@ _FORMULAS: dict[str, Callable[..., int]] = {
 
 
 def _register(counter: ModuleType) -> None:
+    from .ops import kmeans_labels, kmeans_sparse, linear  # noqa: F401 - define ops on import
+
     for name, formula in _FORMULAS.items():
         targets = [getattr(getattr(torch.ops, namespace), name) for namespace in _libraries]
         counter.register_flop_formula(targets, get_raw=True)(formula)

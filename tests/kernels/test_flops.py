@@ -5,15 +5,22 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import uefl_kernels
-from uefl_kernels import backend
+from uefl_kernels import KMeans, _flops, _library, backend
 from uefl_kernels.nn import MCDropout, ResidualVQ, VectorQuantize
+from uefl_kernels.ops.kmeans_labels import kmeans_distances, kmeans_labels
 
 from .conftest import normal
+
+
+LINEAR = torch.ops.uefl.linear
+ROWS = normal(60, 8).numpy()
+FITTED = KMeans(5, random_state=0).fit(ROWS)
 
 
 def counted(run):
@@ -42,6 +49,13 @@ CASES = {
         lambda: uefl_kernels.log_transition_probs(normal(6, 8), normal(3, 8).log_softmax(1)),
         2 * 6 * 8 * 3,
     ),
+    "linear": (lambda: LINEAR(normal(6, 8), normal(3, 8), normal(3)), 2 * 6 * 8 * 3),
+    "kmeans_labels": (lambda: kmeans_labels(normal(200, 8), normal(5, 8)), 2 * 200 * 8 * 5),
+    "kmeans_distances": (lambda: kmeans_distances(normal(200, 8), normal(5, 8)), 2 * 200 * 8 * 5),
+    "predict": (lambda: FITTED.predict(ROWS), 2 * 60 * 8 * 5),
+    "transform": (lambda: FITTED.transform(ROWS), 2 * 60 * 8 * 5),
+    "score": (lambda: FITTED.score(ROWS), 2 * 60 * 8 * 5),
+    "fit": (lambda: KMeans(5, init=ROWS[:5], n_init=1, max_iter=3).fit(ROWS), 2 * 60 * 8 * 5 * 4),
     "a layer": (lambda: VectorQuantize(8, 16)(normal(4, 50, 8)), 51_200),
     "a stack of layers": (
         lambda: ResidualVQ(dim=8, num_quantizers=3, codebook_size=16)(normal(4, 50, 8)),
@@ -56,6 +70,29 @@ def test_products_are_counted(name, where):
     run, expected = CASES[name]
     with backend(where):
         assert counted(run) == expected
+
+
+def test_products_of_sparse_rows():
+    """Only nonzero values are multiplied."""
+    sparse = pytest.importorskip("scipy.sparse")
+    rows = sparse.csr_matrix(np.where(ROWS > 0, ROWS, 0))
+    one = 2 * rows.nnz * 5
+    for method in (FITTED.predict, FITTED.transform, FITTED.score):
+        assert counted(lambda method=method: method(rows)) == one
+    fit = KMeans(5, init=ROWS[:5], n_init=1, max_iter=3)
+    assert counted(lambda: fit.fit(rows)) == 4 * one
+
+
+def test_every_op_with_products_has_a_formula():
+    """The other ops work element by element, and move or sum rows."""
+    elementwise = {
+        "dropout_mask",
+        "kmeans_units",
+        "set_proportion_loss",
+        "transition_nll",
+        "vq_backward",
+    }
+    assert set(_library._packages) == set(_flops._FORMULAS) | elementwise
 
 
 def test_passes_of_a_chain():
