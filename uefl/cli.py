@@ -594,6 +594,17 @@ def presets(name: Annotated[str | None, typer.Argument(metavar="[NAME]", show_de
         _console().print(Table(_GROUPS[group], ["name", "what it runs"], rows, numeric=False).rich())
 
 
+@app.command(cls=_Command)
+def keys(section: Annotated[str, typer.Argument(metavar="[SECTION]", show_default=False)] = "") -> None:
+    """List the keys of a configuration, or those of the sections whose title has a word, as in training."""
+    from .config.docs import sections
+
+    found = [text for title, text in sections() if section in title]
+    if not found:
+        raise UserError(f"{section!r} is in the title of no section; `uefl keys` lists them all")
+    typer.echo("\n".join(found))
+
+
 class _Scale(StrEnum):
     cpu = "cpu"
     paper = "paper"

@@ -58,9 +58,7 @@ def unknown(
         if found
         else nearest(key, [word for word in keys if word != key])
     )
-    return UserError(
-        f"unknown key {key!r}{inside}{hint}; {listed or 'the keys are listed in docs/configuration.md'}"
-    )
+    return UserError(f"unknown key {key!r}{inside}{hint}; {listed or '`uefl keys` lists the keys'}")
 
 
 def check_unused(values: BaseModel, key: str, why: str, section: str = "") -> None:
@@ -110,6 +108,8 @@ def _refused(
         )
     if found["type"] == "missing":
         return UserError(f"key {key!r} is missing; give it a value, it has no default")
+    if found["type"] == "string_unicode":
+        return UserError(f"key {key!r}: {shown(found['input'])} is not UTF-8; rename the file or folder")
     message = found["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
     message = (
         message.partition(", unable to parse")[0]

@@ -1,11 +1,15 @@
+import ast
 import itertools
+import re
 from pathlib import Path
 
 import pytest
 from pydantic import BaseModel
+from typer.testing import CliRunner
 
 from uefl import config
 from uefl.algorithms.base import registry
+from uefl.cli import app
 from uefl.config import Model, RunSection, Training, docs
 from uefl.config.config import tomllib
 from uefl.data.settings import Data
@@ -45,6 +49,36 @@ def test_the_document_names_every_data_set():
 def test_a_document_without_a_generated_part_is_refused():
     with pytest.raises(ValueError, match="generated"):
         docs.rewritten("# Configuration\n")
+
+
+def test_the_keys_of_one_section_are_printed():
+    titles = [title for title, _ in docs.sections()]
+    assert len(titles) == len(set(titles)) > 30
+    result = CliRunner().invoke(app, ["keys", "training"])
+    assert [line for line in result.output.splitlines() if line.startswith("#")] == ["### `[training]`"]
+    assert set(re.findall(r"^\| `(\w+)`", result.output, re.M)) == set(Training.model_fields)
+    assert CliRunner().invoke(app, ["keys", "trainings"]).exit_code == 2
+
+
+def test_no_message_names_a_page_of_the_sources():
+    """A wheel contains no docs; messages name commands."""
+    named, seen = [], 0
+    root = DOCUMENT.parents[1]
+    for path in (file for package in ("uefl", "uefl_kernels") for file in (root / package).rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        told = {
+            id(node.body[0].value)
+            for node in ast.walk(tree)
+            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node)
+        }
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in told:
+                seen += 1
+                if re.search(r"(?<![\w/.-])docs/", node.value):
+                    named.append(f"{path.relative_to(root)}:{node.lineno} {node.value}")
+    presets = [f"{name}: docs/" for name in config.presets() if "docs/" in config.preset_text(name)]
+    assert named + presets == []
+    assert seen > 5000
 
 
 def test_every_preset_loads_and_is_described_by_its_first_line():
@@ -259,7 +293,7 @@ def test_later_overrides_and_keywords_win():
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("gama=1", "key 'gama' .*'gamma'.*docs/configuration.md"),
+        ("gama=1", "key 'gama' .*'gamma'.*`uefl .*keys`"),
         ("run.lr=3", r"key 'lr' .*\[run\]; .*\[training\]"),
         ("arms.uefl.gama=1", r"key 'gama' .*\[arms.uefl\] .*'gamma'"),
         ("data.partition.angels=[0]", r"key 'angels' .*\[data.partition\] .*'angles'"),

@@ -104,7 +104,10 @@ def test_names_that_are_not_utf8(tmp_path):
     ):
         assert "not UTF-8" in refused(*arguments)
     assert not list(tmp_path.iterdir())
-    refused("train", "own-silos", "--set", f"data.source={tmp_path / BYTES}", "--out", tmp_path / "run")
+    source = f"data.source={tmp_path / BYTES}"
+    message = refused("train", "own-silos", "--set", source, "--out", tmp_path / "run")
+    assert "'data.source'" in message
+    assert "not UTF-8" in message
     with pytest.raises(UserError, match="UTF-8"):
         uefl.train("demo", out=tmp_path / BYTES)
     images(tmp_path / "silos")

@@ -17,7 +17,6 @@ from uefl_kernels.ops.kmeans_labels import kmeans_distances, kmeans_labels
 
 from .conftest import normal
 
-
 LINEAR = torch.ops.uefl.linear
 ROWS = normal(60, 8).numpy()
 FITTED = KMeans(5, random_state=0).fit(ROWS)
@@ -85,13 +84,7 @@ def test_products_of_sparse_rows():
 
 def test_every_op_with_products_has_a_formula():
     """The other ops work element by element, and move or sum rows."""
-    elementwise = {
-        "dropout_mask",
-        "kmeans_units",
-        "set_proportion_loss",
-        "transition_nll",
-        "vq_backward",
-    }
+    elementwise = {"dropout_mask", "kmeans_units", "set_proportion_loss", "transition_nll", "vq_backward"}
     assert set(_library._packages) == set(_flops._FORMULAS) | elementwise
 
 

@@ -33,37 +33,33 @@ _SIGNS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 """by the attribute of a bound of pydantic"""
 
 
-def tables() -> str:
-    """Return every section, data set, partition and algorithm as Markdown."""
-    parts: list[str] = []
-    for name, kind in (("run", RunSection), ("data", Data), ("model", Model), ("training", Training)):
-        parts += [f"### `[{name}]`", "", *_table(kind), ""]
-        if kind is Data:
-            parts += ["### Data sets, by their name in `source`", "", *_listed(SOURCES, _SOURCES), ""]
-        if kind is Model:
-            parts += ["### Networks, by their name in `encoder`", "", *_networks(), ""]
-        if kind is RunSection:
-            parts += ["### Metrics, by their name in `metrics`", "", *_listed(METRICS, _METRICS), ""]
+def sections() -> Iterator[tuple[str, str]]:
+    """Return every section, data set, partition and algorithm: its title, and Markdown with the title."""
+    for title, lines in _sections():
+        yield title, "\n".join([f"### {title}", "", *lines, ""])
+
+
+def _sections() -> Iterator[tuple[str, Iterable[str]]]:
+    """Return the titles and the lines under them."""
+    yield "`[run]`", _table(RunSection)
+    yield "Metrics, by their name in `metrics`", _listed(METRICS, _METRICS)
+    yield "`[data]`", _table(Data)
+    yield "Data sets, by their name in `source`", _listed(SOURCES, _SOURCES)
+    yield "`[model]`", _table(Model)
+    yield "Networks, by their name in `encoder`", _networks()
+    yield "`[training]`", _table(Training)
     for name in PARTITIONS:
-        parts += [
-            f'### `[data.partition]` with `scheme = "{name}"`',
-            "",
-            textwrap.fill(_about(PARTITIONS[name]), 100),
-            "",
-            *_table(PARTITIONS[name]),
-            "",
-        ]
+        kind = PARTITIONS[name]
+        yield f'`[data.partition]` with `scheme = "{name}"`', [_filled(_about(kind)), "", *_table(kind)]
     for name, algorithm in registry().items():
         if algorithm.__module__.startswith("uefl."):
             needs = "labeled data" if algorithm.kind == "labeled" else "unlabeled sets"
-            parts += [
-                f'### `[arms.NAME]` with `algorithm = "{name}"`',
-                "",
-                textwrap.fill(f"{_about(algorithm)} Needs {needs}.", 100),
-                "",
-            ]
-            parts += [*_table(algorithm.Parameters), ""]
-    return "\n".join(parts)
+            about = _filled(f"{_about(algorithm)} Needs {needs}.")
+            yield f'`[arms.NAME]` with `algorithm = "{name}"`', [about, "", *_table(algorithm.Parameters)]
+
+
+def _filled(text: str) -> str:
+    return textwrap.fill(text, 100)
 
 
 def rewritten(text: str) -> str:
@@ -76,7 +72,8 @@ def rewritten(text: str) -> str:
     _, end, after = rest.partition(_END)
     if not begin or not end:
         raise ValueError(f"expected the lines {_BEGIN!r} and {_END!r}")
-    return f"{before}{_BEGIN}\n\n{tables()}\n{_END}{after}"
+    tables = "\n".join(text for _, text in sections())
+    return f"{before}{_BEGIN}\n\n{tables}\n{_END}{after}"
 
 
 def _table(kind: type[BaseModel]) -> Iterator[str]:

@@ -51,7 +51,7 @@ class RunSection(Section):
         description=(
             "on a GPU: record a client's step once in a turn and replay it, so that its "
             "kernels are launched together; it has no effect for algorithms with varying "
-            "steps (docs/scale.md)"
+            "steps"
         ),
     )
     clients_at_once: int = Field(
@@ -61,7 +61,7 @@ class RunSection(Section):
         description=(
             "clients that this process trains at once, for a GPU or a tiny network: those with "
             "batches of the same sizes take each step in one batched network; the results differ by "
-            "rounding (docs/scale.md)"
+            "rounding"
         ),
     )
     participation: float = Field(

@@ -105,8 +105,8 @@ def read_source(data: Data, root: Path | None) -> DataSet:
             )
         raise UserError(
             f"key 'source': {data.source!r} is none of {', '.join(SOURCES)}{nearest(data.source, SOURCES)},"
-            f" and no folder or file of that name is there{other_capitals(path)}; give the path of your data,"
-            " laid out as in docs/configuration.md"
+            f" and no folder or file of that name is there{other_capitals(path)}; give the path of your data;"
+            " `uefl presets own-silos` and `uefl presets own-sets` show the layout"
         )
     if isinstance(table.images, ImageList):
         for key in ("label", "vocabulary"):

@@ -115,7 +115,7 @@ class Flower:
             if self.secret is None and not address.insecure and not address.is_loopback:
                 raise UserError(
                     "--superlink: give the file of its secret with --secret, or use --insecure; see"
-                    " docs/deploy.md"
+                    " `uefl train --help`"
                 )
             secret = None if self.secret is None else Path(self.secret)
             if secret is not None:
@@ -163,8 +163,8 @@ def checked_address(superlink: str, root_certificates: str | Path | None, insecu
     root = None if root_certificates is None else _content(root_certificates, "--root-certificates")
     if root is not None and b"BEGIN CERTIFICATE" not in root:
         raise UserError(
-            f"--root-certificates: {root_certificates} holds no certificate; expected PEM, as server.pem in"
-            " docs/deploy.md"
+            f"--root-certificates: {root_certificates} holds no certificate; expected PEM, with BEGIN"
+            " CERTIFICATE in its first line"
         )
     return Address(place, insecure or (root is None and Address(place).is_loopback), root)
 

@@ -68,7 +68,7 @@ def _check_access(address: Address, key: Path | None, strict: bool) -> None:
     if key is None and not address.is_loopback and not address.insecure:
         raise UserError(
             "--superlink: give this silo's private key with --key, or use --insecure "
-            "without key and TLS; see docs/deploy.md"
+            "without key and TLS; see `uefl silo --help`"
         )
     if key is not None and address.insecure:
         raise UserError("--key: keys need TLS; leave out --insecure, and give --root-certificates")

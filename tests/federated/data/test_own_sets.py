@@ -304,7 +304,7 @@ def test_doubts_and_table_use_the_same_set_names(tmp_path):
 
 
 def test_a_path_that_is_not_there():
-    with pytest.raises(UserError, match=r"'sets'.*digits.*docs/configuration.md"):
+    with pytest.raises(UserError, match=r"'sets'.*digits.*presets .*own-sets`"):
         build("sets")
 
 

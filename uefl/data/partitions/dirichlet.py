@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from ..settings import Data
 
 _ATTEMPTS = 10_000
-# Stop after 100 draws if each left at least 20 clients with too few images: the number of these clients never
-# varies by 20 between draws.
-_FIRST_DRAWS, _TOO_MANY = 100, 20
+# Stop after 100 draws if the number of clients with too few images is on average more than five standard
+# deviations: then hardly one of 10,000 draws would give zero.
+_FIRST_DRAWS, _DEVIATIONS = 100, 5
 
 
 @partition("dirichlet")
@@ -122,7 +122,7 @@ def _over_clients(
         few = f"{len(labels)} images are too few for {clients} clients with {classes} images each"
         raise UserError(f"{few}, one per class; raise train_per_client")
     members = [np.flatnonzero(labels == k) for k in range(classes)]
-    least_short = clients
+    shorts: list[int] = []
     for attempt in range(1, _ATTEMPTS + 1):
         pieces, sizes = [], np.zeros(clients, np.int64)
         for of_class in members:
@@ -138,11 +138,11 @@ def _over_clients(
         if short == 0:
             parts = zip(*(np.split(drawn, ends[:-1]) for drawn, ends in pieces), strict=True)
             return [np.concatenate(part) for part in parts]
-        least_short = min(least_short, short)
-        if attempt == _FIRST_DRAWS and least_short >= _TOO_MANY:
+        shorts.append(short)
+        if attempt == _FIRST_DRAWS and np.mean(shorts) > _DEVIATIONS * np.std(shorts):
             break
     raise UserError(
-        f"key 'alpha': {attempt} draws with alpha = {alpha:g} left at least {least_short} of {clients}"
+        f"key 'alpha': {attempt} draws with alpha = {alpha:g} left at least {min(shorts)} of {clients}"
         f" clients with fewer than {classes} images; raise alpha or train_per_client, or lower clients"
     )
 

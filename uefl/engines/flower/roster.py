@@ -128,8 +128,8 @@ class ClientNodes:
             return None
         if self.keys.get(name, key) != key:
             return (
-                f"the name {name[:64]!r} belongs to another key; give another --name, or for a new key see"
-                " silos.json in docs/security.md"
+                f"the name {name[:64]!r} belongs to another key; give another --name, or for a new key"
+                " remove the name from the server's silos.json"
             )
         other = next((other for other, known in self.keys.items() if known == key and other != name), None)
         return None if other is None else f"the name {name[:64]!r} comes with the key of {other!r}"
