@@ -62,6 +62,12 @@ def to_dtype(codes, dtype):
     return [part.to(dtype) for part in codes] if isinstance(codes, tuple) else codes.to(dtype)
 
 
+def look_ups(layer):
+    """Return the functions of a layer from codes to vectors."""
+    names = ("decode", "get_codes_from_indices", "get_output_from_indices", "indices_to_codes")
+    return [getattr(layer, name) for name in names if hasattr(layer, name)]
+
+
 def equal(first, second):
     if isinstance(first, tuple):
         return all(map(torch.equal, first, second))
@@ -98,16 +104,28 @@ def test_codes_of_any_width(name):
     layer = LAYERS[name]().eval()
     codes = layer.encode(normal(2, 40, 8))
     for dtype in (torch.int32, torch.int16, torch.uint16, torch.uint8):
-        assert torch.equal(layer.decode(to_dtype(codes, dtype)), layer.decode(codes)), dtype
+        for look_up in look_ups(layer):
+            assert torch.equal(look_up(to_dtype(codes, dtype)), look_up(codes)), (look_up, dtype)
 
 
-@pytest.mark.parametrize("name", sorted(LAYERS.keys() - GROUPED - {"hierarchical"}))
+@pytest.mark.parametrize("name", LAYERS)
 def test_codes_that_are_no_tensor_of_integers(name):
     layer = LAYERS[name]().eval()
-    codes = layer.encode(normal(2, 10, 8))
-    for wrong in (codes.numpy(), codes.tolist(), codes.float()):
-        with pytest.raises(TypeError, match=r"^\w+: indices"):
-            layer.decode(wrong)
+    codes = layer.encode(normal(2, 40, 8))
+    parts = isinstance(codes, tuple)  # a tensor for each scale
+    others = (lambda part: part.numpy(), lambda part: part.tolist(), lambda part: part.float())
+    for look_up in look_ups(layer):
+        for other in others:
+            with pytest.raises(TypeError, match=rf"^{type(layer).__name__}: indices"):
+                look_up([other(part) for part in codes] if parts else other(codes))
+
+
+@pytest.mark.parametrize("name", sorted(GROUPED | {"hierarchical"}))
+def test_too_few_tensors_of_codes(name):
+    layer = LAYERS[name]().eval()
+    codes = layer.encode(normal(2, 40, 8))
+    with pytest.raises(ValueError, match=rf"^{type(layer).__name__}: "):
+        layer.decode(codes[1:])
 
 
 def test_given_codes_of_another_width():

@@ -59,6 +59,20 @@ def as_indices(layer: str, indices: Any) -> torch.Tensor:
     return indices.long()
 
 
+def indices_of_each(layer: str, indices: Any, count: int) -> list[torch.Tensor]:
+    """Return ``count`` tensors of indices as int64; they are given as a sequence or as ``[count, ...]``.
+
+    Raises:
+        TypeError: no tensors of integers.
+        ValueError: another number of tensors.
+    """
+    parts = indices if isinstance(indices, (list, tuple)) else as_indices(layer, indices)
+    found = [as_indices(layer, part) for part in parts]
+    if len(found) != count:
+        raise ValueError(f"{layer}: expected {count} tensors of indices, got {len(found)}")
+    return found
+
+
 def within(layer: str, indices: Any, size: int) -> torch.Tensor:
     """Return indices as int64, from 0 to ``size`` - 1.
 

@@ -18,6 +18,7 @@ from ._shared import (
     channels_last,
     counts,
     fixed,
+    indices_of_each,
     no_autocast,
     place_values,
     project,
@@ -508,12 +509,14 @@ class GroupedScalar(Coder):
 
     def get_codes_from_indices(self, indices: Sequence[torch.Tensor] | torch.Tensor) -> torch.Tensor:
         """Return ``[groups, Q, ..., d]`` for the indices of each group, ``[groups, ..., q]``."""
-        pairs = zip(self._residuals, indices, strict=True)
+        of_groups = indices_of_each(type(self).__name__, indices, len(self.rvqs))
+        pairs = zip(self._residuals, of_groups, strict=True)
         return torch.stack([rvq.get_codes_from_indices(i) for rvq, i in pairs])
 
     def get_output_from_indices(self, indices: Sequence[torch.Tensor] | torch.Tensor) -> torch.Tensor:
         """Return what ``forward`` returns as quantized for the indices of each group."""
-        return self._joined([rvq.decode(i) for rvq, i in zip(self._residuals, indices, strict=True)])
+        of_groups = indices_of_each(type(self).__name__, indices, len(self.rvqs))
+        return self._joined([rvq.decode(i) for rvq, i in zip(self._residuals, of_groups, strict=True)])
 
     @property
     def _moved(self) -> bool:

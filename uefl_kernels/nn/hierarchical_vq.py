@@ -15,7 +15,7 @@ from torch import nn
 from .._numbers import as_integer
 from . import _distributed
 from ._codebook import Coder
-from ._shared import Layout, absent, counts, fixed, numbers, refuse_together
+from ._shared import Layout, absent, counts, fixed, indices_of_each, numbers, refuse_together
 from .vector_quantize import VectorQuantize
 
 _NAME = "HierarchicalVQ"
@@ -290,11 +290,9 @@ class HierarchicalVQ(Coder):
             ValueError: another number of tensors.
             TypeError: no tensors of integers.
         """
-        if len(indices) != self.num_levels:
-            raise ValueError(f"{_NAME}: expected {self.num_levels} tensors of indices, got {len(indices)}")
         full = self._shapes[-1] if full_shape is None else _shapes_of([full_shape], self._spatial)[0]
         total = []
-        for level, chosen in enumerate(indices):
+        for level, chosen in enumerate(indices_of_each(_NAME, indices, self.num_levels)):
             codes = self.get_vq(level).get_output_from_indices(chosen).movedim(-1, 1)
             total.append(self.upsample_to_full(codes, full, level))
         output = torch.stack(total).sum(0)

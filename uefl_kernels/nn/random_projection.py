@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ._codebook import Coder
-from ._shared import channels_last, counts
+from ._shared import as_indices, channels_last, counts
 from .vector_quantize import VectorQuantize
 
 
@@ -78,7 +78,7 @@ class RandomProjectionQuantizer(Coder):
 
     def decode(self, indices: torch.Tensor) -> torch.Tensor:
         """Return the codewords of indices, in the space of the projections."""
-        return self.vq.decode(indices)
+        return self.vq.decode(as_indices("RandomProjectionQuantizer", indices))
 
     def forward(self, x: torch.Tensor, indices: torch.Tensor | None = None) -> torch.Tensor:
         """Return the indices of x ``[B, N, dim]``, or the cross entropy of indices that are given.

@@ -27,6 +27,7 @@ from ._shared import (
     counts,
     directional,
     fixed,
+    indices_of_each,
     no_autocast,
     project,
     refuse_together,
@@ -853,16 +854,15 @@ class GroupedResidualVQ(Coder):
 
     def get_codes_from_indices(self, indices: Sequence[torch.Tensor] | torch.Tensor) -> torch.Tensor:
         """Return ``[groups, Q, ..., d]`` for the indices of each group, ``[groups, ..., q]``."""
-        return torch.stack(
-            [rvq.get_codes_from_indices(chosen) for rvq, chosen in zip(self._residuals, indices, strict=True)]
-        )
+        of_groups = indices_of_each("GroupedResidualVQ", indices, len(self.rvqs))
+        pairs = zip(self._residuals, of_groups, strict=True)
+        return torch.stack([rvq.get_codes_from_indices(chosen) for rvq, chosen in pairs])
 
     def get_output_from_indices(self, indices: Sequence[torch.Tensor] | torch.Tensor) -> torch.Tensor:
         """Return the quantized vectors that ``forward`` returns with these indices."""
-        outputs = [
-            rvq.get_output_from_indices(chosen) for rvq, chosen in zip(self._residuals, indices, strict=True)
-        ]
-        return torch.cat(outputs, self.split_dim)
+        of_groups = indices_of_each("GroupedResidualVQ", indices, len(self.rvqs))
+        pairs = zip(self._residuals, of_groups, strict=True)
+        return torch.cat([rvq.get_output_from_indices(chosen) for rvq, chosen in pairs], self.split_dim)
 
     def forward(
         self,
