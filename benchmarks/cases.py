@@ -114,7 +114,7 @@ class Gate:
 
 @dataclass(frozen=True)
 class Op(Generic[C]):
-    """One row of the registry; ``providers`` begins with "uefl"."""
+    """One row of the registry, with ``providers`` that begin with "uefl"."""
 
     cases: tuple[C, ...]
     smoke: C

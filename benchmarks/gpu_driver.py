@@ -100,7 +100,10 @@ class Driver:
         *,
         early: bool = False,
     ) -> None:
-        """Launch a kernel; ``early``: it may begin while the one before it ends."""
+        """Launch a kernel.
+
+        With ``early`` it may begin while the kernel before it ends.
+        """
         _check_launch(name, threads, shared)
         function = self.function(path, name)
         if shared:

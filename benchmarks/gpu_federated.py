@@ -143,7 +143,10 @@ def _succeed(command: list[str]) -> str:
 
 
 def _kill_after(process: subprocess.Popen[bytes], file: Path, *, lines: int) -> bool:
-    """Kill a process group when a file has this number of lines; return False if the process ends before."""
+    """Kill a process group when a file has this number of lines.
+
+    Returns False if the process ends before.
+    """
     while process.poll() is None:
         if file.exists() and _bytes(file).count(b"\n") >= lines:
             os.killpg(process.pid, signal.SIGKILL)
@@ -158,7 +161,7 @@ def _bytes(path: Path) -> bytes:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the parts and write their facts; return how many failed."""
+    """Run the parts, write their facts, and return how many failed."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

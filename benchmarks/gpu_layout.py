@@ -17,7 +17,7 @@ FOLDER = Path(__file__).with_name("variants")
 
 @dataclass(frozen=True)
 class Variant:
-    """A kernel of variants/table.h; the name describes it."""
+    """A kernel of variants/table.h, described by its name."""
 
     name: str
 
@@ -32,7 +32,7 @@ class Variant:
 
     @property
     def shift(self) -> int:
-        """Return the factor of the scores; it makes room for the packed indices."""
+        """Return the factor of the scores, which makes room for the packed indices."""
         return 32 // self.group
 
     @property

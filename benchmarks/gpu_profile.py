@@ -95,7 +95,7 @@ def median_us(call: Callable[[], Any], device: str, seconds: float = 0.2) -> tup
 
 
 class Event:
-    """A point in the stream of the device; on the CPU, in time."""
+    """A point in the stream of the device, or in time on the CPU."""
 
     def __init__(self, device: str) -> None:
         self._event = torch.cuda.Event(enable_timing=True) if device == "cuda" else None

@@ -240,7 +240,10 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command; return the exit code: 1 where something was wrong or did not run."""
+    """Run the command.
+
+    Returns the exit code: 1 where something was wrong or did not run.
+    """
     options = options_of(arguments)
     if options.step == "compile":
         compile_all(options.cubins)

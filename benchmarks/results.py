@@ -141,7 +141,7 @@ def path_of(machine: str, folder: Path) -> Path:
 
 
 def load(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a file as text; none if there is no such file."""
+    """Return the rows of a file as text, or none without a file."""
     if not path.exists():
         return []
     with path.open(newline="") as file:

@@ -67,7 +67,10 @@ def mains(rows: list[Row]) -> list[Row]:
 
 
 def peers(rows: list[Row]) -> list[Row]:
-    """Return the rows with an answer, the fastest first; a lower bound has no answer."""
+    """Return the rows with an answer, the fastest first.
+
+    A lower bound has no answer.
+    """
     return sorted(
         (row for row in rows if not ours(row["provider"]) and row["error"]),
         key=lambda row: number(row, "median_ms"),
@@ -252,7 +255,7 @@ def ratios(shapes: dict[str, list[Row]]) -> Figure | None:
 
 
 def draw(path: Path, threads: str | None) -> list[Path]:
-    """Draw everything in one file of results; return the paths of the pictures."""
+    """Draw everything in one file of results, and return the paths of the pictures."""
     rows = results.load(path)
     threads = threads or max((row["threads"] for row in rows), key=int, default="")
     rows = [row for row in rows if row["threads"] == threads]

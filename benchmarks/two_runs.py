@@ -30,7 +30,10 @@ class Times(NamedTuple):
 
 
 def _train(preset: str, keys: list[str], runs: int, waiting: str) -> Times:
-    """Train in this process as soon as ``runs`` processes are ready; each has a file in ``waiting``."""
+    """Train in this process as soon as ``runs`` processes are ready.
+
+    Each process has a file in ``waiting``.
+    """
     import json
     import time
     from pathlib import Path

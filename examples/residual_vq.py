@@ -1,6 +1,6 @@
-"""Quantize image patches in several stages; each further index lowers the error.
+"""Quantize image patches in several stages.
 
-Any number of indices decodes.
+Each further index lowers the error. Any number of indices decodes.
 
 python examples/residual_vq.py
 """

@@ -88,7 +88,10 @@ def _whatever_ran_before():
 
 @pytest.fixture(scope="session")
 def published_wheel(tmp_path_factory):
-    """Build the wheel once as ``make wheel`` does; with nvcc it has CUDA kernels for one architecture."""
+    """Build the wheel once as ``make wheel`` does.
+
+    With nvcc the wheel has CUDA kernels for one architecture.
+    """
     pytest.importorskip("auditwheel")
     folder = tmp_path_factory.mktemp("wheel")
     environment = os.environ | {"CMAKE_ARGS": "-DUEFL_CUDA=AUTO -DCMAKE_CUDA_ARCHITECTURES=80-real"}

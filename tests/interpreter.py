@@ -12,7 +12,7 @@ from typing import Any
 
 
 def patch_once_a_launch() -> None:
-    """Patch the interpreter, before the first launch; do nothing for another version of it."""
+    """Patch the interpreter before the first launch, unless its version is another one."""
     from triton import language as tl
     from triton.runtime import interpreter
 

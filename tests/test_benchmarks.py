@@ -1,4 +1,7 @@
-"""Check that the benchmark registry is complete and runs; ``python -m benchmarks.run`` takes the timings."""
+"""Check that the benchmark registry is complete and runs.
+
+``python -m benchmarks.run`` takes the timings.
+"""
 
 import csv
 import json

@@ -25,7 +25,7 @@ def code(path: Path) -> str:
 
 
 def class_names(text: str) -> list[str]:
-    """Return the names of the classes that a text defines; a forward declaration defines none."""
+    """Return the names of the classes that a text defines, without forward declarations."""
     return CLASS.findall(text)
 
 

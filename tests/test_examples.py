@@ -1,4 +1,4 @@
-"""The examples run and print their results; each takes well under a minute."""
+"""The examples run and print their results, each in well under a minute."""
 
 import importlib.util
 import itertools

@@ -32,7 +32,10 @@ def test_unknown_part_is_refused(tmp_path, capsys):
 
 
 def test_metrics_that_differ_are_an_error(tmp_path, monkeypatch):
-    """A round that is as small as possible; at the size of a rehearsal it is among the slow tests."""
+    """A round that is as small as possible.
+
+    At the size of a rehearsal, the test is among the slow ones.
+    """
     monkeypatch.setattr(gpu_federated, "TOLERANCES", {"nll": -1.0})
     model = {"dropout": 0.0, "width": 2, "hidden": 4}
     monkeypatch.setattr(

@@ -137,7 +137,7 @@ def test_tiles_are_swizzled():
 
 @pytest.mark.parametrize("name", ["packed_3_1", "g4_3_1_turns", "g8_3_1_turns_first"])
 def test_indices_are_read_as_the_kernel_writes_them(monkeypatch, name):
-    """The scores that four lanes keep lead to the nearest codeword; scores of other codewords do not."""
+    """The scores that four lanes keep lead to the nearest codeword, and other scores do not."""
     monkeypatch.setattr(gpu_variants, "CHECKED", 128)
     variant, data = Variant(name), gpu_variants.SearchData(256, 64, 384, "cpu")
     starts = data.starts(variant)

@@ -24,7 +24,10 @@ def inside(markdown: str, folder: str) -> str:
 
 
 def on_files(files: Any, *, config: Any) -> Any:
-    """Add reproduction/results to the pages, as results/; MkDocs calls this once."""
+    """Add reproduction/results to the pages, as results/.
+
+    MkDocs calls this function once.
+    """
     from mkdocs.structure.files import File
 
     root = Path("reproduction")
@@ -36,5 +39,8 @@ def on_files(files: Any, *, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Convert the links of a page; MkDocs calls this."""
+    """Convert the links of a page.
+
+    MkDocs calls this function.
+    """
     return inside(markdown, posixpath.dirname(page.file.src_uri))

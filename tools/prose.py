@@ -133,7 +133,7 @@ def _python(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _messages(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Yield the strings of at least five words, without docstrings; X replaces the values of an f-string."""
+    """Yield the strings of at least five words, without docstrings, and with X for values in f-strings."""
     parts: set[ast.AST] = set()  # docstrings, and parts of longer strings; a parent comes before its children
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr):
@@ -151,7 +151,7 @@ def _messages(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def _cpp_messages(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the strings of at least five words; strings that follow one another are one."""
+    """Yield the strings of at least five words, where strings that follow one another are one."""
     for match in re.finditer(r'//[^\n]*|(?:"(?:\\.|[^"\\\n])*"\s*)+', text):
         words = re.sub(r'"\s*"', "", match[0]).strip().strip('"')
         if match[0].startswith('"') and len(re.findall(r"(?<![\w.])[A-Za-z']+(?![\w.(])", words)) >= 5:

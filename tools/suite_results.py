@@ -62,7 +62,7 @@ class SavedResult(report.Result):
 
 
 def again(path: Path) -> None:
-    """Make the tables of a kept page from its numbers; what else the page says stays."""
+    """Make the tables of a kept page from its numbers, and keep the rest of the page."""
     found = json.loads(path.read_text(encoding="utf-8"))
     result = SavedResult(
         load(found["suite"]),

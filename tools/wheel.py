@@ -79,7 +79,7 @@ def snippet() -> str:
 
 
 def faults(wheel: Path) -> list[str]:
-    """Return the defects of the file; an empty list is good."""
+    """Return the defects of the file, which are none if the list is empty."""
     found = []
     if wheel.stat().st_size > LIMIT:
         found.append(f"{wheel.stat().st_size / 1e6:.0f} MB, expected at most {LIMIT / 1e6:.0f} MB")

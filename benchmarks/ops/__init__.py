@@ -1,4 +1,7 @@
-"""Collect the ops of all families, one file each; ``REGISTRY`` holds their rows by op."""
+"""Collect the ops of all families, one file each.
+
+``REGISTRY`` holds their rows by op.
+"""
 
 from importlib import import_module
 from pkgutil import iter_modules

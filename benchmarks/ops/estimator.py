@@ -29,7 +29,7 @@ class Method(BenchmarkCase):
 
 
 def inputs(case: Method, device: str) -> Inputs:
-    """Return Gaussian rows; the first ones are the initial centers."""
+    """Return Gaussian rows, the first of which are the initial centers."""
     x = torch.randn(case.n, case.d, generator=torch.Generator().manual_seed(0)).to(device)
     return case.method, x, x[: case.k].clone()
 

@@ -73,7 +73,10 @@ def stages(inputs: Inputs) -> Call:
 
 
 def layer(layer_class: Callable[..., Any]) -> Callable[[Inputs], Call]:
-    """Prepare a layer in evaluation mode; both libraries have the same interface."""
+    """Prepare a layer in evaluation mode.
+
+    Both libraries have the same interface.
+    """
 
     def prepare(inputs: Inputs) -> Call:
         x, codebooks = inputs

@@ -34,7 +34,10 @@ class SparseMethod(BenchmarkCase):
 
 
 def inputs(case: SparseMethod, device: str) -> Inputs:
-    """Return a CSR matrix of rows of length 1, like TF-IDF; the first ones are the initial centers."""
+    """Return a CSR matrix of rows of length 1, like TF-IDF.
+
+    The first rows are the initial centers.
+    """
     from scipy.sparse import random_array
 
     if device != "cpu":

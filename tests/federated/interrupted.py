@@ -57,7 +57,10 @@ def outcome(path: Path):
 
 
 def run_of(tmp_path: Path, arms: dict[str, Any], **overrides: Any) -> uefl.Run:
-    """Train two clients into a folder; ``overrides`` as with ``--set``."""
+    """Train two clients into a folder.
+
+    ``overrides`` has the form of ``--set``.
+    """
     return uefl.train(KEYS | {"arms": arms}, out=tmp_path / "whole", **overrides)
 
 

@@ -59,9 +59,9 @@ def records(arms: tuple[str, ...] = ("fedavg", "uefl"), clients: int = 3) -> lis
 
 
 def table(arms: tuple[str, ...], **keys: Any) -> dict[str, Any]:
-    """Return the sections of a small configuration; ``keys`` as with ``--set``.
+    """Return the sections of a small configuration.
 
-    Arms with other names than an algorithm's use uefl.
+    ``keys`` has the form of ``--set``. Arms with other names than an algorithm's use uefl.
     """
     known = registry()
     sets = known.get(arms[0], known["uefl"]).kind == "sets"
@@ -81,7 +81,10 @@ def write(
     classes: Any = CLASSES,
     **keys: Any,
 ) -> Path:
-    """Write a run folder of these records, which count rounds from 0; ``keys`` go into its configuration."""
+    """Write a run folder of these records, which count rounds from 0.
+
+    ``keys`` go into its configuration.
+    """
     lines = records() if lines is None else lines
     arms = tuple(dict.fromkeys(line["arm"] for line in lines))
     cfg = config.from_table(table(arms, **keys))

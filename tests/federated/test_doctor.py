@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch):
-    """Remove all settings; each test defines the compiled parts."""
+    """Remove all settings, because each test defines the compiled parts."""
     for name in doctor.ENVIRONMENT:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(library, "_forced", "auto")

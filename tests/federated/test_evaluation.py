@@ -116,7 +116,10 @@ def test_reports_cover_measured_clients_also_after_resume(tmp_path):
 
 
 def test_predictions_are_counted_by_class_and_confidence():
-    """Check the counts by hand; the second and the last of four images are predicted wrong."""
+    """Check the counts by hand.
+
+    The second and the last of four images are predicted wrong.
+    """
     probs = torch.tensor([[0.9, 0.05, 0.05], [0.2, 0.7, 0.1], [0.09, 0.82, 0.09], [0.62, 0.3, 0.08]])
     counts = evaluation._counts(probs, torch.tensor([0, 0, 1, 2]))
     assert counts["confusion"] == [1, 1, 0, 0, 1, 0, 1, 0, 0]  # a row for each class

@@ -138,7 +138,7 @@ def test_every_algorithm_refuses_a_client_of_one_image(name):
 
 @pytest.fixture(scope="module")
 def imagenet(tmp_path_factory):
-    """Write files in torchvision's format with other numbers; VGG has no large classifier."""
+    """Write files in torchvision's format with other numbers, and VGG without its large classifier."""
     from torchvision.models import resnet18
     from torchvision.models.vgg import cfgs, make_layers
 

@@ -15,7 +15,7 @@ TEMPLATES = ("own-silos", "own-sets")
 
 
 def presets():
-    """Return the names of the presets; presets with a ResNet are marked as slow."""
+    """Return the names of the presets, those with a ResNet marked as slow."""
     marks = {
         name: [pytest.mark.slow] if "resnet" in config.load(name).model.encoder else []
         for name in config.presets()

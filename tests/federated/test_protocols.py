@@ -143,7 +143,10 @@ def test_unseen_clients_are_measured_and_decide_nothing(name):
 
 
 def test_a_round_is_selected_by_the_validation_images():
-    """The run selects the first of the best rounds; the accuracy on the test images is higher later."""
+    """The run selects the first of the best rounds.
+
+    The accuracy on the test images is higher later.
+    """
     validation = (0.5, 0.8, 0.8, 0.6)
     lines = [
         line | {"validation_accuracy": validation[line["round"]]} for line in sample_runs.records(("fedavg",))

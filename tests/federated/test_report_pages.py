@@ -47,7 +47,10 @@ runner = CliRunner()
 
 
 class Page(HTMLParser):
-    """Tags with their attributes, and the text between them; every tag that is opened has to be closed."""
+    """Tags with their attributes, and the text between them.
+
+    Every tag that is opened must be closed.
+    """
 
     EMPTY = ("meta", "img")
 

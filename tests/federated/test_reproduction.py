@@ -327,7 +327,10 @@ def test_tables_of_nine_clients_have_the_papers_data_and_sizes(name: str) -> Non
 
 
 def test_tables_6_7_and_10_share_the_federation_of_five_clients() -> None:
-    """Table 10 prints table 7's result at 50 degrees; "local" of table 6 is one model on all data."""
+    """Table 10 prints table 7's result at 50 degrees.
+
+    The arm "local" of table 6 is one model on all data.
+    """
     seven, ten, six = (suite.load(name).configs("paper") for name in ("table7", "table10", "table6"))
     for angle, cfg in ((int(case), cfg) for case, cfg in seven.items()):
         assert list(cfg.data.partition.angles) == [-angle, -angle / 2, 0, angle / 2, angle]

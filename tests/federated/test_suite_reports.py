@@ -137,7 +137,7 @@ def test_the_report_has_validated_and_final_accuracy(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with a report of three seeds; a fourth one is missing."""
+    """Return a folder with a report of three seeds, without a fourth one."""
     folder = tmp_path_factory.mktemp("written")
     result = replace(
         _finished(folder, {"fedavg": [0.5] * 3, "uefl": [0.61234567] * 3}),
@@ -267,7 +267,7 @@ def test_tables_of_a_saved_page_match_its_numbers(name: str, tmp_path: Path) -> 
 
 
 def test_saved_results_are_small_and_complete(written: Path, tmp_path: Path) -> None:
-    """There are a table, numbers by seed and one picture; missing numbers are named."""
+    """There are a table, numbers by seed and one picture, and missing numbers are named."""
     tool = _tool()
     tool.keep(written, tmp_path / "kept")
     assert {path.name for path in (tmp_path / "kept").iterdir()} == {"tiny.md", "tiny.json", "tiny.png"}

@@ -256,7 +256,10 @@ def test_extensions_of_every_segment_are_drawn_separately() -> None:
 
 
 def test_residual_codewords_are_drawn_from_the_mean() -> None:
-    """Features around (9, 9); a client's added codeword is zero, so it lies in the middle of them."""
+    """Features around (9, 9).
+
+    A client's added codeword is zero, so it lies in the middle of these features.
+    """
     found = {"silo-0": 9 + np.random.default_rng(0).normal(size=(400, 1, 1, 2))}
     book = {"silo-0": np.array([[9.0, 9.0], [0.0, 0.0]])}
     for residual, distance in ((True, 0.0), (False, 9 * 2**0.5)):

@@ -205,7 +205,10 @@ def updates(n: int, scale: float = 1.0, seed: int = 0) -> list[dict[str, torch.T
 
 
 def turn_of(arm: ServerLoop, participants: tuple[str, ...] = (), *, measure: bool = False) -> Turn:
-    """Return the next turn of an arm, also to its first member; it trains where there are participants."""
+    """Return the next turn of an arm, also to its first member.
+
+    The turn trains where there are participants.
+    """
     turn = arm._turn(arm.members[0], measure, bool(participants), participants)
     arm.members[0].turn = turn
     return turn

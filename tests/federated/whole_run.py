@@ -34,7 +34,7 @@ KEYS = [
 
 
 class Watcher:
-    """Collects the output of a run; raises where told to."""
+    """Collects the output of a run, and raises where the test asks for it."""
 
     def __init__(self, stop_after: int = 10**9, error: type[BaseException] = KeyboardInterrupt) -> None:
         self.rounds, self.notices, self.calls, self.stop_after, self.error = [], [], [], stop_after, error

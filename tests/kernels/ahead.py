@@ -14,7 +14,10 @@ ROOT = Path(__file__).parents[2]
 
 
 def report(script: str, folder: Path) -> Any:
-    """Run a script and return its output, as JSON; its first argument is a folder of its own."""
+    """Run a script and return its output, as JSON.
+
+    The script's first argument is a folder of its own.
+    """
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(folder / "cache")
     done = subprocess.run(

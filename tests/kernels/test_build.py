@@ -281,7 +281,7 @@ def test_local_kernels_are_for_the_gpus_of_this_machine(tmp_path, gpus, says):
 
 
 def test_kernels_do_not_include_torch():
-    """Only ``csrc/ops`` includes torch, and only ``host.cpp`` Python; kernels take raw pointers."""
+    """Only ``csrc/ops`` includes torch, and only ``host.cpp`` Python, since kernels take raw pointers."""
     speaking = {
         path.relative_to(ROOT / "csrc").parts[0]
         for path in (ROOT / "csrc").rglob("*.*")

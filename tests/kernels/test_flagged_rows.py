@@ -84,7 +84,7 @@ def center_of(codebook):
 
 
 def open_rows(x, codebook, terms_of, centered=True):
-    """Return which rows stay open, and their number of codewords within the limit; see is_certain()."""
+    """Return which rows stay open, and their number of codewords within the limit (see is_certain())."""
     codebook, d = codebook.double(), x.shape[1]
     mean = center_of(codebook) if centered else torch.zeros(d, dtype=torch.float64)
     y, b = (x.double() - mean).float().double(), codebook - mean

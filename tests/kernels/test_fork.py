@@ -32,6 +32,6 @@ print(os.read(read, 9).decode() if ready else "hangs")
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs fork")
 def test_a_forked_child_with_one_thread_gives_the_same_bits():
-    """With more threads it hangs in OpenMP, as plain PyTorch does; docs/kmeans.md says so."""
+    """With more threads it hangs in OpenMP, as plain PyTorch does (see docs/kmeans.md)."""
     result = fresh.python(CHILD)
     assert result.stdout.strip() == "same", result.stderr

@@ -320,7 +320,7 @@ def test_values_far_from_zero_and_far_apart():
 
 @pytest.mark.parametrize("metric", ["l2", "cosine"])
 def test_the_largest_values(metric):
-    """Larger values have squares that overflow float64; allowed inputs have finite sums."""
+    """Allowed inputs have finite sums, and squares of larger values overflow float64."""
     x = blobs(40, 3, 4, dtype=torch.float64)
     x = x / x.abs().max()
     weights = torch.rand(40, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Fits of rows in blocks, or in several processes, equal a fit in memory bit for bit; ``partial_fit``."""
+"""Fits in blocks or in several processes, and ``partial_fit``, equal a fit in memory bit for bit."""
 
 from __future__ import annotations
 
@@ -181,7 +181,10 @@ print(json.dumps([file.nbytes, of_file, of_blocks, of_memory, same]))
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the memory of a process from /proc")
 def test_memory_does_not_grow_with_the_data(tmp_path):
-    """A fit of 256 MB from a file or in blocks takes less than a quarter of it; a fit in memory takes all."""
+    """A fit of 256 MB from a file or in blocks takes less than a quarter of the memory.
+
+    A fit in memory takes all of it.
+    """
     rows = np.random.default_rng(0).standard_normal((1 << 12, 512), np.float32)
     with open(tmp_path / "x", "wb") as file:
         for i in range(32):

@@ -1,4 +1,7 @@
-"""``KMeans``: scikit-learn's conventions, on arrays and tensors; and the front end without torch."""
+"""``KMeans`` follows scikit-learn's conventions, on arrays and tensors.
+
+Its front end also works without torch.
+"""
 
 from __future__ import annotations
 

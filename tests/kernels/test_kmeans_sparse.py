@@ -63,7 +63,7 @@ def test_every_format(make):
 
 
 def test_columns_of_every_kind():
-    """The columns are full, of one sign, far from zero, constant or empty; some rows are zero.
+    """The columns are full, of one sign, far from zero, constant or empty, and some rows are zero.
 
     Entries repeat or are zero.
     """

@@ -1,4 +1,4 @@
-"""``kmeans_step``: a step of Lloyd's algorithm, the same bits from every kernel and thread count; errors."""
+"""``kmeans_step``: a step of Lloyd's algorithm, the same bits from every kernel, and its errors."""
 
 from __future__ import annotations
 

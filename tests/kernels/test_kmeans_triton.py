@@ -111,7 +111,10 @@ def test_the_same_rows_are_drawn_as_by_the_reference(method, monkeypatch):
 
 
 def test_potentials_are_compared_as_whole_numbers(monkeypatch):
-    """Of equally good candidates the first is taken; rows at opposite edges of the grid do not overflow."""
+    """Of equally good candidates the first is taken.
+
+    Rows at opposite edges of the grid do not overflow.
+    """
     monkeypatch.setattr(triton_seeding, "_BLOCK", 64)
     x = torch.tensor([-1.0, 1.0]).repeat(40)[:, None] * torch.ones(1, 70)
     expected, found = (

@@ -1,4 +1,7 @@
-"""The gradient of mc_dropout_mlp against autograd and finite differences; torch.compile, autocast, memory."""
+"""The gradient of mc_dropout_mlp against autograd and finite differences.
+
+Also torch.compile, autocast and memory.
+"""
 
 from __future__ import annotations
 

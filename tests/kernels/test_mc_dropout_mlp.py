@@ -52,7 +52,10 @@ def test_float64_runs_on_the_definition():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision(dtype):
-    """The first layer is computed in the dtype of x, as in torch; from there on it is float32."""
+    """The first layer is computed in the dtype of x, as in torch.
+
+    The next layers are computed in float32.
+    """
     x, weights, biases = mlp((40, 16, 32, 10), dtype)
     options = {"p": 0.2, "passes": 5, "seed": 1}
     hidden = F.gelu(F.linear(x, weights[0], biases[0]))

@@ -1,4 +1,7 @@
-"""Errors of the metrics of classifiers; tests/federated/test_metrics.py tests their values."""
+"""Errors of the metrics of classifiers.
+
+``tests/federated/test_metrics.py`` tests the values.
+"""
 
 from __future__ import annotations
 

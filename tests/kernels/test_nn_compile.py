@@ -109,7 +109,7 @@ def test_drawn_codewords(full_graph):
 
 
 def test_kmeans_of_the_first_batch(full_graph):
-    """The first step has a graph of its own; the next steps compile another one."""
+    """The first step has a graph of its own, and the next steps compile another one."""
     same(layer(kmeans_init=True), compiled := layer(kmeans_init=True), full_graph(compiled))
     assert compiled._codebook.initted
 
@@ -145,7 +145,7 @@ def test_a_codebook_that_an_optimizer_moves():
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"learnable_codebook": True}], ids=str)
 def test_the_mode_with_little_overhead(options):
-    """On a GPU, this mode records CUDA graphs; on a CPU, it must change nothing."""
+    """On a GPU, this mode records CUDA graphs, and on a CPU, it must change nothing."""
     same(
         layer(**options),
         compiled := layer(**options),

@@ -1,4 +1,4 @@
-"""Export of layers: ONNX runs in onnxruntime; TorchScript raises an error."""
+"""Export of layers: ONNX runs in onnxruntime, and TorchScript raises an error."""
 
 from __future__ import annotations
 

@@ -87,7 +87,10 @@ def test_learned_codewords_get_the_gradient_of_the_loss():
 
 
 def test_averages_do_not_disturb_the_backward_pass():
-    """Codewords move in place between forward and backward; the gradient uses the chosen codewords."""
+    """Codewords move in place between forward and backward.
+
+    The gradient uses the chosen codewords.
+    """
     gradients = []
     for freeze in (True, False):
         vq, x = (
@@ -156,7 +159,7 @@ def test_dead_codewords_move_to_distinct_rows(kind):
 
 
 def test_more_dead_codewords_than_rows():
-    """Each row revives one random dead codeword; the others are revived later."""
+    """Each row revives one random dead codeword, and the others are revived later."""
     vq = layer(threshold_ema_dead_code=1, decay=0.0, codebook_size=100, ema_update=False)
     x, start = normal(7, 8), vq.codebook.clone()
     vq(x)

@@ -295,7 +295,7 @@ def test_fully_shard_with_parameters_in_half_precision(one_process, make):
 
 
 class Normalized(nn.Module):
-    """A dropout as a module, one as a function, batch norm; not a chain."""
+    """A dropout as a module, one as a function, and batch norm, not in a chain."""
 
     def __init__(self):
         super().__init__()

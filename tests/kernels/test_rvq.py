@@ -1,4 +1,4 @@
-"""rvq equals repeated vq bit for bit, on every backend; its gradients."""
+"""rvq and its gradients equal repeated vq bit for bit, on every backend."""
 
 from __future__ import annotations
 

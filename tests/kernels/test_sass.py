@@ -40,7 +40,10 @@ SEARCH, MMA, GATHER, SUMS, STEP, LLOYD, RVQ, HEAD = (
 
 @pytest.fixture(scope="module")
 def kernels():
-    """Return the instances of a kernel by template arguments; each source is compiled once in a session."""
+    """Return the instances of a kernel by template arguments.
+
+    Each source is compiled once in a session.
+    """
 
     def found(stem, kernel, number, architecture=ARCHITECTURE):
         instances = sass.instances(stem, architecture, kernel)
@@ -133,7 +136,7 @@ def test_a_search_quantizes_whole_pieces(kernels):
 
 
 def test_gather_moves_16_bytes_at_a_time(kernels):
-    """The loop has four pieces of x and four of codewords in flight; two of x for 16-bit types."""
+    """The loop has four pieces of x and of codewords in flight, and two of x for 16-bit types."""
     for name, lines in kernels(*GATHER).items():
         pieces = {"ffLi4E": (4, 8), "6__halffLi8E": (2, 6), "13__nv_bfloat16fLi8E": (2, 6)}.get(name)
         if pieces is None:  # unaligned rows, or float64: by the element

@@ -62,7 +62,10 @@ def test_gradcheck(name):
 
 @pytest.mark.parametrize("name", BACKENDS)
 def test_probability_below_float32_has_the_right_loss(name):
-    """Every probability of class 1 is e^-200; the plain formula takes the logarithm of zero."""
+    """Every probability of class 1 is e^-200.
+
+    The plain formula takes the logarithm of zero.
+    """
     logits = torch.tensor([[200.0, 0.0], [200.0, 0.0]])
     with backend(name):
         loss, gradient = loss_and_gradient(logits, torch.tensor([0, 2]), torch.tensor([[0.5, 0.5]]))

@@ -69,7 +69,10 @@ def test_every_other_symbol_is_of_the_c_abi_or_the_system(undefined):
 
 
 def test_shims_exist_in_the_oldest_torch_promised(undefined):
-    """TORCH_TARGET_VERSION hides declarations for a newer torch; the sources must compile without them."""
+    """TORCH_TARGET_VERSION hides declarations for a newer torch.
+
+    The sources must compile without them.
+    """
     import torch
 
     include = Path(torch.__file__).parent / "include" / "torch" / "csrc"

@@ -58,7 +58,10 @@ def test_extreme_scale_float64(scale, metric):
 
 @pytest.mark.parametrize("metric", METRICS)
 def test_rows_beyond_the_squares_of_float64(metric):
-    """Distances are infinite, and the first codeword wins; for the cosine only the sum must be finite."""
+    """Distances are infinite, and the first codeword wins.
+
+    For the cosine only the sum must be finite.
+    """
     x, codebook = normal(50, 8, dtype=torch.float64), normal(40, 8, seed=1, dtype=torch.float64)
     for scale in (1e200, 1e307):
         rows = (x * scale).clamp(-1.7e308, 1.7e308)
@@ -227,7 +230,10 @@ def test_fast_precision_is_close():
 @pytest.mark.parametrize("precision", ["exact", "fast"])
 @pytest.mark.parametrize("bits", [0x7FFFFFFF, -1, 0x7FC00000, 0x7F800001])
 def test_row_with_any_nan_gets_index_0(bits, precision):
-    """0x7fffffff is the NaN of NVIDIA GPUs; rounding it to bfloat16 like a number gives zero."""
+    """0x7fffffff is the NaN of NVIDIA GPUs.
+
+    Rounding it to bfloat16 like a number gives zero.
+    """
     x, codebook = normal(40, 64), normal(64, 64, seed=1)
     x[5:9].view(torch.int32)[[0, 1, 3], [3, 40, 63]] = bits
     x[7].view(torch.int32)[:] = bits

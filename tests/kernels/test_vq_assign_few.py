@@ -28,7 +28,10 @@ def test_every_dtype_and_offset(rows, k, d, metric):
 @pytest.mark.parametrize("metric", ["l2", "cosine"])
 @pytest.mark.parametrize("d", [1, 2, 4, 7, 8, 9, 16, 33, 64])
 def test_every_number_of_rows_and_codewords(d, metric):
-    """Rows lie one by one or in groups; the last group and the last codewords may fill no step."""
+    """Rows lie one by one or in groups.
+
+    The last group and the last codewords may fill no step.
+    """
     torch.manual_seed(d)
     x, codebook = torch.randn(97, d), torch.randn(64, d)
     for k in (5, 6, 7, 13, 64):

@@ -169,7 +169,7 @@ def test_more_than_2_to_the_31_elements():
 
 
 def test_addresses_beyond_2_to_the_31_elements():
-    """Rows are 2^26 elements apart; only their memory is touched."""
+    """Rows are 2^26 elements apart, and only their memory is touched."""
     memory = torch.empty((1 << 31) + (1 << 27), dtype=torch.bfloat16)
     x = memory.as_strided((34, 16), (1 << 26, 1))
     expected = torch.arange(34) % 7

@@ -18,7 +18,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "peers.md"
 
 
 def replaced(page: str, name: str, table: str) -> str:
-    """Return the page with another table of that name; raise ValueError if it has none."""
+    """Return the page with another table of that name, or raise ValueError if the page has none."""
     pattern = rf"(<!-- table: {re.escape(name)} -->\n).*?(<!-- end -->)"
     found, count = re.subn(pattern, lambda match: f"{match[1]}{table}\n{match[2]}", page, flags=re.DOTALL)
     if count != 1:

@@ -25,7 +25,10 @@ def outcomes(ours: bool) -> Mapping[str, str]:
 
 
 def main() -> int:
-    """Print the table; return 1 where a test fails with ours that passes with scikit-learn's own."""
+    """Print the table.
+
+    Returns 1 where a test fails with ours that passes with scikit-learn's own.
+    """
     ours, theirs = outcomes(True), outcomes(False)
     print(table(ours, theirs))
     return int(bool(worse(ours, theirs)))

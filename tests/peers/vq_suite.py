@@ -35,7 +35,7 @@ def find_tests(path: Path, folder: Path) -> Path:
 
 
 def reported(module: str, arguments: Sequence[str], ours: bool, **settings: str) -> Mapping[str, str]:
-    """Run a module in a process of its own; return its report, a mapping of name to outcome."""
+    """Run a module in a process of its own, and return its report, a mapping of name to outcome."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report")
         environment = os.environ | {"UEFL_PEER_REPORT": str(report), "UEFL_PEER_OURS": str(int(ours))}
@@ -123,7 +123,10 @@ def both_tables(path: Path, before: str = "") -> tuple[str, list[str]]:
 
 
 def main() -> int:
-    """Print the tables; return 1 where something fails with ours that passes with the peer."""
+    """Print the tables.
+
+    Returns 1 where something fails with ours that passes with the peer.
+    """
     if len(sys.argv) != 2:
         print(__doc__)
         return 2

@@ -34,7 +34,7 @@ __all__ = [
 
 
 def get_requires_for_build_wheel(config_settings: object = None) -> list[str]:
-    """Return the packages that compile the kernels; torch has the headers."""
+    """Return the packages that compile the kernels, for which torch has the headers."""
     if os.environ.get("UEFL_BUILD", "").lower() in ("off", "0", "no", "false"):
         return []
     return ["cmake>=3.26", "ninja", "pybind11>=2.13", "torch>=2.10"]

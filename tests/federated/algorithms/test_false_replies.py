@@ -25,7 +25,7 @@ def lies(change):
 
 
 def of(name, value):
-    """Fill a tensor of a reply; a pair sets its first element only."""
+    """Fill a tensor of a reply, or only its first element for a pair."""
 
     def change(reply):
         if name in reply.tensors:

@@ -102,7 +102,7 @@ class Parabolas(Scaffold):
 
 @pytest.mark.slow
 def test_drifting_clients_converge_to_the_optimum_of_their_mean():
-    """The optimum is (1 * 3 + 2 * 0 + 6 * -1) / 9 = -1/3; FedAvg with 5 local steps does not reach it."""
+    """FedAvg with 5 local steps does not reach the optimum (1 * 3 + 2 * 0 + 6 * -1) / 9 = -1/3."""
     cfg = settings("scaffold", rounds=[60], local_steps=5, optimizer="sgd", lr=0.1)
     ends = []
     for correction in (1.0, 0.0):

@@ -113,7 +113,7 @@ class Machines:
         return process
 
     def run(self, machine: str, line: str, seconds: float = 120) -> tuple[int, str]:
-        """Run a command on a machine; return its exit code and output."""
+        """Run a command on a machine, and return its exit code and output."""
         process = self.start(machine, line)
         code = process.wait(seconds)
         return code, process.log.read_text()  # type: ignore[attr-defined]

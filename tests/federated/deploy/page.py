@@ -33,5 +33,8 @@ class WalkThrough:
         self.variables = dict(pair.split("=") for pair in export.removeprefix("export ").split())
 
     def at(self, hospital: str) -> list[str]:
-        """Return the commands at a hospital; the page has the commands of the first of two hospitals."""
+        """Return the commands at a hospital.
+
+        The page has the commands of the first of two hospitals.
+        """
         return [line.replace("ulm", hospital) for line in self.hospital]

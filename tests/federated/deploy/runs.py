@@ -42,7 +42,7 @@ def start(*arguments: object, cwd: Path, background: bool = False) -> subprocess
 
 
 def end(process: subprocess.Popen[str], seconds: float = 300) -> tuple[int, str, str]:
-    """Wait for a process; return its exit code, stdout and stderr."""
+    """Wait for a process, and return its exit code, stdout and stderr."""
     try:
         out, err = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
@@ -67,7 +67,10 @@ def children(pid: int) -> dict[int, str]:
 
 
 def content(path: Path) -> bytes:
-    """Return the content of a file; empty if the file is gone, for example after the end of a process."""
+    """Return the content of a file.
+
+    It is empty if the file is gone, for example after the end of a process.
+    """
     try:
         return path.read_bytes()
     except OSError:

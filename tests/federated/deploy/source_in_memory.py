@@ -6,7 +6,10 @@ from dataclasses import replace
 
 
 class SourceInMemory:
-    """A source in memory; ``fail`` is raised instead of returning data."""
+    """A source in memory.
+
+    ``fail`` is raised instead of returning data.
+    """
 
     def __init__(self, name, federation, fail=None):
         self.name, self._federation, self._fail = name, federation, fail

@@ -104,7 +104,7 @@ def test_key_is_elliptic_curve_without_a_passphrase(tmp_path):
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_keys_and_secrets_that_others_may_read(strict, tmp_path, caplog):
-    """The command prints a line about such files; with ``--strict`` it refuses them."""
+    """The command prints a line about such files, and refuses them with ``--strict``."""
     images(tmp_path / "a", {"cat": 0, "dog": 1})
     node_key(tmp_path, "ulm")
     (tmp_path / "secret").write_bytes(64 * b"x")

@@ -53,7 +53,7 @@ server = "finetune"
 
 @pytest.mark.parametrize("kind", ["labeled", "sets"])
 def test_the_same_numbers_as_in_one_process(tmp_path, kind):
-    """This test uses Python; a test below uses the command line."""
+    """This test uses Python, and a test below the command line."""
     cfg = config(tmp_path, f"[arms.fedavg]\n{UEFL}[arms.fedper]\n", clients=2)
     if kind == "sets":
         cfg.write_text(SETS)

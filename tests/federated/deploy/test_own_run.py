@@ -79,7 +79,7 @@ class OwnRun:
         self.address.wait(60.0)
 
     def run(self, *options, config=""):
-        """Start the run and wait for its end; return its metrics."""
+        """Start the run, wait for its end, and return its metrics."""
         folder = self.sandbox.folder
         (folder / "app").mkdir()
         (folder / "app" / "pyproject.toml").write_text(APP.format(folder=folder, config=config))
@@ -128,7 +128,7 @@ def test_nodes_of_flower_stand_for_the_clients(own):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_nodes_of_flower_with_images_of_their_own(own):
-    """--node-config names the folder and the silo; one process gives the same metrics."""
+    """--node-config names the folder and the silo, and one process gives the same metrics."""
     folder = own.sandbox.folder
     for seed, name in enumerate(("ulm", "bonn")):
         for place in ("silos", "data"):  # a silo writes next to its images

@@ -118,7 +118,10 @@ def test_algorithms_without_noise_are_refused(path, algorithm, keys, options, ca
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_non_finite_model_returns_only_noise(bad):
-    """A server may send such a model; then the length of the change has no meaning."""
+    """A server may send such a model.
+
+    The length of the change then has no meaning.
+    """
     mechanism, sent = Privacy(settings(clip_norm=1e-6).run, b"key"), {"a": torch.tensor([bad, 0.0])}
     one = mechanism.hidden({"a": torch.tensor([bad, 5.0])}, sent, "silo-0", 0)
     assert abs(float(one["a"][1])) < 1e-4

@@ -38,7 +38,9 @@ def silos_data():
 
 
 class SiloProcess:
-    """A program of a silo in a child process; called with a packet, as the program is.
+    """A program of a silo in a child process.
+
+    It is called with a packet, as the program is.
 
     Args:
         name: of the silo.

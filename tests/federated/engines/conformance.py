@@ -33,7 +33,7 @@ def settings(case: str) -> Config:
 
 
 def federation(cfg: Config) -> Federation:
-    """Return the federation of a configuration; every process can create it."""
+    """Return the federation of a configuration, which every process can create."""
     if cfg.kind == "sets":
         return tiny_sets.federation(images=40)
     (arm,) = cfg.arms.values()
@@ -44,7 +44,7 @@ def federation(cfg: Config) -> Federation:
 
 
 def check_same(cfg: Config, engine: object) -> None:
-    """Check an engine up to the end of the first iteration; nothing is checked at the end of the run."""
+    """Check an engine, but only up to the end of the first iteration."""
     local, other = (
         tiny.arm(cfg, federation(cfg), wrap)[0] for wrap in (lambda here: here, lambda here: engine)
     )

@@ -1,4 +1,4 @@
-"""Messages arrive bit for bit; damaged ones are refused."""
+"""Messages arrive bit for bit, and damaged ones are refused."""
 
 import math
 from dataclasses import fields

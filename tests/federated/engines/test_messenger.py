@@ -100,7 +100,10 @@ class TwoNodes(OneNode):
 
 
 class FlowerReply:
-    """A message, as far as it is read; a silo may write anything into its metadata."""
+    """A message, as far as it is read.
+
+    A silo may write anything into its metadata.
+    """
 
     def __init__(self, reply):
         self.error = Error(reply) if isinstance(reply, int) else None
@@ -112,7 +115,10 @@ class FlowerReply:
 
 @contextmanager
 def run(reply, bounded=False, grid=OneNode):
-    """Start a run over its nodes; return a list that gets the exception of its program, if there is one."""
+    """Start a run over its nodes.
+
+    Returns a list that gets the exception of the run's program, if there is one.
+    """
     here, there = socket.socketpair()
     ended = []
 

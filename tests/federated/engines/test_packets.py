@@ -1,4 +1,4 @@
-"""A packet as bytes comes back bit for bit; damaged packets are refused."""
+"""A packet as bytes comes back bit for bit, and damaged packets are refused."""
 
 import json
 import math

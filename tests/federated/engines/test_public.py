@@ -54,7 +54,7 @@ def _is_flowers(name):
 
 
 def _name(node):
-    """Return the name of a function; a method of another object than a module is none."""
+    """Return the name of a function, or none for a method of an object that is not a module."""
     if isinstance(node, ast.Attribute):
         return node.attr if _name(node.value) in ("importlib", "runpy", "builtins", "sys") else None
     return getattr(node, "id", None)

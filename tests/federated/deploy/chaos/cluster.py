@@ -58,7 +58,10 @@ class TrainResult(NamedTuple):
 
 
 class LoggedProcesses:
-    """Python modules at work in a folder, each with its output in a file there; all end with the context."""
+    """Python modules at work in a folder, each with its output in a file there.
+
+    All modules end with the context.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -117,7 +120,10 @@ class LocalCluster(LoggedProcesses):
         """by name, the SuperLink and the silos that :meth:`start_all` has started"""
 
     def superlink(self, *options: object) -> subprocess.Popen[bytes]:
-        """Start a SuperLink that keeps its state in a file; ``options`` take the place of ``--insecure``."""
+        """Start a SuperLink that keeps its state in a file.
+
+        ``options`` take the place of ``--insecure``.
+        """
         where = ("--host", "127.0.0.1", "--port", self.port, "--database", self.folder / "state.db")
         safety = options or ("--insecure",)
         return self.start(
@@ -133,13 +139,16 @@ class LocalCluster(LoggedProcesses):
     def silo(
         self, name: str, *options: object, program: tuple[str, ...] = ("uefl",)
     ) -> subprocess.Popen[bytes]:
-        """Start a silo; ``program`` takes the place of the command ``uefl``."""
+        """Start a silo.
+
+        ``program`` takes the place of the command ``uefl``.
+        """
         where = ("--simulate", name, "--superlink", self.place, "--device", "cpu")
         where += ("--state", self.folder / f"{name}.state")
         return self.start(*program, "silo", *where, *options, log=f"{name}.log")
 
     def start_all(self, fault: str = "") -> None:
-        """Start the SuperLink and every silo; silo-1 has the fault of :mod:`.faulty`."""
+        """Start the SuperLink and every silo, of which silo-1 has the fault of :mod:`.faulty`."""
         (self.folder / "fault").write_text(fault)
         for name in ("superlink", *SILOS):
             if name not in self.processes or self.processes[name].poll() is not None:
@@ -174,11 +183,14 @@ class Sandbox(LoggedProcesses):
         (folder / "tiny.toml").write_text(CONFIG.format(run=own, clients=len(SILOS), arms=UEFL))
 
     def train(self, out: str = "run", *options: object) -> subprocess.Popen[bytes]:
-        """Begin a run, or continue the run that exists; ``options`` replace the options for Flower."""
+        """Begin a run, or continue the run that exists.
+
+        ``options`` replace the options for Flower.
+        """
         return self._train("uefl", out, *options)
 
     def faulty_train(self, fault: str) -> subprocess.Popen[bytes]:
-        """Begin a run with a fault of the server; see :mod:`.faulty`."""
+        """Begin a run with a fault of the server (see :mod:`.faulty`)."""
         return self._train("tests.federated.deploy.chaos.faulty", "run", fault=(fault,))
 
     def _train(
