@@ -22,9 +22,11 @@ PY := .venv/bin/python
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
 export UEFL_REQUIRE_KERNELS ?= 1# a compiler that fails is an error here, not a warning
 export PYTHONDONTWRITEBYTECODE :=# otherwise every process compiles every module again, and pytest every test
-export CMAKE_ARGS ?= -DUEFL_CUDA=LOCAL# CUDA kernels for the GPUs of this machine; `make setup CMAKE_ARGS=` compiles those of a wheel
+# CUDA kernels for the GPUs of this machine; `make setup CMAKE_ARGS=` compiles those of a wheel
+export CMAKE_ARGS ?= -DUEFL_CUDA=LOCAL
 
-.PHONY: setup demo test test-slow test-flower chaos lint bench bench-plot bench-smoke ctest ctest-slow ctest-arm64 wheel docs gpu-check clean
+.PHONY: setup demo test test-slow test-flower chaos lint bench bench-plot bench-smoke ctest \
+  ctest-slow ctest-arm64 wheel docs gpu-check clean
 .DELETE_ON_ERROR:
 
 setup: .venv/.built
@@ -90,8 +92,8 @@ build/flower/.installed build/flower-newest/.installed: build/%/.installed: requ
 lint: .venv/.packages
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
-	.venv/bin/clang-format --dry-run -Werror $$(git ls-files 'csrc/*.cpp' 'csrc/*.h' 'csrc/*.cu' 'tests/cpp/*.cpp' 'tests/cpp/*.h' \
-	  'benchmarks/*.cpp' 'benchmarks/*.h' 'benchmarks/*.cu')
+	.venv/bin/clang-format --dry-run -Werror $$(git ls-files 'csrc/*.cpp' 'csrc/*.h' 'csrc/*.cu' \
+	  'tests/cpp/*.cpp' 'tests/cpp/*.h' 'benchmarks/*.cpp' 'benchmarks/*.h' 'benchmarks/*.cu')
 	.venv/bin/mypy
 
 # The tests share the objects of the package.

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Check every kernel on a machine with an NVIDIA GPU: it runs, is right, stays within its memory, and is timed.
+# Check every kernel on a machine with an NVIDIA GPU: it runs, is right, stays within its memory,
+# and is timed.
 #
 #   gpu_check.sh [smoke|tests|bench ...]     all three, in this order, when none is named
 #   gpu_check.sh call1                       or call2 to call7: seven calls, half an hour on a Hopper GPU
@@ -25,10 +26,10 @@
 # variants compiled beforehand (python -m benchmarks.gpu_variants compile; default: build/variants).
 # DEVICE=cpu rehearses it without a GPU.
 #
-# The script needs no network and makes no environment: python3 (or PYTHON) must have torch, torchvision, pytest,
-# hypothesis and threadpoolctl. Kernels built beforehand for this GPU (uefl_kernels/_C.abi3.so) are used as
-# they are; else they are built here with cmake, ninja, pybind11 and nvcc. With pytest-xdist the tests share
-# the cores, with pytest-timeout only the test that hangs ends.
+# The script needs no network and makes no environment: python3 (or PYTHON) must have torch, torchvision,
+# pytest, hypothesis and threadpoolctl. Kernels built beforehand for this GPU (uefl_kernels/_C.abi3.so) are
+# used as they are; else they are built here with cmake, ninja, pybind11 and nvcc. With pytest-xdist the tests
+# share the cores, with pytest-timeout only the test that hangs ends.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 save=${OUT:-}

@@ -282,6 +282,18 @@ def test_markdown_has_at_most_100_columns(name):
     assert wide((ROOT / name).read_text(encoding="utf-8")) == []
 
 
+def test_comments_of_builds_and_suites_have_at_most_110_columns(prose):
+    """A command may be wider, and the first line of a suite or preset, which is its title."""
+    files = [path for path in prose.files_of(".") if path.name.endswith(prose.HASH)]
+    assert len(files) > 50
+    assert [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in files
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if len(line) > 110 and "# " in line and (number > 1 or path.suffix != ".toml")
+    ] == []
+
+
 def test_each_change_is_a_sentence_of_one_line():
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     for version in text.split("\n## ")[1:]:
