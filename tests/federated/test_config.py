@@ -61,7 +61,7 @@ def test_the_keys_of_one_section_are_printed():
 
 
 def test_no_message_names_a_page_of_the_sources():
-    """A wheel contains no docs; messages name commands."""
+    """A wheel contains no docs, so messages name commands."""
     named, seen = [], 0
     root = DOCUMENT.parents[1]
     for path in (file for package in ("uefl", "uefl_kernels") for file in (root / package).rglob("*.py")):

@@ -60,7 +60,9 @@ def as_indices(layer: str, indices: Any) -> torch.Tensor:
 
 
 def indices_of_each(layer: str, indices: Any, count: int) -> list[torch.Tensor]:
-    """Return ``count`` tensors of indices as int64; they are given as a sequence or as ``[count, ...]``.
+    """Return ``count`` tensors of indices as int64.
+
+    The indices are given as a sequence or as ``[count, ...]``.
 
     Raises:
         TypeError: no tensors of integers.
