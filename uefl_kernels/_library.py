@@ -389,12 +389,18 @@ def forced() -> str:
 def resolve(name: str, x: torch.Tensor) -> Any:
     """Return the overload of an op for the active backend.
 
-    Raises RuntimeError if a forced backend is absent. A CUDA tensor gets the overload of the CUDA C++ kernel,
+    Raises RuntimeError if a forced backend is absent, and NotImplementedError under the ONNX exporter that
+    traces. A CUDA tensor gets the overload of the CUDA C++ kernel,
     so that no Python runs between call and kernel. A graph under compilation keeps the overload of ``uefl``,
     so that other machines can run it.
     """
     if _forced == "auto" and x.is_cuda and not torch.compiler.is_compiling() and _native(name, x.device):
         return _overloads["uefl_cuda", name]
+    if torch.jit.is_tracing() and torch.onnx.is_in_onnx_export():  # type: ignore[attr-defined]
+        raise NotImplementedError(
+            f"{name}: torch.onnx.export(..., dynamo=False) is not supported; export with torch.export.export,"
+            " run_decompositions(uefl_kernels.decompositions()) and torch.onnx.export(..., dynamo=True)"
+        )
     if _forced not in ("auto", "reference"):
         reason = _absent(_forced, name, x.device)
         if reason:

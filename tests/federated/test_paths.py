@@ -6,6 +6,7 @@ locales.
 
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -227,6 +228,18 @@ def test_the_report_of_a_folder_that_cannot_be_written(finished, monkeypatch):
     result = cli("report", out)
     assert result.exit_code == 0
     assert "read-only" in result.output
+    assert "fedavg" in result.output
+
+
+@pytest.mark.parametrize("page", ["report.md", "report.html"])
+def test_the_report_when_a_page_cannot_be_written(finished, tmp_path, page):
+    out = Path(shutil.copytree(finished[0], tmp_path / "run"))
+    (out / page).unlink(missing_ok=True)
+    (out / page / "x").mkdir(parents=True)  # a file with this name cannot be written
+    result = cli("report", out)
+    assert result.exit_code == 0
+    (note,) = (line for line in result.output.splitlines() if line.startswith("note: "))
+    assert str(out / page) in note
     assert "fedavg" in result.output
 
 

@@ -53,6 +53,14 @@ def test_onnxruntime_agrees(name):
         torch.testing.assert_close(torch.from_numpy(found[0]), quantized, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", LAYERS)
+def test_the_exporter_that_traces_is_refused(name):
+    with pytest.raises(NotImplementedError, match=r"dynamo=False.*torch\.export") as error:
+        torch.onnx.export(LAYERS[name]().eval(), (normal(2, 5, 8),), "unwritten.onnx", dynamo=False)
+    assert "\n" not in str(error.value)
+
+
 @pytest.mark.skipif(not COMPILED, reason="the compiled kernels are absent")
 @pytest.mark.parametrize("metric", ["l2", "cosine"])
 @pytest.mark.parametrize("books", [None, 2])

@@ -5,6 +5,8 @@ Torch's allocator counts it, so the number is deterministic, unlike the size of 
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 
@@ -64,3 +66,24 @@ def test_training_step_stores_little_besides_its_results(dtype, options):
     bytes_of_x, indices = x.numel() * x.element_size(), 8 * 16 * 1024 * options.get("heads", 1)
     beyond_results = peak(step) - 2 * bytes_of_x - indices
     assert 0 <= beyond_results <= 0.05 * bytes_of_x
+
+
+def codebooks(size):
+    """Return the number of live tensors of this size with memory of their own."""
+    gc.collect()
+    tensors = (found for found in gc.get_objects() if issubclass(type(found), torch.Tensor))
+    return len({found.untyped_storage().data_ptr() for found in tensors if found.shape[-2:] == size})
+
+
+@pytest.mark.parametrize("steps_between", [False, True])
+def test_passes_without_gradient_keep_no_codebook(steps_between):
+    """Such a pass cannot run again, so no copy of its codewords is needed."""
+    vq, x = layer(dim=8, codebook_size=97, decay=0.99), normal(1, 64, 8)
+    before = codebooks((97, 8))
+    for _ in range(20):
+        with torch.no_grad():
+            vq(x)
+        if steps_between:
+            vq(x.requires_grad_())[0].sum().backward()
+    assert before > 0
+    assert codebooks((97, 8)) <= before + 1
