@@ -10,6 +10,7 @@ import uefl
 from uefl import run, threads
 from uefl.client.workspace import Workspace
 from uefl.threads import threads_for
+from uefl_kernels.__main__ import spin_briefly
 
 SMALL, IMAGE = nn.Conv2d(3, 8, 3), torch.zeros(1, 3, 32, 32)
 
@@ -58,3 +59,17 @@ def test_a_run_records_its_threads_and_builds_its_network_once(tmp_path, monkeyp
         built.clear()
         assert json.loads((out / "made.json").read_text())["threads"] == found
     assert torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "spins"),
+    [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, None)],
+    ids=["default", "own count", "own policy"],
+)
+def test_the_command_lets_waiting_threads_sleep(monkeypatch, given, spins):
+    """A choice of the user stays."""
+    environment = dict(given)
+    monkeypatch.setattr("os.environ", environment)
+    spin_briefly()
+    assert environment.get("GOMP_SPINCOUNT") == spins
+    assert environment.items() >= given.items()
