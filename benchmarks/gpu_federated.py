@@ -40,7 +40,7 @@ Facts = dict[str, Any]
 # Without dropout: a GPU draws other masks in training.
 _ROUND = {"training": {"rounds": [1], "local_steps": 4}, "model": {"dropout": 0.0}}
 _SHORT = ["--set", 'arms=["fedavg","uefl"]', "--set", "rounds=[2,1]", "--set", "local_epochs=2"]
-_AT_ONCE = {"clients_at_once": 9}
+_AT_ONCE = {"clients_at_once": 9, "precision": "fp32"}
 _REHEARSAL = {"data": {"train_per_client": 48, "test_per_client": 20}}
 _REHEARSED = [word for key, value in _REHEARSAL["data"].items() for word in ("--set", f"{key}={value}")]
 

@@ -153,6 +153,19 @@ def test_dropout_of_maps_has_the_masks_of_each_client():
     check_alike(algorithm=Given(Convolutions), rounds=[2])
 
 
+class DropsInPlace(Convolutions):
+    """Uses what dropout has written, not what it returns."""
+
+    def forward(self, images):
+        maps = self.body(images)
+        nn.functional.dropout(maps, 0.5, self.training, inplace=True)
+        return self.head(maps.flatten(1))
+
+
+def test_dropout_in_place_has_the_masks_of_each_client():
+    check_alike(algorithm=Given(DropsInPlace), rounds=[2])
+
+
 class Fails(Algorithm):
     """Fails for a client, before its training or in it."""
 
@@ -237,6 +250,32 @@ class DrawsNoise(Convolutions):
 @pytest.mark.parametrize("network", [Branches, DrawsNoise])
 def test_network_that_vmap_does_not_take_is_refused(network):
     assert "vmap" in refused(Given(network))
+
+
+class DropsTransposed(Convolutions):
+    """Drops elements of maps in another order."""
+
+    def forward(self, images):
+        maps = self.body(images).contiguous().flatten(2).transpose(1, 2)
+        return self.head(nn.functional.dropout(maps, 0.5, self.training).flatten(1))
+
+
+class DropsViewed(Convolutions):
+    """Drops elements of maps that are not channels-last."""
+
+    def forward(self, images):
+        maps = self.body(images).flatten(1).view(-1, 4, 6, 6)
+        return self.head(nn.functional.dropout(maps, 0.5, self.training).flatten(1))
+
+
+@pytest.mark.parametrize(("network", "shape"), [(DropsTransposed, [2, 36, 4]), (DropsViewed, [2, 4, 6, 6])])
+def test_masks_of_other_layouts_are_refused(network, shape):
+    assert str(shape) in refused(Given(network))
+
+
+def test_bfloat16_is_refused():
+    """Vmap computes convolutions in float32 then."""
+    assert "run.precision" in refused(precision="bf16")
 
 
 def test_loss_cannot_use_the_data_of_one_client():

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from uefl_kernels.nn import GroupedResidualVQ, ResidualVQ
+from uefl_kernels.nn import ResidualVQ
 
 from .conftest import normal
 
@@ -284,18 +284,3 @@ def test_a_hook_of_a_quantizer_runs():
     rvq.layers[1].register_forward_hook(lambda *_: seen.append(1))
     rvq(normal(2, 5, 8))
     assert seen == [1]
-
-
-def test_perplexity_and_usage_of_each_quantizer():
-    torch.manual_seed(0)
-    rvq = ResidualVQ(dim=8, codebook_size=16, num_quantizers=3)
-    indices = rvq(normal(2, 40, 8))[1]
-    shares = [indices[..., q].flatten().bincount(minlength=16) / 80 for q in range(3)]
-    expected = torch.stack([torch.special.entr(share).sum().exp() for share in shares])
-    torch.testing.assert_close(rvq.perplexity, expected)
-    torch.testing.assert_close(rvq.usage, torch.stack([(share > 0).float().mean() for share in shares]))
-    grouped = GroupedResidualVQ(dim=8, groups=2, codebook_size=(16, 4), num_quantizers=2)
-    indices = grouped(normal(2, 40, 8))[1]
-    used = [[len(indices[g, ..., q].unique()) / (16, 4)[q] for q in range(2)] for g in range(2)]
-    torch.testing.assert_close(grouped.usage, torch.tensor(used))
-    assert grouped.perplexity.shape == (2, 2)

@@ -151,6 +151,10 @@ def check(workspace: Workspace, arm: str) -> None:
     if own or not declares(algorithm, "stacked_step") or not algorithm.stacked_step:
         what = f"a {own[0]} of its own" if own else "a loss that is not declared as stacked_step"
         raise UserError(f"{key} has {what}, so its clients train one after the other; {advice}")
+    if workspace.autocast:
+        raise UserError(
+            f"{key} computes in bfloat16, which vmap takes back; set run.precision = 'fp32', or {advice}"
+        )
     if workspace.recorder is not None:
         raise UserError(f"{key} records its steps as CUDA graphs; set run.cuda_graphs = false, or {advice}")
     flat, example = workspace.flat, workspace.example
@@ -158,11 +162,19 @@ def check(workspace: Workspace, arm: str) -> None:
         stack = _Stack(workspace, [flat.values.detach()] * 2, [flat.buffers] * 2)
         with seeded(workspace.device, 0):
             stack.generators = [_generators(stack.gpus)] * 2
-            images = torch.cat([example, example]).expand(2, 2, *example.shape[1:])
-            stack.mapped(workspace.net, images).float().sum().backward()
+            images = torch.cat([example, example])
+            stack.mapped(workspace.net, images.expand(2, *images.shape)).float().sum().backward()
+            with _Layouts() as layouts:
+                buffers = {name: buffer.clone() for name, buffer in workspace.net.named_buffers()}
+                functional_call(workspace.net, buffers, (images,))
     except Exception as error:
         line = str(error).partition("\n")[0]
         raise UserError(f"{key} has a network that vmap does not take ({line}); {advice}") from error
+    if layouts.other is not None:
+        raise UserError(
+            f"{key} has a dropout of shape {list(layouts.other)} whose layout in memory a stack changes, and"
+            f" with it the mask; {advice}"
+        )
 
 
 class _Module(nn.Module):
@@ -258,8 +270,8 @@ class _Noise(torch.autograd.Function):
         A single network draws them in the same layout.
         """
         x = x.movedim(in_dims[0], 0)
-        layout = torch.channels_last if x.dim() == 5 else torch.contiguous_format
-        ones = torch.ones(x.shape[1:], dtype=x.dtype, device=x.device).contiguous(memory_format=layout)
+        ones = torch.ones(x.shape[1:], dtype=x.dtype, device=x.device)
+        ones = ones.contiguous(memory_format=_layout(ones))
         return torch.stack(stack.each(lambda i: dropout(ones, p))), 0
 
 
@@ -289,7 +301,33 @@ class _Functions(TorchFunctionMode):
         if not training or p == 0:
             return x
         factors: torch.Tensor = _Noise.apply(x.detach(), function, p, self._stack)  # type: ignore[no-untyped-call]
-        return x * factors
+        return x.mul_(factors) if inplace else x * factors
+
+
+class _Layouts(TorchFunctionMode):
+    """Watch the dropouts of a single network.
+
+    Attributes:
+        other: the shape of the first input that has another layout than :class:`_Noise` draws; None: there is
+            none.
+    """
+
+    other: torch.Size | None = None
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Call the function."""
+        kwargs = kwargs or {}
+        if function in _DROPOUTS and self.other is None:
+            x: torch.Tensor = args[0] if args else kwargs["input"]
+            if not x.is_contiguous(memory_format=_layout(x)):
+                self.other = x.shape
+        return function(*args, **kwargs)
+
+
+def _layout(x: torch.Tensor) -> torch.memory_format:
+    return torch.channels_last if x.dim() == 4 else torch.contiguous_format
 
 
 def _group_norm(

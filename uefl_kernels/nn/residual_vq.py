@@ -364,16 +364,6 @@ class ResidualVQ(ResidualQuantizer):
         return torch.stack(books) if self.uniform_codebook_size else books
 
     @property
-    def perplexity(self) -> torch.Tensor:
-        """Return the perplexity of each quantizer in the last forward that had it, ``[Q]``."""
-        return torch.stack([layer.perplexity for layer in self._quantizers])
-
-    @property
-    def usage(self) -> torch.Tensor:
-        """Return the share of codewords that each quantizer has used, ``[Q]``."""
-        return torch.stack([layer.usage for layer in self._quantizers])
-
-    @property
     def _quantizers(self) -> list[VectorQuantize]:
         return [layer for layer in self.layers if isinstance(layer, VectorQuantize)]
 
@@ -818,16 +808,6 @@ class GroupedResidualVQ(Coder):
     @property
     def _residuals(self) -> list[ResidualVQ]:
         return [rvq for rvq in self.rvqs if isinstance(rvq, ResidualVQ)]
-
-    @property
-    def perplexity(self) -> torch.Tensor:
-        """Return the perplexity of each quantizer, ``[groups, Q]``."""
-        return torch.stack([rvq.perplexity for rvq in self._residuals])
-
-    @property
-    def usage(self) -> torch.Tensor:
-        """Return the share of codewords that each quantizer has used, ``[groups, Q]``."""
-        return torch.stack([rvq.usage for rvq in self._residuals])
 
     @property
     def bits_per_vector(self) -> float:
