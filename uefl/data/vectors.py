@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 MOST_TOKENS = 1_000_000
 """largest vocabulary: the first layer has a row for each token"""
+_LARGEST = 1e36  # of a column, so that float32 and sums of squares in float64 can hold it
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ def of_frame(frame: pandas.DataFrame, where: str, vocabulary: int = 0) -> Vector
 
 
 def _columns(values: torch.Tensor, where: str, names: tuple[str, ...]) -> Vectors:
-    missing = (~values.isfinite()).nonzero()
+    missing = (~(values.abs() <= _LARGEST)).nonzero()
     if len(missing):
         row, column = missing[0].tolist()
         name = repr(names[column]) if names else str(column)
@@ -140,7 +141,7 @@ def _columns(values: torch.Tensor, where: str, names: tuple[str, ...]) -> Vector
         more = f", and {len(missing) - 1} more like it" if len(missing) > 1 else ""
         raise UserError(
             f"{where}: column {name} has {'no value' if found != found else found} in row {row + 1}{more};"
-            " fill the missing values, or remove these rows"
+            f" fill missing values, rescale columns to at most {_LARGEST:g}, or remove these rows"
         )
     return Vectors(values, Inputs("columns", names), where)
 

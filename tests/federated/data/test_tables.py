@@ -163,10 +163,12 @@ def test_a_constant_column_becomes_zero():
     [
         (lambda x: x.__setitem__((3, 2), np.nan), "a/train: column 2 .*row 4"),
         (lambda x: x.__setitem__((3, 2), np.inf), "a/train: column 2 .*inf .*row 4"),
+        (lambda x: x.__setitem__((3, 2), -1e300), r"a/train: column 2 .*-1e\+300 .*row 4"),
     ],
 )
-def test_missing_values_are_refused(change, said):
+def test_missing_and_huge_values_are_refused(change, said):
     values, labels = columns(0)
+    values = values.astype(np.float64)
     change(values)
     with pytest.raises(UserError, match=said):
         from_arrays({"a": ((values, labels), None)})
