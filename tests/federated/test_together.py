@@ -273,6 +273,25 @@ def test_masks_of_other_layouts_are_refused(network, shape):
     assert str(shape) in refused(Given(network))
 
 
+class ReplacesBuffer(Convolutions):
+    """Keeps a mean in a buffer, and makes a new tensor of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("level", torch.zeros(()))
+
+    def forward(self, images):
+        self.level = 0.9 * self.level + images.detach().mean()
+        return super().forward(images)
+
+
+def test_network_that_replaces_a_buffer_is_refused():
+    """The saved model would lack it, and one client would pass it on to the next."""
+    assert "'level'" in refused(Given(ReplacesBuffer))
+    with pytest.raises(TypeError, match="'level'"):
+        trained(1, algorithm=Given(ReplacesBuffer), rounds=[1])
+
+
 def test_bfloat16_is_refused():
     """Vmap computes convolutions in float32 then."""
     assert "run.precision" in refused(precision="bf16")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -164,12 +165,18 @@ def check(workspace: Workspace, arm: str) -> None:
             stack.generators = [_generators(stack.gpus)] * 2
             images = torch.cat([example, example])
             stack.mapped(workspace.net, images.expand(2, *images.shape)).float().sum().backward()
+            net = deepcopy(workspace.net)
+            before = dict(net.named_buffers())
             with _Layouts() as layouts:
-                buffers = {name: buffer.clone() for name, buffer in workspace.net.named_buffers()}
-                functional_call(workspace.net, buffers, (images,))
+                net(images)
+            replaced = [name for name, buffer in net.named_buffers() if buffer is not before[name]]
     except Exception as error:
         line = str(error).partition("\n")[0]
         raise UserError(f"{key} has a network that vmap does not take ({line}); {advice}") from error
+    if replaced:
+        raise UserError(
+            f"{key} has a network that replaces its buffer {replaced[0]!r}; write into it with copy_"
+        )
     if layouts.other is not None:
         raise UserError(
             f"{key} has a dropout of shape {list(layouts.other)} whose layout in memory a stack changes, and"
