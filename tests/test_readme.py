@@ -57,4 +57,5 @@ def test_targets_modules_presets_and_links_are_there():
 
 def test_the_number_of_algorithms_is_the_registry_s():
     text = " ".join(README.split())
-    assert [int(number) for number in re.findall(r"`uefl` has (\d+) algorithms", text)] == [len(registry())]
+    ours = [kind for kind in registry().values() if kind.__module__.startswith("uefl.")]  # tests add others
+    assert [int(number) for number in re.findall(r"`uefl` has (\d+) algorithms", text)] == [len(ours)]

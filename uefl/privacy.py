@@ -366,8 +366,7 @@ def check(cfg: Config, arm: str, workspace: Workspace) -> None:
     if not algorithm.only_the_model:
         raise UserError(
             f"key 'run.privacy': arm {arm!r} ({name}) takes more from its clients than the mean of a model,"
-            " and noise on the model would hide only a part of this; leave the arm out, or"
-            " take an algorithm that can be private, such as fedavg"
+            " and noise on the model would hide only a part of this; leave the arm out"
         )
     if workspace.private_names():
         raise UserError(
