@@ -180,7 +180,7 @@ def check_rule(run: RunSection, arm: str, plain_means: bool, clients: int) -> No
     if not plain_means:
         raise UserError(
             f"key 'run.aggregation': {run.aggregation} does not protect arm {arm!r}, which takes more than"
-            " weighted means; set 'mean', or take an algorithm that it protects, such as fedavg"
+            " weighted means; set 'mean', or take an algorithm that it protects"
         )
     needed = {"median": 3, "trimmed_mean": 2 * run.attackers + 1, "krum": 2 * run.attackers + 3}[
         run.aggregation
