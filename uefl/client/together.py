@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 from ..data.rotate import augment
 from ..engines.base import Message, Reply
 from ..errors import UserError
+from ..models.flat import FlatModule
 from ..seeds import seeded
 from .client import Client, Part
 from .recording import declares
@@ -67,7 +68,7 @@ class Together:
     """Run the turns of several clients, and train them at once.
 
     Args:
-        clients: by name, those of one workspace.
+        clients: of one workspace, by name.
         size: largest number of clients.
     """
 
@@ -165,18 +166,14 @@ def check(workspace: Workspace, arm: str) -> None:
             stack.generators = [_generators(stack.gpus)] * 2
             images = torch.cat([example, example])
             stack.mapped(workspace.net, images.expand(2, *images.shape)).float().sum().backward()
-            net = deepcopy(workspace.net)
-            before = dict(net.named_buffers())
+            alone = FlatModule(deepcopy(workspace.net))
             with _Layouts() as layouts:
-                net(images)
-            replaced = [name for name, buffer in net.named_buffers() if buffer is not before[name]]
+                alone.module(images)
     except Exception as error:
         line = str(error).partition("\n")[0]
         raise UserError(f"{key} has a network that vmap does not take ({line}); {advice}") from error
-    if replaced:
-        raise UserError(
-            f"{key} has a network that replaces its buffer {replaced[0]!r}; write into it with copy_"
-        )
+    if (name := alone.replaced()) is not None:
+        raise UserError(f"{key} has a network that replaces its buffer {name!r}; write into it with copy_")
     if layouts.other is not None:
         raise UserError(
             f"{key} has a dropout of shape {list(layouts.other)} whose layout in memory a stack changes, and"
