@@ -105,7 +105,7 @@ def check_fits(path: Path, size: float | None = None) -> None:
     """Refuse a file that is larger than the memory and has to be read whole.
 
     Args:
-        size: bytes of its values in memory; None: those of the file.
+        size: bytes that its values take in memory; None: the bytes of the file.
 
     Raises:
         UserError: the file is larger than the memory.

@@ -50,8 +50,8 @@ Seeder::Seeder(int64_t n, int64_t d, int64_t bits, std::vector<double> weights, 
   }
 }
 
-// Returns the number of elements whose products fit. Two products of numbers up to 32,639 fit in 32 bits. By
-// Cauchy's inequality the products of a longer run fit if its squares do.
+// Returns how many products of elements fit into a sum of 32 bits. Two products of numbers up to 32,639 fit.
+// By Cauchy's inequality, the products of a longer run fit if its squares do.
 int64_t Seeder::run() const {
   int64_t run = 2;
   for (int level = 2; level < kRunLevels; ++level) {

@@ -62,7 +62,7 @@ inline __attribute__((always_inline)) void split(const __m512 (&value)[2], Split
 template <int kParts>
 double pack(const float* code, int64_t d, int64_t lane, void* block) {
   char* target = static_cast<char*>(block) + lane / kTile * kTileBytes + lane % kTile * 64;
-  __m512d squares = _mm512_setzero_pd();  // float64, in which the squares do not underflow
+  __m512d squares = _mm512_setzero_pd();  // float64, so that squares do not underflow
   for (int64_t start = 0; start < d; start += kDepth, target += 2 * kTileBytes) {
     const int64_t n = d - start < kDepth ? d - start : kDepth;
     const uint32_t mask = 0xffffffffu >> (kDepth - n);

@@ -239,7 +239,7 @@ __device__ void measure(const Codeword* codebook, const Row* rows, const Shape& 
   const int64_t tiles = shape.padded_k / kPackCodewords, samples = kSampledRows / kPackCodewords;
   const int64_t all = shape.outputs / shape.books, apart = (all + kSampledRows - 1) / kSampledRows;
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  int64_t known = -1;  // the codebook whose center this block has written
+  int64_t known = -1;  // this block has written the center of this codebook
   for (int64_t item = blockIdx.x; item < shape.books * (tiles + samples); item += gridDim.x) {
     const int64_t book = item / (tiles + samples), tile = item % (tiles + samples);
     if (book != known)

@@ -356,7 +356,7 @@ struct Multiplier {
   // Multiplies long rows with a tile of codewords. The products of the last chunk are still under way at the
   // end. Returns the place of its codewords.
   __device__ int multiply_chunks(float (&dot)[64], int code_tile) {
-    int last = codewords.ring.place;  // the block whose products are under way
+    int last = codewords.ring.place;  // the block that is being multiplied
     multiply_chunk(dot, operand(memory.tile(tiles.place, 0)), codewords.block(), false);
     codewords.ring.advance();
     for (int chunk = 1; chunk < chunks; ++chunk, codewords.ring.advance()) {

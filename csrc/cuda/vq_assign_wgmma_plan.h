@@ -57,7 +57,7 @@ struct Item {
   }
 };
 
-// The order in which the blocks take items. Warpgroup g takes items g, g + groups and so on of its block.
+// Assigns items to blocks and warpgroups. Warpgroup g takes items g, g + groups and so on of its block.
 // With one codebook, blocks get items one by one. With several codebooks, the items of a round (one for each
 // warpgroup) have the same codebook, because the warpgroups share the codewords.
 struct Items {

@@ -37,7 +37,7 @@ METRICS = ("l2", "cosine")
 def metrics_of(number: int, case: str) -> tuple[str, ...]:
     """Return both metrics, or one of them for some layouts and pairs of dtypes.
 
-    The way in which numbers are read has no part in what is done with them.
+    Metrics only differ after the numbers have been read.
     """
     read = " by " in case or case.endswith(("shared", "per segment"))
     return (METRICS[(number + number // 4 + number // 8) % 2],) if read else METRICS

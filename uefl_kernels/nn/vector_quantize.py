@@ -559,7 +559,7 @@ class VectorQuantize(Coder):
     def _quantize(self, given: torch.Tensor, call: Call) -> Quantized:
         """Quantize ``[..., heads * d]``, the channels last, and update the codewords.
 
-        The call and the layer decide what is updated.
+        The call and the options of the layer select the updates.
         """
         book, mask = self._codebook, call.mask
 

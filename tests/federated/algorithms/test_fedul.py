@@ -251,8 +251,8 @@ def test_h_rises_to_its_value_or_falls_from_it():
 def test_recalibrated_statistics_come_from_labeled_images():
     """There are two batches of 15 images.
 
-    Mean and variance of the first batch norm are the means over both batches; the parameters are those of the
-    blend.
+    Mean and variance of the first batch norm are the means over both batches. The parameters equal the
+    parameters of the blend.
     """
     fed, keys = federation(), {"batch_size": 15, "rounds": [1]}
     algorithm, _, workspace = trained("fedul-m2", fed, recalibrate=True, **keys)

@@ -1,6 +1,6 @@
 """``uefl.train(engine=...)`` runs with clients elsewhere, from Python.
 
-It refuses what the command line refuses.
+It raises the errors of the command line.
 """
 
 from contextlib import contextmanager

@@ -34,7 +34,7 @@ COLUMNS = {
 def choices(
     quantizer: Quantizer, net: TokenNet, tokens: torch.Tensor, message: Message
 ) -> dict[str, torch.Tensor]:
-    """Return the tensors from which an unseen client chooses.
+    """Return quantization errors and predictions for the choice of an unseen client.
 
     There are none for a trained client. For B images and K books these are ``error [B, K]``,
     ``probs.books [B, K, C]`` and ``probs.union [B, C]``.
