@@ -285,11 +285,23 @@ class ReplacesBuffer(Convolutions):
         return super().forward(images)
 
 
-def test_network_that_replaces_a_buffer_is_refused():
+class ReplacesData(Convolutions):
+    """Clips a weight into new memory."""
+
+    def forward(self, images):
+        self.head.weight.data = self.head.weight.data.clamp(-0.1, 0.1)
+        return super().forward(images)
+
+
+@pytest.mark.parametrize(
+    ("network", "name", "at_once"),
+    [(ReplacesBuffer, "'level'", "'level'"), (ReplacesData, "'weight'", "vmap")],
+)
+def test_network_that_replaces_a_tensor_is_refused(network, name, at_once):
     """The saved model would lack it, and one client would pass it on to the next."""
-    assert "'level'" in refused(Given(ReplacesBuffer))
-    with pytest.raises(TypeError, match="'level'"):
-        trained(1, algorithm=Given(ReplacesBuffer), rounds=[1])
+    assert at_once in refused(Given(network))
+    with pytest.raises(TypeError, match=name):
+        trained(1, algorithm=Given(network), rounds=[1])
 
 
 def test_bfloat16_is_refused():

@@ -259,14 +259,12 @@ class Client:
         The network has the trained model.
 
         Raises:
-            TypeError: the network has replaced a buffer, or a private run would keep tensors that no noise
+            TypeError: the network has replaced a tensor, or a private run would keep tensors that no noise
                 hides.
         """
         algorithm = self.algorithm(work)
         if (name := self._workspace.flat.replaced()) is not None:
-            raise TypeError(
-                f"the network replaces its buffer {name!r}; write into it: self.{name}.copy_(...)"
-            )
+            raise TypeError(f"the network replaces its tensor {name!r}; write into it: {name}.copy_(...)")
         part.training = {"train_loss": outcome.loss, "steps": float(outcome.steps)}
         part.sent, part.kept = algorithm.update(work), work.private | self._workspace.private()
         run = self._workspace.context.run

@@ -173,7 +173,7 @@ def check(workspace: Workspace, arm: str) -> None:
         line = str(error).partition("\n")[0]
         raise UserError(f"{key} has a network that vmap does not take ({line}); {advice}") from error
     if (name := alone.replaced()) is not None:
-        raise UserError(f"{key} has a network that replaces its buffer {name!r}; write into it with copy_")
+        raise UserError(f"{key} has a network that replaces its tensor {name!r}; write into it with copy_")
     if layouts.other is not None:
         raise UserError(
             f"{key} has a dropout of shape {list(layouts.other)} whose layout in memory a stack changes, and"

@@ -31,11 +31,6 @@ class FlatModule:
         self.module = module
         self._parameters = parameters  # the search through the modules takes longer than a small message
         self._floating = floating
-        self._registered = [
-            (owner, name, b)
-            for owner in module.modules()
-            for name, b in owner.named_buffers(recurse=False, remove_duplicate=False)
-        ]
         self.values = nn.Parameter(torch.empty(sum(p.numel() for p in parameters), device=device))
         self.gradient = torch.zeros_like(self.values.data)
         self.trained = [p for p in parameters if p.requires_grad]
@@ -49,6 +44,11 @@ class FlatModule:
         for b, view in zip(floating, self.split_buffers(self.buffers), strict=True):
             view.copy_(b)
             b.data = view
+        self._places = [
+            (owner, name, t.data_ptr())
+            for owner in module.modules()
+            for name, t in (*owner.named_parameters(recurse=False), *owner.named_buffers(recurse=False))
+        ]
 
     def storages(self) -> frozenset[int]:
         """Return the addresses of both flat tensors in memory.
@@ -58,11 +58,13 @@ class FlatModule:
         return frozenset(t.untyped_storage().data_ptr() for t in (self.values.data, self.buffers))
 
     def replaced(self) -> str | None:
-        """Return the name of a buffer that the module has replaced by another tensor, or None.
+        """Return the name of a parameter or buffer whose memory the module has replaced, or None.
 
-        The new tensor is not part of messages, and would pass from one client to the next.
+        The new memory is not part of messages, and would pass from one client to the next.
         """
-        return next((name for owner, name, b in self._registered if getattr(owner, name) is not b), None)
+        return next(
+            (name for owner, name, place in self._places if getattr(owner, name).data_ptr() != place), None
+        )
 
     def share_gradient(self, share: bool) -> None:
         """Make the gradients of the parameters views of the flat gradient, or remove them.
