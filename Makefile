@@ -2,6 +2,7 @@
 # make test         the tests without the slow ones
 # make test-slow    the slow tests: other instruction sets, nvcc, wheels, long runs
 # make test-flower  the tests of clients in separate processes, over Flower
+# make test-large   what needs 14 GB of memory, or an hour
 # make chaos        breaks a deployed federation in many ways and prints the outcome
 # make lint         style, types, C++ format
 # make bench        the benchmark suite against its peers
@@ -25,7 +26,7 @@ export PYTHONDONTWRITEBYTECODE :=# otherwise every process compiles every module
 # CUDA kernels for the GPUs of this machine; `make setup CMAKE_ARGS=` compiles those of a wheel
 export CMAKE_ARGS ?= -DUEFL_CUDA=LOCAL
 
-.PHONY: setup demo test test-slow test-flower chaos lint bench bench-plot bench-smoke ctest \
+.PHONY: setup demo test test-slow test-flower test-large chaos lint bench bench-plot bench-smoke ctest \
   ctest-slow ctest-arm64 wheel docs gpu-check clean
 .DELETE_ON_ERROR:
 
@@ -71,7 +72,7 @@ test: setup
 
 test-slow: setup
 	$(PY) -m pytest -n auto --maxprocesses 8 --dist worksteal --benchmark-disable -m 'slow and not large and not all_cores'
-	$(PY) -m pytest -m 'slow and all_cores' $$(grep -rl all_cores --include='test_*.py' tests)
+	$(PY) -m pytest -m 'slow and all_cores and not large' $$(grep -rl all_cores --include='test_*.py' tests)
 
 # Flower wants older versions of some packages: it comes first on the path, only in its own tests. They run
 # on the oldest and on the newest version.
@@ -79,6 +80,9 @@ FLOWER_TESTS = $(PY) -m pytest -n auto --maxprocesses 8 --dist loadfile --benchm
 test-flower: setup build/flower/.installed build/flower-newest/.installed
 	PYTHONPATH="$(CURDIR)/build/flower:$(CURDIR)" $(FLOWER_TESTS) -m 'not large'
 	PYTHONPATH="$(CURDIR)/build/flower-newest:$(CURDIR)" $(FLOWER_TESTS) -m 'not large and not slow'
+
+test-large: setup build/flower/.installed
+	PYTHONPATH="$(CURDIR)/build/flower:$(CURDIR)" $(PY) -m pytest --benchmark-disable --timeout 3600 -m large $$(grep -rl mark.large --include='test_*.py' tests)
 
 # Plays every fault with real processes and writes docs/faults.md; `make chaos FAULTS="nan server"` plays two
 # and writes nothing.
