@@ -112,25 +112,6 @@ __device__ inline int nearest_in_float32(const float* row, const float* codeword
   return certain ? found.index : -1;
 }
 
-// Returns the nearest codeword by the definition. All threads of the block call it.
-__device__ inline int nearest_by_definition(const float* row, const float* codewords, int k, int d) {
-  __shared__ double bests[kThreads / kWarp];
-  __shared__ int64_t numbers[kThreads / kWarp];
-  Nearest found;
-  for (int code = threadIdx.x; code < k; code += blockDim.x) {
-    const double total = distance(row, 1, codewords + int64_t{code} * d, d, true);
-    if (total < found.best) found.best = total, found.index = code;
-  }
-  found.merge<kWarp>();
-  __syncthreads();
-  const unsigned own = threadIdx.x / kWarp;
-  if (threadIdx.x % kWarp == 0) bests[own] = found.best, numbers[own] = found.index;
-  __syncthreads();
-  found = {bests[0], numbers[0]};
-  for (unsigned warp = 1; warp < blockDim.x / kWarp; ++warp) found.add(bests[warp], numbers[warp]);
-  return static_cast<int>(found.index);
-}
-
 // Runs all stages. The launch is cooperative, with one block for each output. d is a multiple of four, and
 // codewords begin at multiples of 16 bytes.
 template <class T>
@@ -152,7 +133,10 @@ __global__ void __launch_bounds__(kThreads, kRvqBlocks)
     const int k = static_cast<int>(stage.k);
     const float* codewords = stage.codewords + book * stage.k * d;
     int code = nearest_in_float32(residual, codewords, k, d);
-    if (code < 0) code = nearest_by_definition(residual, codewords, k, d);
+    if (code < 0) {  // for every thread of the block; each warp searches all codewords
+      code = static_cast<int>(nearest(residual, 1, codewords, k, d, true));
+      __syncthreads();
+    }
     double error = 0;  // all threads have passed a barrier since they read the residual
     for (int j = threadIdx.x; j < d; j += blockDim.x) {
       const float value = residual[j], close = codewords[int64_t{code} * d + j];

@@ -47,8 +47,8 @@ __device__ W warp_max(W value) {
   return value;
 }
 
-// Returns the largest logit of a row among those with finite weights, if there are weights. Returns NaN if a
-// logit is NaN or +inf, and 0 if all are -inf.
+// Returns the largest logit of a row among those with finite weights. Returns NaN if a logit is NaN or +inf,
+// and 0 if all are -inf.
 template <class T>
 __device__ Wide<T> largest(const T* z, const Wide<T>* weights, int64_t k, int64_t stride, int lane) {
   using W = Wide<T>;
@@ -56,29 +56,52 @@ __device__ Wide<T> largest(const T* z, const Wide<T>* weights, int64_t k, int64_
   for (int64_t j = lane; j < k; j += kWarp) {
     const W value = widen(z[j * stride]);
     if (!(value < W(INFINITY))) most = W(NAN);
-    if (!weights || weights[j] > -W(INFINITY)) most = larger(value, most);
+    if (weights[j] > -W(INFINITY)) most = larger(value, most);
   }
   most = warp_max(most);
   return most == -W(INFINITY) ? W(0) : most;
 }
 
-// Returns the log of the sum over k of exp(z_k - off + weights_k). Returns -inf if all terms are -inf, and
-// NaN if one is NaN.
-template <class T>
-__device__ Wide<T> log_sum_exp(const T* z, int64_t k, int64_t stride, Wide<T> off, const Wide<T>* weights,
-                               int lane) {
-  using W = Wide<T>;
+// Returns the log of the sum over j < k of exp(term(j)). Returns -inf if all terms are -inf, and NaN if one
+// is NaN or +inf.
+template <class W, class Term>
+__device__ W log_sum_exp(int64_t k, int lane, const Term& term) {
   W most = -W(INFINITY), total = 0;
-  for (int64_t j = lane; j < k; j += kWarp) most = larger(W(widen(z[j * stride])) - off + weights[j], most);
+  for (int64_t j = lane; j < k; j += kWarp) most = larger(term(j), most);
   most = warp_max(most);
-  if (most == -W(INFINITY)) return off == off ? most : W(NAN);
-  for (int64_t j = lane; j < k; j += kWarp)
-    total += exponential(W(widen(z[j * stride])) - off + weights[j] - most);
+  if (most == -W(INFINITY)) return most;
+  for (int64_t j = lane; j < k; j += kWarp) total += exponential(term(j) - most);
   return most + logarithm(warp_sum(total));
 }
 
 __device__ inline int64_t first_warp() { return (blockIdx.x * int64_t{blockDim.x} + threadIdx.x) / kWarp; }
 __device__ inline int64_t warps() { return gridDim.x * int64_t{blockDim.x} / kWarp; }
+
+// A row of logits, as a warp reads it, with the weights of its group.
+template <class T>
+struct Row {
+  using W = Wide<T>;
+  const T* z;
+  int64_t k, stride;
+  bool inside;                 // the group is in range; otherwise the weights are of group 0
+  const W *marginal, *matrix;  // [k], [m, k]
+  W off, every;                // the logit that is subtracted, and the log of the sum over the marginal
+
+  __device__ Row(const TransitionProblem<T>& problem, int64_t n, int lane)
+      : z(problem.logits + n * problem.stride_b), k(problem.k), stride(problem.stride_k) {
+    const int64_t group = problem.groups ? problem.groups[n] : 0;
+    inside = group >= 0 && group < problem.g;
+    marginal = problem.marginal + (inside ? group : 0) * k;
+    matrix = problem.matrix + (inside ? group : 0) * problem.m * k;
+    off = largest(z, marginal, k, stride, lane);
+    every = inside ? sum(marginal, lane) : W(NAN);
+  }
+  __device__ W shifted(int64_t j) const { return W(widen(z[j * stride])) - off; }
+  // Returns the log of the sum over j of exp(shifted(j) + weights[j]).
+  __device__ W sum(const W* weights, int lane) const {
+    return log_sum_exp<W>(k, lane, [&](int64_t j) { return shifted(j) + weights[j]; });
+  }
+};
 
 // Computes loss [b], and gradient [b, k] unless it is null.
 template <class T>
@@ -86,30 +109,20 @@ __global__ void nll(TransitionProblem<T> problem, const int64_t* targets, int64_
                     T* gradient) {
   using W = Wide<T>;
   const int lane = threadIdx.x % kWarp;
-  const int64_t k = problem.k;
   for (int64_t n = first_warp(); n < problem.b; n += warps()) {
-    const T* z = problem.logits + n * problem.stride_b;
-    const int64_t target = targets[n], group = problem.groups ? problem.groups[n] : 0;
-    const bool ignored = target == ignore_index;
-    const bool inside = target >= 0 && target < problem.m && group >= 0 && group < problem.g;
-    W value = ignored ? W(0) : W(NAN), off = 0, every = 0, own = 0;
-    const W *all_weights = nullptr, *own_weights = nullptr;
-    if (!ignored && inside) {
-      all_weights = problem.marginal + group * k,
-      own_weights = problem.matrix + (group * problem.m + target) * k;
-      off = largest(z, all_weights, k, problem.stride_k, lane);
-      every = log_sum_exp(z, k, problem.stride_k, off, all_weights, lane);
-      own = log_sum_exp(z, k, problem.stride_k, off, own_weights, lane);
-      value = every - own;
-    }
+    const Row<T> row(problem, n, lane);
+    const int64_t target = targets[n];
+    const bool ignored = target == ignore_index, inside = target >= 0 && target < problem.m && row.inside;
+    const W* weights = row.matrix + (inside ? target : 0) * row.k;
+    const W own = inside ? row.sum(weights, lane) : W(NAN), value = ignored ? W(0) : row.every - own;
     if (lane == 0) loss[n] = value;
-    for (int64_t j = lane; gradient && j < k; j += kWarp) {
+    for (int64_t j = lane; gradient && j < row.k; j += kWarp) {
       W slope = ignored ? W(0) : W(NAN);
       if (!ignored && value < W(INFINITY)) {
-        const W shifted = W(widen(z[j * problem.stride_k])) - off;
-        slope = exponential(shifted + all_weights[j] - every) - exponential(shifted + own_weights[j] - own);
+        const W shifted = row.shifted(j);
+        slope = exponential(shifted + row.marginal[j] - row.every) - exponential(shifted + weights[j] - own);
       }
-      narrow(slope, gradient[n * k + j]);
+      narrow(slope, gradient[n * row.k + j]);
     }
   }
 }
@@ -117,20 +130,12 @@ __global__ void nll(TransitionProblem<T> problem, const int64_t* targets, int64_
 // Computes log_g [b, m].
 template <class T>
 __global__ void probs(TransitionProblem<T> problem, Wide<T>* log_g) {
-  using W = Wide<T>;
   const int lane = threadIdx.x % kWarp;
-  const int64_t k = problem.k;
   for (int64_t n = first_warp(); n < problem.b; n += warps()) {
-    const T* z = problem.logits + n * problem.stride_b;
-    const int64_t group = problem.groups ? problem.groups[n] : 0;
-    const bool inside = group >= 0 && group < problem.g;
-    const W* marginal = problem.marginal + (inside ? group : 0) * k;
-    const W off = largest(z, marginal, k, problem.stride_k, lane);
-    const W every = inside ? log_sum_exp(z, k, problem.stride_k, off, marginal, lane) : W(NAN);
+    const Row<T> row(problem, n, lane);
     for (int64_t m = 0; m < problem.m; ++m) {
-      const W* weights = problem.matrix + ((inside ? group : 0) * problem.m + m) * k;
-      const W own = log_sum_exp(z, k, problem.stride_k, off, weights, lane);
-      if (lane == 0) log_g[n * problem.m + m] = own - every;
+      const Wide<T> own = row.sum(row.matrix + m * row.k, lane);
+      if (lane == 0) log_g[n * problem.m + m] = own - row.every;
     }
   }
 }
@@ -142,25 +147,18 @@ __global__ void probs_backward(TransitionProblem<T> problem, const Wide<T>* grad
                                T* gradient) {
   using W = Wide<T>;
   const int lane = threadIdx.x % kWarp;
-  const int64_t k = problem.k;
   for (int64_t n = first_warp(); n < problem.b; n += warps()) {
-    const T* z = problem.logits + n * problem.stride_b;
-    const int64_t group = problem.groups ? problem.groups[n] : 0;
-    const bool inside = group >= 0 && group < problem.g;
-    const W* marginal = problem.marginal + (inside ? group : 0) * k;
-    const W off = largest(z, marginal, k, problem.stride_k, lane);
-    const W every = inside ? log_sum_exp(z, k, problem.stride_k, off, marginal, lane) : W(NAN);
-    for (int64_t j = lane; j < k; j += kWarp) {
-      const W shifted = W(widen(z[j * problem.stride_k])) - off;
+    const Row<T> row(problem, n, lane);
+    for (int64_t j = lane; j < row.k; j += kWarp) {
+      const W shifted = row.shifted(j);
       W slope = 0, counted = 0;
       for (int64_t m = 0; m < problem.m; ++m) {
-        const W own = log_g[n * problem.m + m] + every, weight = grad[n * problem.m + m];
+        const W own = log_g[n * problem.m + m] + row.every, weight = grad[n * problem.m + m];
         if (own == -W(INFINITY)) continue;  // this set has no share
-        slope += weight *
-                 exponential(shifted + problem.matrix[((inside ? group : 0) * problem.m + m) * k + j] - own);
+        slope += weight * exponential(shifted + row.matrix[m * row.k + j] - own);
         counted += weight;
       }
-      narrow(slope - counted * exponential(shifted + marginal[j] - every), gradient[n * k + j]);
+      narrow(slope - counted * exponential(shifted + row.marginal[j] - row.every), gradient[n * row.k + j]);
     }
   }
 }
@@ -190,17 +188,14 @@ __global__ void row_totals(SetProblem<T> problem) {
   const int lane = threadIdx.x % kWarp;
   for (int64_t n = first_warp(); n < problem.n; n += warps()) {
     const T* z = problem.logits + n * problem.stride_n;
-    const W off = largest<T>(z, nullptr, problem.k, problem.stride_k, lane);
-    W total = 0;
-    for (int64_t j = lane; j < problem.k; j += kWarp)
-      total += exponential(W(widen(z[j * problem.stride_k])) - off);
-    total = off + logarithm(warp_sum(total));
+    const W total =
+        log_sum_exp<W>(problem.k, lane, [&](int64_t j) { return W(widen(z[j * problem.stride_k])); });
     if (lane == 0) problem.row_total[n] = total;
   }
 }
 
 // Computes class_total[s, k], the log of the sum of p_nk over the rows of set s, with one warp for each class
-// of a set.
+// of a set. It is NaN for a set without rows.
 template <class T>
 __global__ void class_totals(SetProblem<T> problem) {
   using W = Wide<T>;
@@ -209,15 +204,9 @@ __global__ void class_totals(SetProblem<T> problem) {
     int64_t begin, end;
     range(problem, i / problem.k, begin, end);
     const T* z = problem.logits + i % problem.k * problem.stride_k;
-    W most = -W(INFINITY), total = 0;
-    for (int64_t n = begin + lane; n < end; n += kWarp)
-      most = larger(W(widen(z[n * problem.stride_n])) - problem.row_total[n], most);
-    most = warp_max(most);
-    const W shift = most == -W(INFINITY) ? W(0) : most;
-    for (int64_t n = begin + lane; n < end; n += kWarp) {
-      total += exponential(W(widen(z[n * problem.stride_n])) - problem.row_total[n] - shift);
-    }
-    total = shift + logarithm(warp_sum(total));
+    const W total = log_sum_exp<W>(end - begin, lane, [&](int64_t n) {
+      return W(widen(z[(begin + n) * problem.stride_n])) - problem.row_total[begin + n];
+    });
     if (lane == 0) problem.class_total[i] = begin == end ? W(NAN) : total;
   }
 }

@@ -49,14 +49,15 @@ struct Nearest {
   }
 };
 
-// Returns the index of the nearest codeword of a codebook. Each lane of a warp takes every 32nd codeword, and
-// all lanes get the index.
-template <class T>
-__device__ int64_t nearest(const T* row, const Shape& shape, const double* codewords) {
+// Returns the index of the nearest of k codewords. Each lane of a warp takes every 32nd codeword, and all
+// lanes get the index.
+template <class T, class Codeword>
+__device__ int64_t nearest(const T* row, int64_t stride, const Codeword* codewords, int64_t k, int64_t d,
+                           bool euclidean) {
   Nearest found;
-  for (int64_t k = threadIdx.x % kWarp; k < shape.k; k += kWarp) {
-    const double total = distance(row, shape.stride, codewords + k * shape.d, shape.d, shape.euclidean);
-    if (total < found.best) found.best = total, found.index = k;
+  for (int64_t code = threadIdx.x % kWarp; code < k; code += kWarp) {
+    const double total = distance(row, stride, codewords + code * d, d, euclidean);
+    if (total < found.best) found.best = total, found.index = code;
   }
   found.merge<kWarp>();
   return found.index;

@@ -217,7 +217,8 @@ __device__ void decide(const T* x, const Shape& shape, const PackedCodebook& pac
   if (listed && thread % kParts == 0) indices[known.outputs[row]] = nearer.index;
   for (int other = thread / kWarp; other < known.rows; other += kThreads / kWarp) {
     if (0 < known.found[other] && known.found[other] <= kMostCandidates) continue;
-    const int64_t index = nearest(x + shape.begin(known.outputs[other]), shape, codewords);
+    const int64_t index = nearest(x + shape.begin(known.outputs[other]), shape.stride, codewords, shape.k,
+                                  shape.d, shape.euclidean);
     if (threadIdx.x % kWarp == 0) indices[known.outputs[other]] = index;
   }
 }
