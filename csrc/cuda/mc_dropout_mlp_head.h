@@ -1,5 +1,16 @@
 // mc_dropout_mlp on CUDA for one layer after the first dropout with at most 32 outputs, which is the usual
-// head.
+// head, for sm_80 and later. A warp computes a share of the passes of 16 rows, with its masks in registers.
+//
+//   pack_...  writes rows and weights in the order of the lanes, padded with zeros; once per call
+//   head      runs the passes: only the statistics leave the registers
+//   combine   combines the statistics of the slots
+//
+// A warp has a tile of 16 rows and a slot, which is a range of pairs of passes. Both passes of a pair share
+// each load of rows and weights. The slots depend only on the number of passes, and combine adds them up in
+// their order. So the results of a row have the same bits for any grid and any number of rows. The slots
+// become shorter and shorter, and the longest slots of all tiles come first. So the work at the end is short,
+// and no multiprocessor waits for long. Warps never wait for one another: a lane reads only values from
+// itself or from an earlier kernel.
 //
 // Rows and weights are the same in every pass, so each call splits them once: a number becomes the sum of two
 // float16 numbers, to within 2^-23. A product takes three products of float16, because the product of the two
@@ -12,7 +23,7 @@
 // 16 that add up the products. 167 of them use a unit that takes one instruction in two cycles.
 #pragma once
 
-#include "cuda/mc_dropout_mlp_softmax.h"
+#include "cuda/mc_dropout_mlp_parts.h"
 
 namespace uefl::cuda {
 namespace mc_dropout {
@@ -55,8 +66,8 @@ __device__ inline uint2 split(float low, float high) {
 // Packs weights [outputs, inputs], times the scale of the dropout. Step s has the units 8 t + 4 s ... 8 t + 4
 // s + 3. A warp packs a block of units.
 template <int kBlocks>
-__global__ void pack_head_weights(const float* weights, int inputs, int outputs, float scale, int unit_blocks,
-                                  uint4* packed) {
+__global__ void pack_weights(const float* weights, int inputs, int outputs, float scale, int unit_blocks,
+                             uint4* packed) {
   const int lane = threadIdx.x % kWarp;
   for (int64_t block = thread() / kWarp; block < unit_blocks; block += threads() / kWarp) {
     float values[kHeadSteps * kBlocks][4], most = 0;
@@ -78,7 +89,8 @@ __global__ void pack_head_weights(const float* weights, int inputs, int outputs,
                   b = split(values[i][2] * power.there, values[i][3] * power.there);
       target[i * kWarp + lane] = {a.x, b.x, a.y, b.y};
     }
-    if (lane == 0) target[kHeadSteps * kBlocks * kWarp] = {bits(power.back), 0, 0, 0};
+    if (lane == 0)
+      target[kHeadSteps * kBlocks * kWarp] = {static_cast<uint32_t>(__float_as_int(power.back)), 0, 0, 0};
   }
 }
 
@@ -86,8 +98,8 @@ __global__ void pack_head_weights(const float* weights, int inputs, int outputs,
 // + h has their rests. The factors for the products of rows g and g + 8 follow. A warp packs a block of units
 // of a tile.
 template <class T>
-__global__ void pack_head_rows(const T* x, int64_t rows, int inputs, int64_t row_stride, int64_t stride,
-                               int unit_blocks, const uint4* weights, int n, int64_t blocks, uint4* packed) {
+__global__ void pack_rows(const T* x, int64_t rows, int inputs, int64_t row_stride, int64_t stride,
+                          int unit_blocks, const uint4* weights, int n, int64_t blocks, uint4* packed) {
   const int lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
   for (int64_t i = thread() / kWarp; i < blocks; i += threads() / kWarp) {
     const int64_t block = i % unit_blocks, unit = block * kUnits + 8 * t;
@@ -183,9 +195,14 @@ template <int kClasses>
 struct Statistics {
   float mean[kClasses] = {}, moment[kClasses] = {}, entropy = 0;
 
+  // Adds the probabilities of a pass. share is 1 / passes so far, including this one.
   __device__ void add(const float (&powers)[kClasses], const Softmax& softmax, float share) {
     UEFL_UNROLL
-    for (int j = 0; j < kClasses; ++j) update(powers[j] * softmax.inverse, share, mean[j], moment[j]);
+    for (int j = 0; j < kClasses; ++j) {  // Welford's formula
+      const float probability = powers[j] * softmax.inverse, deviation = probability - mean[j];
+      mean[j] += deviation * share;
+      moment[j] += deviation * (probability - mean[j]);
+    }
     entropy += softmax.nats();
   }
   __device__ void store(const McProblem& problem, int64_t row, int first_class) const {
@@ -203,13 +220,14 @@ struct Statistics {
 // Drops logits of a row. Lane t has the classes from kClasses t on.
 template <int kClasses>
 __device__ inline void drop_logits(float (&logit)[kClasses], const McProblem& problem, uint32_t pass,
-                                   uint32_t row, int t, int outputs) {
+                                   uint32_t row, int t) {
   const PhiloxWords words = philox({{pass, row, 1, kClasses * t / 8u}}, static_cast<uint64_t>(*problem.seed));
   UEFL_UNROLL
   for (int j = 0; j < kClasses; ++j) {
     // Of 16 classes, a lane uses half a call: words 0 and 1, or words 2 and 3.
     const uint32_t word = kClasses == 8 || t % 2 == 0 ? words.word[j / 2] : words.word[(j / 2 + 2) % 4];
-    if ((j % 2 ? word : word << 16) < problem.thresholds[1] && kClasses * t + j < outputs) logit[j] = 0;
+    if ((j % 2 ? word : word << 16) < problem.logit_threshold && kClasses * t + j < problem.classes)
+      logit[j] = 0;
   }
 }
 
@@ -222,15 +240,12 @@ __global__ void __launch_bounds__(kThreads, kBlocks == 2 ? 4 : 2) head(McProblem
   const TileSlot item(problem, thread() / kWarp);
   if (item.slot >= problem.slots) return;
   const int lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
-  const Layer& layer = problem.layers[0];
-  const auto* const weights = reinterpret_cast<const uint4*>(layer.weights);
-  const auto* const units =
-      reinterpret_cast<const uint4*>(problem.x) + int64_t{item.tile} * problem.unit_blocks * kHeadVectors;
+  const uint4* const units = problem.x + int64_t{item.tile} * problem.unit_blocks * kHeadVectors;
   const auto row = static_cast<uint32_t>(problem.first_row + int64_t{item.tile} * kTileRows + g);
   float bias[kClasses];
   UEFL_UNROLL
   for (int j = 0; j < kClasses; ++j)
-    bias[j] = kClasses * t + j < layer.outputs ? layer.bias[kClasses * t + j] : -INFINITY;
+    bias[j] = kClasses * t + j < problem.classes ? problem.bias[kClasses * t + j] : -INFINITY;
 
   Statistics<kClasses> statistics[2];
   float done = 0;
@@ -238,12 +253,12 @@ __global__ void __launch_bounds__(kThreads, kBlocks == 2 ? 4 : 2) head(McProblem
     const uint32_t pass = kPasses * pair;
     const Masks<kConsistent> masks(keys, pass, row, 0);
     float logits[kPasses][kBlocks][4] = {};
-    const uint4 *block_units = units, *block_weights = weights;
+    const uint4 *block_units = units, *block_weights = problem.weights;
     for (int block = 0; block < problem.unit_blocks;
          ++block, block_units += kHeadVectors, block_weights += head_weights(kBlocks)) {
       PhiloxWords words[kPasses][Masks<kConsistent>::kRows];
       masks.draw(static_cast<uint32_t>(4 * block + t), words);
-      multiply_kept<kBlocks>(block_units, words, problem.halves, block_weights, lane, logits);
+      multiply_kept<kBlocks>(block_units, words, problem.unit_threshold, block_weights, lane, logits);
     }
     UEFL_UNROLL
     for (int p = 0; p < kPasses; ++p) {
@@ -255,8 +270,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks == 2 ? 4 : 2) head(McProblem
         UEFL_UNROLL
         for (int j = 0; j < kClasses; ++j)
           logit[j] = (logits[p][j / 2][2 * h + j % 2] + bias[j]) * problem.logit_scale;
-        if (problem.thresholds[1] > 0)
-          drop_logits(logit, problem, pass + p, kConsistent ? 0 : row + 8 * h, t, layer.outputs);
+        if (problem.logit_threshold > 0)
+          drop_logits(logit, problem, pass + p, kConsistent ? 0 : row + 8 * h, t);
         Softmax softmax;
         UEFL_UNROLL
         for (int j = 0; j < kClasses; ++j) softmax.most = fmaxf(softmax.most, logit[j]);
@@ -272,6 +287,63 @@ __global__ void __launch_bounds__(kThreads, kBlocks == 2 ? 4 : 2) head(McProblem
   for (int h = 0; h < 2; ++h) {
     statistics[h].store(problem, item.slot * problem.rows() + int64_t{item.tile} * kTileRows + g + 8 * h,
                         kClasses * t);
+  }
+}
+
+// Combines the slots of a row, by Chan's formula for means and moments. A thread takes a row and a class, or
+// the entropy of a row. It has the loads of eight slots under way.
+__global__ void combine(McProblem problem, int64_t rows, float* mean_out, float* entropy_out,
+                        float* variance_out) {
+  constexpr int kLoads = 8;
+  const int width = problem.classes + 1;
+  const float all = static_cast<float>(problem.passes);
+  for (int64_t i = thread(); i < rows * width; i += threads()) {
+    const int64_t row = i / width, c = i - row * width;
+    const bool of_entropy = c == problem.classes;
+    const int64_t place = of_entropy ? row : row * problem.padded_classes + c,
+                  step = problem.rows() * (of_entropy ? 1 : problem.padded_classes);
+    const float *first = (of_entropy ? problem.entropy : problem.mean) + place,
+                *second = of_entropy ? first : problem.moment + place;
+    float mean = 0, moment = 0, entropy = 0;
+    for (int slot = 0; slot < problem.slots; slot += kLoads) {
+      float firsts[kLoads], seconds[kLoads];
+      UEFL_UNROLL
+      for (int k = 0; k < kLoads; ++k) {
+        if (slot + k >= problem.slots) continue;
+        firsts[k] = first[(slot + k) * step], seconds[k] = second[(slot + k) * step];
+      }
+      UEFL_UNROLL
+      for (int k = 0; k < kLoads; ++k) {
+        if (slot + k >= problem.slots) break;
+        const float deviation = firsts[k] - mean, share = problem.share[slot + k];
+        mean += deviation * share;
+        moment += seconds[k] +
+                  deviation * deviation * (static_cast<float>(kPasses * problem.begin[slot + k]) * share);
+        entropy += firsts[k];
+      }
+    }
+    if (of_entropy) {
+      entropy_out[row] = entropy / all;
+    } else {
+      mean_out[row * problem.classes + c] = mean;
+      variance_out[row * problem.classes + c] = moment / all;
+    }
+  }
+}
+
+__global__ void dropout_mask(const int64_t* seed, int64_t rows, int64_t columns, uint32_t pass,
+                             uint32_t stream, uint32_t threshold, bool consistent, bool* keep) {
+  const int64_t calls = (columns + kMcUnits - 1) / kMcUnits;
+  for (int64_t i = thread(); i < rows * calls; i += threads()) {
+    const int64_t row = i / calls, call = i % calls;
+    const PhiloxWords words =
+        philox({{pass, consistent ? 0 : static_cast<uint32_t>(row), stream, static_cast<uint32_t>(call)}},
+               static_cast<uint64_t>(*seed));
+    UEFL_UNROLL
+    for (int64_t j = 0; j < kMcUnits; ++j) {
+      if (call * kMcUnits + j >= columns) break;
+      keep[row * columns + call * kMcUnits + j] = (words.word[j / 2] >> (j % 2 * 16) & 0xffffu) >= threshold;
+    }
   }
 }
 

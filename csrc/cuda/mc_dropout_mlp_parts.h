@@ -1,15 +1,8 @@
-// The parts of the kernels of mc_dropout_mlp on CUDA: packed rows and weights, masks, and products on tensor
-// cores.
-//
-// Each product runs on tensor cores as three products of tf32. A number is split into its first 11 bits and
-// the first 11 bits of the rest, together within 2^-21, and the product of the two rests is left out. Tensor
-// cores may truncate a sum, so they sum 32 units, and these sums are added in float32. tf32 has the range of
-// float32. So nothing is scaled, and NaN and infinities stay in their row. `stack` uses these products,
-// because its units change with every layer and pass. `head` has its own products (mc_dropout_mlp_head.h).
+// The parts of the kernels of mc_dropout_mlp on CUDA: the problem, the masks, and the softmax of a row.
 //
 // Lane 4 g + t of a fragment takes row g (and g + 8). A sum may have its units in any order, so lane t takes
 // units 8 t ... 8 t + 7 of a block of 32: the numbers of one Philox call. In a block of 8 n outputs, lane t
-// computes outputs 2 n t ... 2 n t + 2 n - 1. So a lane computes the units that it needs for the next layer.
+// computes outputs 2 n t ... 2 n t + 2 n - 1.
 #pragma once
 
 #include <cstdint>
@@ -27,14 +20,6 @@ constexpr int kTileRows = 16, kUnits = 32;               // rows of a tile; unit
 constexpr int kVectors = kTileRows * kUnits / 4;         // float4 in a tile's block of units
 constexpr int kPasses = 2, kMostSlots = 24;              // passes that a warp works on at once; shares of the
                                                          // passes
-constexpr int kWideOutputs = 4,
-              kMostLayers = 32;  // n8 blocks in a block of outputs in stack; layers after the first dropout
-
-struct Layer {
-  int inputs, outputs, unit_blocks, output_blocks;
-  const float4* weights;  // [output_blocks, unit_blocks, 4, n, 32] from pack_weights
-  const float* bias;      // [outputs]
-};
 
 // A threshold of 16 bits in both halves of a word: its lower 15 bits, and its inverted upper bit.
 struct Halves {
@@ -42,21 +27,20 @@ struct Halves {
 };
 
 struct McProblem {
-  const float4* x;  // [tiles, unit_blocks, 4, 32] from pack_rows
+  const uint4* x;  // [tiles, unit_blocks, kHeadVectors] from pack_rows
   int64_t first_row;
-  int tiles, unit_blocks, depth, classes, padded_classes, slots;
+  int tiles, unit_blocks, classes, padded_classes, slots;
   int side;  // slots of a tile that go to neighboring warps
   uint32_t passes;
   uint32_t begin[kMostSlots + 1];  // slot s has the pairs begin[s] ... begin[s + 1] - 1
   float share[kMostSlots];         // the passes of slot s, divided by the passes of slots 0 ... s
-  McActivation activation;
   bool consistent;
   const int64_t* seed;
+  Halves unit_threshold;
+  uint32_t logit_threshold;  // in the upper half of 32 bits, where it is compared
   float logit_scale;
-  Halves halves;                         // of thresholds[0]
-  uint32_t thresholds[kMostLayers + 1];  // of 32 bits, in whose high half the threshold is compared: for the
-                                         // inputs, each layer, the logits
-  Layer layers[kMostLayers];
+  const uint4* weights;            // [unit_blocks, head_weights(n)] from pack_weights
+  const float* bias;               // [classes]
   float *mean, *moment, *entropy;  // [slots, 16 tiles, padded_classes] twice, and [slots, 16 tiles]: means
                                    // and sums of each slot
 
@@ -76,68 +60,6 @@ struct TileSlot {
 
 __device__ inline int64_t thread() { return blockIdx.x * int64_t{blockDim.x} + threadIdx.x; }
 __device__ inline int64_t threads() { return gridDim.x * int64_t{blockDim.x}; }
-
-// Packs rows. In a block, vector 2 h + q of lane 4 g + t has the units from 8 t + 4 q on of row g + 8 h.
-template <class T>
-__global__ void pack_rows(const T* x, int64_t rows, int inputs, int64_t row_stride, int64_t stride,
-                          int unit_blocks, int64_t vectors, float4* packed) {
-  for (int64_t i = thread(); i < vectors; i += threads()) {
-    const int lane = static_cast<int>(i % kWarp), q = static_cast<int>(i / kWarp % 4);
-    const int64_t block = i / kVectors, row = block / unit_blocks * kTileRows + q / 2 * 8 + lane / 4;
-    const int unit = static_cast<int>(block % unit_blocks) * kUnits + lane % 4 * 8 + q % 2 * 4;
-    const auto at = [&](int j) {
-      return row < rows && unit + j < inputs ? widen(x[row * row_stride + (unit + j) * stride]) : 0.0f;
-    };
-    packed[i] = {at(0), at(1), at(2), at(3)};
-  }
-}
-
-__device__ inline float first_bits(float value) { return __int_as_float(__float_as_int(value) & ~0x1fff); }
-__device__ inline uint32_t bits(float value) { return static_cast<uint32_t>(__float_as_int(value)); }
-
-// Packs weights [outputs, inputs], times the scale of the dropout: the first bits of units 8 t + 2 s and 8 t
-// + 2 s + 1, and their rests.
-__global__ void pack_weights(const float* weights, int inputs, int outputs, int n, float scale,
-                             int unit_blocks, int64_t vectors, float4* packed) {
-  for (int64_t i = thread(); i < vectors; i += threads()) {
-    const int lane = static_cast<int>(i % kWarp), block = static_cast<int>(i / kWarp % n),
-              step = static_cast<int>(i / kWarp / n % 4);
-    const int64_t blocks = i / kWarp / n / 4;
-    const int unit = static_cast<int>(blocks % unit_blocks) * kUnits + lane % 4 * 8 + 2 * step;
-    const int64_t output = blocks / unit_blocks * 8 * n + lane / 8 * 2 * n + 2 * block + lane / 4 % 2;
-    const auto at = [&](int j) {
-      return output < outputs && unit + j < inputs ? weights[output * inputs + unit + j] * scale : 0.0f;
-    };
-    const float first = at(0), second = at(1), head0 = first_bits(first), head1 = first_bits(second);
-    // Adds half of the last bit that is kept, so that the cut rounds to nearest.
-    const auto rounded = [](float rest) { return __int_as_float(static_cast<int>(bits(rest) + 0x1000)); };
-    packed[i] = {head0, head1, first_bits(rounded(first - head0)), first_bits(rounded(second - head1))};
-  }
-}
-
-// The units of a lane in one pass, in a block of units: eight of row g and eight of row g + 8.
-struct Units {
-  float row[2][8];
-};
-
-__device__ inline Units load_units(const float4* block, int lane) {
-  Units units;
-  UEFL_UNROLL
-  for (int i = 0; i < 4; ++i) {
-    const float4 part = block[i * kWarp + lane];
-    float* target = units.row[i / 2] + i % 2 * 4;
-    target[0] = part.x, target[1] = part.y, target[2] = part.z, target[3] = part.w;
-  }
-  return units;
-}
-
-__device__ inline void store_units(const Units& units, float4* block, int lane) {
-  UEFL_UNROLL
-  for (int i = 0; i < 4; ++i) {
-    const float* source = units.row[i / 2] + i % 2 * 4;
-    block[i * kWarp + lane] = {source[0], source[1], source[2], source[3]};
-  }
-}
 
 // Returns the additions to the key in each round. They are in shared memory, because registers for them would
 // cost a third of the warps.
@@ -212,54 +134,38 @@ struct Masks {
       }
     }
   }
-
-  // Drops units among the eight of a call. The threshold has 32 bits, so that a half word is compared in
-  // place, or 16 bits higher.
-  __device__ void drop(Units (&units)[kPasses], uint32_t threshold, uint32_t call) const {
-    PhiloxWords words[kPasses][kRows];
-    draw(call, words);
-    UEFL_UNROLL
-    for (int i = 0; i < kPasses * 16; ++i) {
-      const int p = i / 16, h = i / 8 % 2, j = i % 8;
-      const uint32_t word = words[p][kConsistent ? 0 : h].word[j / 2];
-      if ((j % 2 ? word : word << 16) < threshold) units[p].row[h][j] = 0;
-    }
-  }
 };
 
-// Adds the products of units and weights over one block of units to sums[pass][n8 block].
-template <int kBlocks>
-__device__ inline void multiply_block(const Units (&units)[kPasses], const float4* weights, int lane,
-                                      float (&sums)[kPasses][kBlocks][4]) {
-  float part[kPasses][kBlocks][4] = {};
-  UEFL_UNROLL
-  for (int step = 0; step < 4; ++step) {
-    uint32_t first[kPasses][4], rest[kPasses][4];
-    UEFL_UNROLL
-    for (int p = 0; p < kPasses; ++p) {
-      UEFL_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        const float value = units[p].row[i % 2][2 * step + i / 2], head = first_bits(value);
-        first[p][i] = bits(head), rest[p][i] = bits(value - head);
-      }
-    }
-    UEFL_UNROLL
-    for (int block = 0; block < kBlocks; ++block) {
-      const float4 w = weights[(step * kBlocks + block) * kWarp + lane];
-      UEFL_UNROLL
-      for (int p = 0; p < kPasses; ++p) multiply_add_tf32(part[p][block], rest[p], bits(w.x), bits(w.y));
-      UEFL_UNROLL
-      for (int p = 0; p < kPasses; ++p) multiply_add_tf32(part[p][block], first[p], bits(w.z), bits(w.w));
-      UEFL_UNROLL
-      for (int p = 0; p < kPasses; ++p) multiply_add_tf32(part[p][block], first[p], bits(w.x), bits(w.y));
-    }
-  }
-  UEFL_UNROLL
-  for (int p = 0; p < kPasses; ++p) {
-    UEFL_UNROLL
-    for (int i = 0; i < 4 * kBlocks; ++i) sums[p][i / 4][i % 4] += part[p][i / 4][i % 4];
-  }
+// Return the sum, or the largest value, of the four lanes of a row.
+__device__ inline float row_sum(float value) {
+  value += __shfl_xor_sync(kAllLanes, value, 1);
+  return value + __shfl_xor_sync(kAllLanes, value, 2);
 }
+__device__ inline float row_max(float value) {
+  value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, 1));
+  return fmaxf(value, __shfl_xor_sync(kAllLanes, value, 2));
+}
+
+// The softmax of one row. fmaxf() ignores a NaN, but the total does not. The hardware computes the
+// exponential and the logarithm. The error of exp(x) is a few units of its last place plus |x| units, which
+// is below 2^-22 for every x <= 0. The error of the logarithm is below 2^-19.
+struct Softmax {
+  float most = -INFINITY, total = 0, weighted = 0,
+        inverse = 0;  // weighted: sum of exp(below) below; inverse: 1 / total
+
+  __device__ float power(float logit) const { return __expf(logit - most); }
+  __device__ float add(float logit) {
+    const float e = power(logit);
+    total += e;
+    weighted += e > 0 ? e * (logit - most) : 0.0f;
+    return e;
+  }
+  __device__ void sum_up() {
+    total = row_sum(total), weighted = row_sum(weighted);
+    inverse = __fdividef(1, total);
+  }
+  __device__ float nats() const { return __logf(total) - weighted * inverse; }
+};
 
 }  // namespace
 }  // namespace mc_dropout

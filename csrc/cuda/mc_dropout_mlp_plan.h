@@ -3,81 +3,54 @@
 #pragma once
 
 #include <algorithm>
-#include <vector>
 
-#include "cuda/mc_dropout_mlp_kernels.h"
+#include "cuda/mc_dropout_mlp_head.h"
 
 namespace uefl::cuda {
 namespace mc_dropout {
 namespace {
 
-// Limits of the memory. The workspace of a slab of rows stays below kSlabBytes. The activations between the
-// layers of `stack` stay below kBufferBytes, so that they are in the second-level cache.
-constexpr int64_t kSlabBytes = int64_t{256} << 20, kBufferBytes = int64_t{64} << 20;
-constexpr int64_t kNarrow = 16, kWide = 32;  // classes that head keeps in registers
+constexpr int64_t kSlabBytes = int64_t{256} << 20;  // largest workspace of a slab of rows
+constexpr int64_t kNarrow = 16, kWide = 32;         // classes that head keeps in registers
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 struct Call {
-  std::vector<int64_t> widths;       // of the inputs, and of each layer's outputs
-  std::vector<uint32_t> thresholds;  // of 16 bits: before each layer, and on the logits
+  int64_t inputs, classes;
+  uint32_t threshold, logit_threshold;  // of 16 bits: of the inputs, and on the logits
   int64_t rows, passes;
-  McActivation activation;
   bool consistent;
 };
 
 struct Plan {
-  int64_t rows, slab;  // all rows; rows at once, a multiple of kTileRows
-  bool small;          // head runs, otherwise stack
-  int n;               // n8 blocks in a block of outputs
-  int inputs, width;   // of x; blocks of the widest layer
-  int64_t tile_vectors, tail_warps;
-  int64_t weight_vectors, row_vectors, buffer_vectors, moments;  // sizes of Arrays
-  float scales[kMostLayers];                                     // of the dropout before each layer
-  McProblem problem{};                                           // except pointers and the current slab
+  int64_t rows, slab;                            // all rows; rows at once, a multiple of kTileRows
+  int inputs, n;                                 // n: n8 blocks of outputs
+  float scale;                                   // of the dropout before the layer
+  int64_t weight_vectors, row_vectors, moments;  // sizes of Arrays
+  McProblem problem{};                           // except pointers and the current slab
 
-  // Tests pass other values of slab_bytes and buffer_bytes. The depth is at most kMostLayers.
-  explicit Plan(const Call& call, int64_t slab_bytes = kSlabBytes, int64_t buffer_bytes = kBufferBytes)
-      : rows(call.rows) {
-    const int64_t depth = static_cast<int64_t>(call.widths.size()) - 1, classes = call.widths.back();
-    small = depth == 1 && classes <= kWide;
-    n = small && classes <= kNarrow ? 2 : kWideOutputs, inputs = static_cast<int>(call.widths[0]);
-    problem.unit_blocks = static_cast<int>(ceil_div(inputs, kUnits)), problem.depth = static_cast<int>(depth);
-    problem.classes = static_cast<int>(classes),
-    problem.padded_classes = static_cast<int>(ceil_div(classes, 8 * n) * 8 * n);
-    problem.passes = static_cast<uint32_t>(call.passes), problem.activation = call.activation,
-    problem.consistent = call.consistent;
+  // Tests pass another value of slab_bytes. There are at most kWide classes.
+  explicit Plan(const Call& call, int64_t slab_bytes = kSlabBytes)
+      : rows(call.rows),
+        inputs(static_cast<int>(call.inputs)),
+        n(call.classes <= kNarrow ? 2 : 4),
+        scale(dropout_scale(call.threshold)) {
+    problem.unit_blocks = static_cast<int>(ceil_div(inputs, kUnits));
+    problem.classes = static_cast<int>(call.classes), problem.padded_classes = 8 * n;
+    problem.passes = static_cast<uint32_t>(call.passes), problem.consistent = call.consistent;
     share_passes();
-    for (int64_t i = 0; i <= depth; ++i) problem.thresholds[i] = call.thresholds[i] << 16;
-    problem.logit_scale = dropout_scale(call.thresholds[depth]);
-    const uint32_t both = call.thresholds[0] * 0x10001u;
-    problem.halves = {both & 0x7fff7fffu, ~both & 0x80008000u};
+    const uint32_t both = call.threshold * 0x10001u;
+    problem.unit_threshold = {both & 0x7fff7fffu, ~both & 0x80008000u};
+    problem.logit_threshold = call.logit_threshold << 16;
+    problem.logit_scale = dropout_scale(call.logit_threshold);
 
-    width = problem.unit_blocks, weight_vectors = 0;
-    for (int64_t i = 0; i < depth; ++i) {
-      Layer& layer = problem.layers[i];
-      layer.inputs = static_cast<int>(call.widths[i]), layer.outputs = static_cast<int>(call.widths[i + 1]);
-      layer.unit_blocks = static_cast<int>(ceil_div(layer.inputs, kUnits));
-      layer.output_blocks = static_cast<int>(ceil_div(layer.outputs, 8 * n));
-      scales[i] = dropout_scale(call.thresholds[i]);
-      weight_vectors += vectors_of(layer);
-      width = std::max(width, layer.output_blocks);
-    }
-    tile_vectors = problem.unit_blocks * int64_t{small ? kHeadVectors : kVectors};
+    const int64_t tile_vectors = problem.unit_blocks * int64_t{kHeadVectors};
     const int64_t statistics = problem.slots * (2 * int64_t{problem.padded_classes} + 1);  // numbers of a row
-    const int64_t row_bytes = tile_vectors * int64_t{sizeof(float4)} / kTileRows + 4 * statistics;
+    const int64_t row_bytes = tile_vectors * int64_t{sizeof(uint4)} / kTileRows + 4 * statistics;
     slab = std::min(ceil_div(rows, kTileRows), std::max<int64_t>(slab_bytes / row_bytes / kTileRows, 1)) *
            kTileRows;
+    weight_vectors = problem.unit_blocks * int64_t{head_weights(n)};
     row_vectors = slab / kTileRows * tile_vectors, moments = slab * statistics;
-    const int64_t warp_vectors = 2 * kPasses * width * int64_t{kVectors},
-                  most = slab / kTileRows * problem.slots;
-    tail_warps = std::clamp<int64_t>(buffer_bytes / (warp_vectors * int64_t{sizeof(float4)}), 1, most);
-    tail_warps = ceil_div(tail_warps, kThreads / kWarp) * (kThreads / kWarp);  // whole blocks
-    buffer_vectors = small ? 0 : tail_warps * warp_vectors;
-  }
-
-  int64_t vectors_of(const Layer& layer) const {
-    return int64_t{layer.output_blocks} * layer.unit_blocks * (small ? head_weights(n) : 4 * n * kWarp);
   }
 
  private:
@@ -104,9 +77,9 @@ struct Plan {
 };
 
 struct Arrays {
-  const float* parameters;
+  const float* parameters;  // the weights, then the bias
   const int64_t* seed;
-  float4 *weights, *rows, *buffers;
+  uint4 *weights, *rows;
   float* moments;
   float *mean, *entropy, *variance;  // the results
 };
@@ -117,47 +90,25 @@ template <class T, class Launch>
 void run(const Plan& plan, const Arrays& arrays, const T* x, int64_t row_stride, int64_t stride,
          const Launch& launch) {
   McProblem problem = plan.problem;
-  problem.seed = arrays.seed, problem.x = arrays.rows;
-  const float* source = arrays.parameters;
-  float4* target = arrays.weights;
-  for (int i = 0; i < problem.depth; ++i) {
-    Layer& layer = problem.layers[i];
-    const int64_t count = plan.vectors_of(layer);
-    if (plan.small) {
-      launch.over(layer.unit_blocks * int64_t{kWarp},
-                  plan.n == 2 ? pack_head_weights<2> : pack_head_weights<4>, source, layer.inputs,
-                  layer.outputs, plan.scales[i], layer.unit_blocks, reinterpret_cast<uint4*>(target));
-    } else {
-      launch.over(count, pack_weights, source, layer.inputs, layer.outputs, plan.n, plan.scales[i],
-                  layer.unit_blocks, count, target);
-    }
-    layer.weights = target, layer.bias = source + int64_t{layer.inputs} * layer.outputs;
-    target += count, source = layer.bias + layer.outputs;
-  }
   const int64_t slot_rows = problem.slots * plan.slab, classes = problem.classes;
+  problem.seed = arrays.seed, problem.x = arrays.rows, problem.weights = arrays.weights;
+  problem.bias = arrays.parameters + classes * plan.inputs;
   problem.mean = arrays.moments;
   problem.moment = problem.mean + slot_rows * problem.padded_classes;
   problem.entropy = problem.moment + slot_rows * problem.padded_classes;
-
+  const bool narrow = plan.n == 2;
+  launch.over(problem.unit_blocks * int64_t{kWarp}, narrow ? pack_weights<2> : pack_weights<4>,
+              arrays.parameters, plan.inputs, problem.classes, plan.scale, problem.unit_blocks,
+              arrays.weights);
+  const auto statistics = problem.consistent ? (narrow ? head<2, true> : head<4, true>)
+                                             : (narrow ? head<2, false> : head<4, false>);
   for (int64_t first = 0; first < plan.rows; first += plan.slab) {
     const int64_t count = std::min(plan.slab, plan.rows - first);
     problem.first_row = first, problem.tiles = static_cast<int>(ceil_div(count, kTileRows));
     const int64_t blocks = int64_t{problem.tiles} * problem.unit_blocks;
-    const T* const rows = x + first * row_stride;
-    if (plan.small) {
-      launch.over(blocks * kWarp, pack_head_rows<T>, rows, count, plan.inputs, row_stride, stride,
-                  problem.unit_blocks, reinterpret_cast<const uint4*>(arrays.weights), plan.n, blocks,
-                  reinterpret_cast<uint4*>(arrays.rows));
-    } else {
-      launch.over(blocks * kVectors, pack_rows<T>, rows, count, plan.inputs, row_stride, stride,
-                  problem.unit_blocks, blocks * kVectors, arrays.rows);
-    }
-    const auto statistics = [&](auto narrow, auto wide, auto deep) {
-      if (plan.small) return launch.all(problem.items() * kWarp, plan.n == 2 ? narrow : wide, problem);
-      launch.over(plan.tail_warps * kWarp, deep, problem, arrays.buffers, plan.width);
-    };
-    problem.consistent ? statistics(head<2, true>, head<4, true>, stack<true>)
-                       : statistics(head<2, false>, head<4, false>, stack<false>);
+    launch.over(blocks * kWarp, pack_rows<T>, x + first * row_stride, count, plan.inputs, row_stride, stride,
+                problem.unit_blocks, static_cast<const uint4*>(arrays.weights), plan.n, blocks, arrays.rows);
+    launch.all(problem.items() * kWarp, statistics, problem);
     launch.over(count * (classes + 1), combine, problem, count, arrays.mean + first * classes,
                 arrays.entropy + first, arrays.variance + first * classes);
   }

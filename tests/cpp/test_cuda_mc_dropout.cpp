@@ -12,7 +12,6 @@
 
 namespace cuda = uefl::cuda::mc_dropout;
 namespace cpu = uefl::cpu;
-using uefl::McActivation;
 
 struct Stats {
   std::vector<float> mean, entropy, variance;
@@ -25,7 +24,6 @@ struct DropoutCase {
   std::vector<int64_t> widths;
   std::vector<uint32_t> thresholds;  // of 16 bits
   int64_t rows, passes;
-  McActivation activation = McActivation::gelu;
   bool consistent = false;
   bool transposed = false;  // x is stored [widths[0], rows]
 
@@ -39,8 +37,8 @@ constexpr int64_t kSeed = 0x123456789abcdef;
 
 static Stats on_cpu(const DropoutCase& c, const std::vector<float>& x, const std::vector<float>& parameters) {
   Stats found(c.rows, c.classes());
-  const cpu::McDropout run(c.widths, parameters.data(), c.thresholds, c.activation, c.passes, c.consistent,
-                           kSeed);
+  const cpu::McDropout run(c.widths, parameters.data(), c.thresholds, uefl::McActivation::gelu, c.passes,
+                           c.consistent, kSeed);
   run.run({x.data(), cpu::Dtype::f32, c.rows, 1, c.inputs(), c.row_stride(), 0, c.stride()}, 0, c.rows,
           {found.mean.data(), found.entropy.data(), found.variance.data()});
   return found;
@@ -81,14 +79,16 @@ struct GuardedArray {
 // Runs the launches of ops/cuda/mc_dropout_mlp.cu for the rows from first_row on.
 static Stats on_gpu(const DropoutCase& c, const std::vector<float>& x, const std::vector<float>& parameters,
                     int64_t slab_bytes = 1 << 28) {
-  const cuda::Call call{c.widths, c.thresholds, c.rows, c.passes, c.activation, c.consistent};
+  const cuda::Call call{c.inputs(), c.classes(), c.thresholds[0], c.thresholds[1],
+                        c.rows,     c.passes,    c.consistent};
   const cuda::Plan plan(call, slab_bytes);
-  GuardedArray<float4> weights(plan.weight_vectors), rows(plan.row_vectors), buffers(plan.buffer_vectors);
+  GuardedArray<uint4> weights(plan.weight_vectors), rows(plan.row_vectors);
   GuardedArray<float> moments(plan.moments);
   Stats found(c.rows, c.classes());
-  const cuda::Arrays arrays{parameters.data(),    &kSeed,         weights.data(),    rows.data(),
-                            buffers.data(),       moments.data(), found.mean.data(), found.entropy.data(),
-                            found.variance.data()};
+  const cuda::Arrays arrays{parameters.data(),    &kSeed,
+                            weights.data(),       rows.data(),
+                            moments.data(),       found.mean.data(),
+                            found.entropy.data(), found.variance.data()};
   cuda::run(plan, arrays, x.data(), c.row_stride(), c.stride(), EmulatedLauncher{});
   return found;
 }
@@ -108,12 +108,9 @@ static Stats compare(const char* what, const DropoutCase& c, double scale = 1, d
   auto x = normal<float>(c.rows * c.inputs(), random);
   if (unusual != 0) x[c.rows * c.inputs() / 2] = unusual;
   std::vector<float> parameters;
-  for (size_t i = 1; i < c.widths.size(); ++i) {
-    for (const float w :
-         normal<float>(c.widths[i] * c.widths[i - 1], random, 0, scale / std::sqrt(c.widths[i - 1])))
-      parameters.push_back(w);
-    for (const float b : normal<float>(c.widths[i], random)) parameters.push_back(b);
-  }
+  for (const float w : normal<float>(c.inputs() * c.classes(), random, 0, scale / std::sqrt(c.inputs())))
+    parameters.push_back(w);
+  for (const float b : normal<float>(c.classes(), random)) parameters.push_back(b);
   const Stats expected = on_cpu(c, x, parameters), found = on_gpu(c, x, parameters);
   const long counts[] = {wrong(found.mean, expected.mean, tolerance),
                          wrong(found.entropy, expected.entropy, 2 * tolerance),
@@ -131,14 +128,14 @@ static uint32_t random_word(std::mt19937& random) { return static_cast<uint32_t>
 static void both_halves() {
   std::mt19937 random(1);
   for (const uint32_t threshold : {0u, 1u, kTenth, 32767u, kHalf, 32769u, 60000u, 65535u}) {
-    const cuda::Plan plan({{8, 2}, {threshold, 0}, 1, 1, McActivation::gelu, false});
+    const cuda::Plan plan({8, 2, threshold, 0, 1, 1, false});
     int64_t count = 0;
     for (uint32_t half = 0; half < 65536; ++half) {
       const uint32_t other = random_word(random) >> 16;
       for (const uint32_t word : {half << 16 | other, other << 16 | half}) {
         const uint32_t expected =
             (word >> 16 >= threshold ? 0xffff0000u : 0) | ((word & 0xffff) >= threshold ? 0xffffu : 0);
-        count += cuda::kept(word, plan.problem.halves) != expected;
+        count += cuda::kept(word, plan.problem.unit_threshold) != expected;
       }
     }
     CHECK(count == 0, "threshold %u: %ld masks", threshold, static_cast<long>(count));
@@ -151,7 +148,7 @@ static void shares() {
   std::vector<int64_t> counts{(int64_t{1} << 31) - 1, 1000003, 4096, 1001};
   for (int64_t passes = 1; passes <= 300; ++passes) counts.push_back(passes);
   for (const int64_t passes : counts) {
-    cuda::McProblem problem = cuda::Plan({{8, 2}, {kHalf, 0}, 1, passes, McActivation::gelu, false}).problem;
+    cuda::McProblem problem = cuda::Plan({8, 2, kHalf, 0, 1, passes, false}).problem;
     const auto length = [&](int slot) { return problem.begin[slot + 1] - problem.begin[slot]; };
     const auto pairs = static_cast<uint32_t>((passes + 1) / 2);
     CHECK(problem.slots <= cuda::kMostSlots && problem.begin[0] == 0 && problem.begin[problem.slots] == pairs,
@@ -193,10 +190,11 @@ static void heads() {
   compare("ten classes", {{70, 10}, {kTenth, 0}, 20, 5});
   compare("logits dropped", {{40, 10}, {kTenth, kHalf}, 3, 4});
   compare("thirty classes", {{40, 30}, {kHalf, kTenth}, 5, 3});
-  compare("one mask for all rows", {{40, 10}, {kHalf, kTenth}, 17, 3, McActivation::gelu, true});
+  compare("one mask for all rows", {{40, 10}, {kHalf, kTenth}, 17, 3, true});
   compare("slots of several pairs", {{20, 3}, {kHalf, 0}, 4, 51});
-  compare("columns first", {{33, 4}, {kHalf, 0}, 6, 2, McActivation::gelu, false, true});
+  compare("columns first", {{33, 4}, {kHalf, 0}, 6, 2, false, true});
   compare("large logits", {{64, 10}, {kHalf, 0}, 16, 4}, 10, 1e-5);
+  compare("no dropout before the layer", {{20, 32}, {0, kHalf}, 3, 2});
   compare("odd sizes", {{33, 17}, {kTenth, kTenth}, 33, 5});
   compare("one unit, one class", {{1, 1}, {0, kHalf}, 17, 3});
   compare("tiny weights", {{40, 10}, {kHalf, 0}, 5, 3}, 1e-30);
@@ -207,22 +205,9 @@ static void heads() {
   compare("a NaN stays in its row", {{40, 10}, {kTenth, kTenth}, 5, 2}, 1, 2e-6, NAN);
 }
 
-static void stacks() {
-  compare("logits alone, slots of several pairs", {{5}, {kHalf}, 18, 33});
-  compare("no dropout before the layer", {{20, 40}, {0, kHalf}, 3, 2});
-  compare("more than 32 classes", {{40, 70}, {kTenth, kTenth}, 5, 4});
-  for (const auto activation :
-       {McActivation::gelu, McActivation::relu, McActivation::silu, McActivation::tanh}) {
-    compare("two layers", {{10, 40, 5}, {kTenth, kHalf, kTenth}, 18, 3, activation});
-  }
-  compare("three layers", {{20, 33, 17, 40}, {kTenth, kHalf, kTenth, 0}, 5, 5, McActivation::relu, true});
-  compare("a NaN stays in its row", {{40, 12, 10}, {kTenth, kTenth, kTenth}, 5, 2, McActivation::relu}, 1,
-          2e-6, NAN);
-}
-
 static void one_pass_has_no_variance() {
-  for (const auto& widths : {std::vector<int64_t>{40, 10}, std::vector<int64_t>{20, 12, 3}}) {
-    const Stats found = compare("one pass", {widths, std::vector<uint32_t>(widths.size(), kTenth), 18, 1});
+  for (const int64_t classes : {10, 30}) {
+    const Stats found = compare("one pass", {{40, classes}, {kTenth, kTenth}, 18, 1});
     for (const float value : found.variance) CHECK(value == 0, "%g", value);
   }
 }
@@ -230,12 +215,10 @@ static void one_pass_has_no_variance() {
 // The results of a row do not depend on the number of rows, or on the number of rows in a slab.
 static void rows_are_alone() {
   std::mt19937 random(3);
-  for (const auto& widths :
-       {std::vector<int64_t>{40, 10}, std::vector<int64_t>{40, 30}, std::vector<int64_t>{20, 40, 3}}) {
-    DropoutCase c{widths, std::vector<uint32_t>(widths.size(), kTenth), 40, 7};
-    int64_t count = 0;
-    for (size_t i = 1; i < widths.size(); ++i) count += widths[i] * (widths[i - 1] + 1);
-    const auto x = normal<float>(c.rows * c.inputs(), random), parameters = normal<float>(count, random);
+  for (const int64_t classes : {10, 30}) {
+    DropoutCase c{{40, classes}, {kTenth, kTenth}, 40, 7};
+    const auto x = normal<float>(c.rows * c.inputs(), random),
+               parameters = normal<float>(classes * (c.inputs() + 1), random);
     const Stats whole = on_gpu(c, x, parameters), slabs = on_gpu(c, x, parameters, 1);
     CHECK(slabs.mean == whole.mean && slabs.entropy == whole.entropy && slabs.variance == whole.variance,
           "three slabs");
@@ -247,29 +230,25 @@ static void rows_are_alone() {
 
 // Checks sizes beyond 32 bits. It runs no kernel.
 static void sizes() {
-  const auto plan = [](std::vector<int64_t> widths, int64_t rows, int64_t passes) {
-    const std::vector<uint32_t> thresholds(widths.size(), kHalf);
-    return cuda::Plan({std::move(widths), thresholds, rows, passes, McActivation::gelu, false});
+  const auto plan = [](int64_t inputs, int64_t classes, int64_t rows, int64_t passes) {
+    return cuda::Plan({inputs, classes, kHalf, kHalf, rows, passes, false});
   };
-  const cuda::Plan many = plan({64, 10}, (int64_t{1} << 32) - 1, 20);
+  const cuda::Plan many = plan(64, 10, (int64_t{1} << 32) - 1, 20);
   CHECK(many.slab % 16 == 0 && many.slab * 4 * (66 + 10 * 33) <= 1 << 28 && many.slab > 100000, "%ld rows",
         static_cast<long>(many.slab));
   CHECK(many.row_vectors * 4 == many.slab * 66 && many.moments == many.slab * 10 * 33, "of many rows");
   CHECK(many.weight_vectors == 2 * (2 * 2 * 32 + 1), "of a head");
-  const cuda::Plan wide = plan({1 << 28, 1 << 30}, 5, 2);
-  CHECK(wide.slab == 16 && wide.moments == 16 * ((int64_t{1} << 31) + 1), "of many classes");
-  CHECK(wide.weight_vectors == int64_t{1} << 57 && wide.row_vectors == int64_t{1} << 30, "of wide layers");
-  CHECK(wide.tail_warps == 4 && wide.buffer_vectors == int64_t{1} << 36, "between wide layers");
+  const cuda::Plan wide = plan(1 << 30, 32, 5, 2);
+  CHECK(wide.slab == 16 && wide.moments == 16 * 65, "of many inputs");
+  CHECK(wide.weight_vectors == (int64_t{1} << 25) * (2 * 4 * 32 + 1), "of many inputs");
+  CHECK(wide.row_vectors == (int64_t{1} << 25) * (128 + 4), "of many inputs");
   for (const int64_t passes :
        {int64_t{1}, int64_t{100}, (int64_t{1} << 31) - 1}) {  // blocks of a grid; head needs all of them
-    cuda::Plan most = plan({1, 1}, int64_t{1} << 40, passes);
+    cuda::Plan most = plan(1, 1, int64_t{1} << 40, passes);
     most.problem.tiles = static_cast<int>(most.slab / 16);
     CHECK(most.problem.items() <= int64_t{cuda::kSide} << 20, "%ld items",
           static_cast<long>(most.problem.items()));
   }
-  const cuda::Plan deep = plan({512, 512, 10}, 100000, 20);
-  CHECK(deep.buffer_vectors * 16 == 1 << 26 && deep.tail_warps == 512, "%ld warps",
-        static_cast<long>(deep.tail_warps));
 }
 
 static void masks() {
@@ -287,7 +266,6 @@ void run() {
   both_halves();
   shares();
   heads();
-  stacks();
   one_pass_has_no_variance();
   rows_are_alone();
   sizes();

@@ -1,4 +1,5 @@
-// Registers mc_dropout_mlp and dropout_mask on CUDA (mc_dropout_mlp_plan.h).
+// Registers mc_dropout_mlp and dropout_mask on CUDA (mc_dropout_mlp_plan.h). Deeper and wider heads run in
+// Triton.
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -27,10 +28,6 @@ unsigned blocks(int64_t threads) {
   return static_cast<unsigned>(std::clamp<int64_t>(ceil_div(threads, kThreads), 1, 1 << 20));
 }
 
-Tensor vectors(const Tensor& like, int64_t count) {
-  return torch::stable::new_empty(like, {4 * count}, ScalarType::Float);
-}
-
 struct StreamLauncher {
   cudaStream_t stream;
 
@@ -57,42 +54,28 @@ void with_type(ScalarType type, const Body& body) {
   }
 }
 
-std::tuple<Tensor, Tensor, Tensor> mc_dropout_mlp(const Tensor& x, const Tensor& parameters_given,
-                                                  std::vector<int64_t> widths, std::vector<double> p,
-                                                  int64_t passes, std::string activation, bool consistent,
-                                                  const Tensor& seed) {
-  check_mc_dropout(x, parameters_given, widths, p, passes, activation, seed);
-  const int64_t depth = static_cast<int64_t>(widths.size()) - 1, rows = x.size(0), classes = widths.back();
-  STD_TORCH_CHECK(depth <= kMostLayers, "mc_dropout_mlp: the CUDA kernel takes at most ", kMostLayers,
-                  " layers after the first dropout, got ", depth, "; use backend 'reference'");
-  STD_TORCH_CHECK(passes <= INT32_MAX, "mc_dropout_mlp: the CUDA kernel takes at most 2^31 - 1 passes, got ",
-                  passes);
+using Results = std::tuple<Tensor, Tensor, Tensor>;
+
+// Runs one layer with at most kWide outputs.
+Results run_head(const Tensor& x, const Tensor& parameters_given, const Call& call, const Tensor& seed) {
+  const int64_t rows = call.rows, classes = call.classes;
   const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
   const Tensor parameters = torch::stable::contiguous(parameters_given);
-  Tensor mean = torch::stable::new_empty(x, {rows, classes}, ScalarType::Float);
-  Tensor entropy = torch::stable::new_empty(x, {rows}, ScalarType::Float);
-  Tensor variance = torch::stable::new_empty(x, {rows, classes}, ScalarType::Float);
+  const auto empty = [&](torch::headeronly::IntHeaderOnlyArrayRef sizes) {
+    return torch::stable::new_empty(x, sizes, ScalarType::Float);
+  };
+  Tensor mean = empty({rows, classes}), entropy = empty({rows}), variance = empty({rows, classes});
   if (rows == 0) return {mean, entropy, variance};
-
-  Call call{.widths = widths,
-            .thresholds = {},
-            .rows = rows,
-            .passes = passes,
-            .activation = activation_of(activation),
-            .consistent = consistent};
-  for (const double rate : p) call.thresholds.push_back(dropout_threshold(rate));
   const Plan plan(call);
-  Tensor weights = vectors(x, plan.weight_vectors), packed = vectors(x, plan.row_vectors),
-         buffers = vectors(x, plan.buffer_vectors);
-  Tensor moments = torch::stable::new_empty(x, {plan.moments}, ScalarType::Float);
+  Tensor weights = empty({4 * plan.weight_vectors}), packed = empty({4 * plan.row_vectors}),
+         moments = empty({plan.moments});
   const auto data = [](auto*& target, Tensor& tensor) {
     target = static_cast<std::remove_reference_t<decltype(target)>>(tensor.mutable_data_ptr());
   };
   Arrays arrays{};
   arrays.parameters = static_cast<const float*>(parameters.const_data_ptr());
   arrays.seed = static_cast<const int64_t*>(seed.const_data_ptr());
-  data(arrays.weights, weights), data(arrays.rows, packed), data(arrays.buffers, buffers),
-      data(arrays.moments, moments);
+  data(arrays.weights, weights), data(arrays.rows, packed), data(arrays.moments, moments);
   data(arrays.mean, mean), data(arrays.entropy, entropy), data(arrays.variance, variance);
   with_type(x.scalar_type(), [&](auto type) {
     run(plan, arrays, static_cast<const decltype(type)*>(x.const_data_ptr()), x.stride(0), x.stride(1),
@@ -100,6 +83,23 @@ std::tuple<Tensor, Tensor, Tensor> mc_dropout_mlp(const Tensor& x, const Tensor&
   });
   check_launch("mc_dropout_mlp");
   return {mean, entropy, variance};
+}
+
+Results mc_dropout_mlp(const Tensor& x, const Tensor& parameters, std::vector<int64_t> widths,
+                       std::vector<double> p, int64_t passes, std::string activation, bool consistent,
+                       const Tensor& seed) {
+  check_mc_dropout(x, parameters, widths, p, passes, activation, seed);
+  STD_TORCH_CHECK(passes <= INT32_MAX, "mc_dropout_mlp: a GPU takes at most 2^31 - 1 passes, got ", passes);
+  if (widths.size() == 2 && widths[1] <= kWide) {
+    return run_head(x, parameters,
+                    {widths[0], widths[1], dropout_threshold(p[0]), dropout_threshold(p[1]), x.size(0),
+                     passes, consistent},
+                    seed);
+  }
+  const auto found =
+      run_portable<"mc_dropout_mlp">(x, parameters, widths, p, passes, activation, consistent, seed);
+  return {torch::stable::detail::to<Tensor>(found[0]), torch::stable::detail::to<Tensor>(found[1]),
+          torch::stable::detail::to<Tensor>(found[2])};
 }
 
 Tensor mask(const Tensor& seed, int64_t rows, int64_t columns, int64_t pass, int64_t stream, double p,

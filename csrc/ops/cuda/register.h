@@ -8,6 +8,7 @@
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -47,6 +48,14 @@ template <OpName kName>
 void call_portable(StableIValue* stack) {
   static const std::string name = std::string("uefl_portable::") + kName.letters;
   TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(name.c_str(), "", stack, TORCH_ABI_VERSION));
+}
+
+// Calls it with the arguments of an op, which has no more results than arguments. Returns the results first.
+template <OpName kName, class... Arguments>
+std::array<StableIValue, sizeof...(Arguments)> run_portable(const Arguments&... arguments) {
+  std::array<StableIValue, sizeof...(Arguments)> stack{torch::stable::detail::from(arguments)...};
+  call_portable<kName>(stack.data());
+  return stack;
 }
 
 // Runs an op on a GPU with machine code, and the portable op on other GPUs. The first argument of every op is

@@ -4,7 +4,6 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
-#include <array>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -47,16 +46,8 @@ bool fits(const Tensor& x, const std::vector<Tensor>& codebooks, const std::stri
 RvqResults by_stages(const Tensor& x, const std::vector<Tensor>& codebooks, const std::string& metric,
                      bool exact, bool with_sums, double codebook_weight, double commitment_weight,
                      bool rotation) {
-  using torch::stable::detail::from;
-  std::array<StableIValue, 8> stack{from(x),
-                                    from(codebooks),
-                                    from(metric),
-                                    from(exact),
-                                    from(with_sums),
-                                    from(codebook_weight),
-                                    from(commitment_weight),
-                                    from(rotation)};
-  call_portable<"rvq">(stack.data());
+  const auto stack = run_portable<"rvq">(x, codebooks, metric, exact, with_sums, codebook_weight,
+                                         commitment_weight, rotation);
   const auto result = [&](int i) { return torch::stable::detail::to<Tensor>(stack[i]); };
   return {result(0), result(1), result(2), result(3), result(4)};
 }

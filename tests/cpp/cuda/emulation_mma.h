@@ -163,29 +163,5 @@ inline void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uin
   });
 }
 
-// Multiplies with these layouts: a is {row g, column t}, {g + 8, t}, {g, t + 4}, {g + 8, t + 4}, b is {row t,
-// column g}, {t + 4, g}, and c is as above.
-inline void multiply_add_tf32(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  struct Lane {
-    float a[4], b[2];
-  };
-  const auto cut = [](uint32_t bits) { return __int_as_float(static_cast<int>(bits & ~0x1fffu)); };
-  const Lane own{{cut(a[0]), cut(a[1]), cut(a[2]), cut(a[3])}, {cut(b0), cut(b1)}};
-  float left[16][8], right[8][8];
-  emulation::exchange(&own, [&](auto at) {
-    for (int lane = 0; lane < 32; ++lane) {
-      const Lane& other = *at(lane);
-      for (int i = 0; i < 4; ++i) left[lane / 4 + i % 2 * 8][lane % 4 + i / 2 * 4] = other.a[i];
-      for (int i = 0; i < 2; ++i) right[lane % 4 + i * 4][lane / 4] = other.b[i];
-    }
-    return 0;
-  });
-  __syncwarp();  // all lanes have read their own
-  const int g = static_cast<int>(threadIdx.x % 32) / 4, t = static_cast<int>(threadIdx.x % 4);
-  for (int i = 0; i < 4; ++i) {
-    for (int j = 0; j < 8; ++j) c[i] += left[g + i / 2 * 8][j] * right[j][2 * t + i % 2];
-  }
-}
-
 }  // namespace
 }  // namespace uefl::cuda

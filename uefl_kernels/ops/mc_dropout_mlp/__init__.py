@@ -114,11 +114,11 @@ def mc_dropout_mlp(
     ``composed.py`` documents. They are the same on every backend and for any number of threads. Results on
     the CPU are the same for any number of threads, too. No tensor of size passes x rows is stored.
 
-    On a GPU the CUDA C++ kernel takes heads of up to 32 layers and any number of classes; the usual head
-    of one layer with up to 32 classes is the fast case. Triton runs if CUDA C++ was not built. It has one
-    launch for heads of one layer and up to 256 classes. Other heads take a launch for each layer and pass,
-    and store the values between two layers for one pass. The gradient is plain PyTorch on every device, pass
-    by pass.
+    On a GPU the CUDA C++ kernel takes the usual head: one layer with up to 32 outputs. Triton takes all other
+    heads, and every head if CUDA C++ was not built. It has one launch for heads of one layer and up to 256
+    classes. Other heads take a launch for each layer and pass, and store the values between two layers for
+    one pass. Without Triton they are plain PyTorch. The gradient is plain PyTorch on every device, pass by
+    pass.
 
     Args:
         x: ``[..., D]``, float32, bfloat16, float16 or float64. The masks of a row depend on its position,
