@@ -589,8 +589,8 @@ def presets(name: Annotated[str | None, typer.Argument(metavar="[NAME]", show_de
         return
     from .text_table import Table
 
-    for group, members in config.preset_groups().items():
-        rows = [[preset, about] for preset, about in members.items()]
+    for group, presets in config.preset_groups().items():
+        rows = [[preset, about] for preset, about in presets.items()]
         _console().print(Table(_GROUPS[group], ["name", "what it runs"], rows, numeric=False).rich())
 
 

@@ -80,11 +80,11 @@ def against(inputs: Inputs) -> Callable[[tuple[Any, Any]], float]:
         return lambda found: relative(torch.from_numpy(np.asarray(found[1])))
 
     def error(found: tuple[Any, Any]) -> float:
-        answer, book = found
+        answer, codebook = found
         truth = torch.cat(
             [
                 torch.cdist(
-                    block, torch.from_numpy(book).double(), compute_mode="donot_use_mm_for_euclid_dist"
+                    block, torch.from_numpy(codebook).double(), compute_mode="donot_use_mm_for_euclid_dist"
                 )
                 for block in x.double().split(4096)
             ]

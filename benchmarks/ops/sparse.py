@@ -71,10 +71,10 @@ def against(inputs: Inputs) -> Callable[[tuple[Any, Any]], float]:
         return lambda found: relative(torch.from_numpy(np.asarray(found[1])))
 
     def error(found: tuple[Any, Any]) -> float:
-        answer, book = found
+        answer, codebook = found
         blocks = (torch.from_numpy(rows[i : i + 500].toarray()) for i in range(0, rows.shape[0], 500))
         exactly = {"compute_mode": "donot_use_mm_for_euclid_dist"}
-        truth = torch.cat([torch.cdist(block, torch.from_numpy(book), **exactly) for block in blocks])
+        truth = torch.cat([torch.cdist(block, torch.from_numpy(codebook), **exactly) for block in blocks])
         if method == "predict":
             return float((truth.argmin(1).numpy() != answer).sum())
         if method == "transform":

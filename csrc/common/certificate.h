@@ -76,7 +76,7 @@
 //
 // Where the least score is not certain, let third be the least score outside two sets of codewords. If third
 // - best > 2 E, the winner of the definition is in one of the two sets, and the definition may decide among
-// their members only.
+// their codewords only.
 #pragma once
 
 #include <cmath>

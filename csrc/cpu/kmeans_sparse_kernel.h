@@ -26,7 +26,7 @@ struct KMeansSparseKernel {
   // Writes the products of a row and the centers: out [pitch] from centers [d, pitch]. pitch is a multiple of
   // kSparsePad.
   void (*products)(const SparseRow& row, const double* centers, int64_t pitch, double* out);
-  // Returns the least and the second least of half_norms - products, both [pitch].
+  // Returns the best and the second-best score of half_norms - products, both [pitch].
   SparseTopTwo (*top_two)(const double* products, const double* half_norms, int64_t pitch);
   // Returns the sum of the squares of a row.
   double (*square)(const SparseRow& row);

@@ -23,7 +23,7 @@ T minus(T a, T b) {
 template <class T>
 void subtract(const RvqStage& stage, const StridedRows& x, int64_t lo, int64_t hi, T* residual, T* total) {
   const int64_t d = stage.codebook.d, segments = x.dim / d,
-                step = stage.codebook.books == 1 ? 0 : stage.codebook.k;
+                step = stage.codebook.codebooks == 1 ? 0 : stage.codebook.k;
   for (int64_t n = lo; n < hi; ++n) {
     for (int64_t s = 0; s < segments; ++s) {
       const int64_t place = n * segments + s;

@@ -18,8 +18,8 @@ struct RvqStage {
   Codebook codebook;
   const void* codewords;  // the codebook in the dtype of x
   int64_t* indices;       // [N, S]
-  int64_t* counts;        // [books, k], zeroed by the caller
-  double* sums;           // [books, k, d], or null
+  int64_t* counts;        // [codebooks, k], zeroed by the caller
+  double* sums;           // [codebooks, k, d], or null
 };
 
 struct RvqRun {

@@ -32,10 +32,10 @@ Vq::Vq(const Search& search, const Codebook& codebook, const void* codewords, co
       rows_(x_.outer * x_.inner),
       block_rows_(search.block_rows(x_.dim)),
       errors_((rows_ + block_rows_ - 1) / block_rows_),
-      largest_(codebook.books * codebook.k),
+      largest_(codebook.codebooks * codebook.k),
       bits_(62 -
             std::bit_width(static_cast<uint64_t>(std::max<int64_t>(rows_ * (x_.dim / codebook.d), 1) - 1))),
-      fixed_(output.sums ? codebook.books * codebook.k * codebook.d : 0) {
+      fixed_(output.sums ? codebook.codebooks * codebook.k * codebook.d : 0) {
   if (!output.sums) return;
   constexpr int kRoom = 3;
   const double* codeword = search.codewords();

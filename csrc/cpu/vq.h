@@ -19,8 +19,8 @@ namespace uefl::cpu {
 struct VqOutput {
   void* quantized;   // [N, S * d] in the dtype of x, or null
   int64_t* indices;  // [N, S]
-  int64_t* counts;   // [books, k] of the codebook, zeroed by the caller
-  double* sums;      // [books, k, d], or null
+  int64_t* counts;   // [codebooks, k] of the codebook, zeroed by the caller
+  double* sums;      // [codebooks, k, d], or null
 };
 
 class Vq {
@@ -48,7 +48,7 @@ class Vq {
 
  private:
   int64_t first_row(int64_t block) const;
-  int64_t codebook_step() const { return codebook_.books == 1 ? 0 : codebook_.k; }
+  int64_t codebook_step() const { return codebook_.codebooks == 1 ? 0 : codebook_.k; }
   double scale(int64_t code) const;
 
   const Search& search_;

@@ -165,18 +165,18 @@ struct Search::PrefilterTile {
   CandidateLists found;
 };
 
-double Search::error_bound(const PreparedCodebook& book, const RowSize& row) const {
+double Search::error_bound(const PreparedCodebook& codebook, const RowSize& row) const {
   const bool euclidean = metric_ == Metric::l2;
   if (plan_.kernel->arithmetic == Arithmetic::f32)
-    return score_error(d_, book.half_square, book.radius, row.square, euclidean);
-  return score_error_bf16x3(d_, book.half_square, book.radius, book.fine.rest_radius, row.square, row.rest,
-                            euclidean);
+    return score_error(d_, codebook.half_square, codebook.radius, row.square, euclidean);
+  return score_error_bf16x3(d_, codebook.half_square, codebook.radius, codebook.fine.rest_radius, row.square,
+                            row.rest, euclidean);
 }
 
-double Search::prefilter_error(const PreparedCodebook& book, const RowSize& row) const {
+double Search::prefilter_error(const PreparedCodebook& codebook, const RowSize& row) const {
   const auto bound = plan_.prefilter->arithmetic == Arithmetic::bf16 ? score_error_bf16 : score_error_i16;
-  return bound(d_, book.half_square, book.radius, book.prefilter.rest_radius, row.square, row.rest,
-               metric_ == Metric::l2);
+  return bound(d_, codebook.half_square, codebook.radius, codebook.prefilter.rest_radius, row.square,
+               row.rest, metric_ == Metric::l2);
 }
 
 Search::Scratch::Scratch(const Search& search) : search_(search) {}
@@ -245,19 +245,20 @@ void Search::assign_segment(const StridedRows& x, int64_t s, int64_t lo, int64_t
 int64_t Search::prefilter_tile(PrefilterTile& tile, const StridedRows& x, int64_t s, int64_t start,
                                int64_t end, int64_t* indices, std::vector<int64_t>& uncertain) const {
   const int64_t segments = x.dim / d_, count = end - start, before = uncertain.size();
-  const PreparedCodebook& book = this->book(s);
+  const PreparedCodebook& codebook = prepared(s);
   CandidateLists& found = tile.found;
   const char* source[CandidateLists::kRows] = {};
   for (int64_t r = 0; r < count; ++r) source[r] = element(x, start + r, s * d_);
-  tile.kernel.load(source, count, x.dtype, d_, book.mean.data(), tile.y.get(), tile.size);
+  tile.kernel.load(source, count, x.dtype, d_, codebook.mean.data(), tile.y.get(), tile.size);
   for (int64_t r = 0; r < count; ++r) {
     // `slack` bounds the rounding of best + margin and of the margin. |best| is at most about h + |y||b|.
-    const double error = prefilter_error(book, tile.size[r]);
-    const double slack = 0x1p-22 * (book.half_square + std::sqrt(tile.size[r].square) * book.radius);
+    const double error = prefilter_error(codebook, tile.size[r]);
+    const double slack = 0x1p-22 * (codebook.half_square + std::sqrt(tile.size[r].square) * codebook.radius);
     found.margin[r] = error < 0x1p120 ? static_cast<float>(2.01 * error + slack) : NAN;
   }
-  tile.kernel.candidates(tile.y.get(), count, book.prefilter.lines.get(), book.half_squares.data(), blocks_,
-                         d_, book.unit, ahead_of(x, end, tile.rows, s * d_, d_), tile.scratch.get(), found);
+  tile.kernel.candidates(tile.y.get(), count, codebook.prefilter.lines.get(), codebook.half_squares.data(),
+                         blocks_, d_, codebook.unit, ahead_of(x, end, tile.rows, s * d_, d_),
+                         tile.scratch.get(), found);
   // Scoring a codeword in float32 costs as much as the fine pass over about sixteen codewords.
   const int most = static_cast<int>(std::clamp<int64_t>(k_ / 16, 4, CandidateLists::kMost));
   for (int64_t r = 0; r < count; ++r) {
@@ -281,14 +282,15 @@ int64_t Search::prefilter_tile(PrefilterTile& tile, const StridedRows& x, int64_
 // Returns the nearest of a few codewords, which are given in ascending order.
 int64_t Search::choose(PrefilterTile& tile, const StridedRows& x, int64_t s, int64_t n, const RowSize& size,
                        int* candidates, int count) const {
-  const PreparedCodebook& book = this->book(s);
+  const PreparedCodebook& codebook = prepared(s);
   float score[CandidateLists::kMost];
-  tile.kernel.score_candidates(element(x, n, s * d_), x.dtype, d_, book.mean.data(), book.centered.get(),
-                               book.half_squares.data(), candidates, count, tile.row.get(), score);
+  tile.kernel.score_candidates(element(x, n, s * d_), x.dtype, d_, codebook.mean.data(),
+                               codebook.centered.get(), codebook.half_squares.data(), candidates, count,
+                               tile.row.get(), score);
   const int best = static_cast<int>(std::min_element(score, score + count) - score);
   if (!exact_) return candidates[best];
-  const double limit =
-      score[best] + 2 * score_error(d_, book.half_square, book.radius, size.square, metric_ == Metric::l2);
+  const double limit = score[best] + 2 * score_error(d_, codebook.half_square, codebook.radius, size.square,
+                                                     metric_ == Metric::l2);
   int left = 0;
   for (int i = 0; i < count; ++i) {
     if (!(score[i] > limit)) candidates[left++] = candidates[i];
@@ -298,7 +300,7 @@ int64_t Search::choose(PrefilterTile& tile, const StridedRows& x, int64_t s, int
   double least = std::numeric_limits<double>::infinity();
   int64_t index = candidates[0];
   for (int i = 0; i < left; ++i) {
-    const double value = canonical(tile.values.data(), book.codewords + candidates[i] * d_);
+    const double value = canonical(tile.values.data(), codebook.codewords + candidates[i] * d_);
     if (value < least) least = value, index = candidates[i];
   }
   return index;
@@ -308,21 +310,21 @@ int64_t Search::choose(PrefilterTile& tile, const StridedRows& x, int64_t s, int
 void Search::certify(FineTile& tile, const StridedRows& x, int64_t s, int64_t start, int64_t end,
                      int64_t* indices, std::vector<int64_t>& uncertain) const {
   const int64_t segments = x.dim / d_, count = end - start;
-  const PreparedCodebook& book = this->book(s);
-  tile.top_two(x, start, count, s * d_, book.mean.data(), fine(book).lines.get(), book.half_squares.data(),
-               blocks_);
+  const PreparedCodebook& codebook = prepared(s);
+  tile.top_two(x, start, count, s * d_, codebook.mean.data(), fine(codebook).lines.get(),
+               codebook.half_squares.data(), blocks_);
   // The bound of the largest row is usually enough for all rows. It saves two square roots for each row.
   RowSize largest{0, 0};
   for (int64_t r = 0; r < count; ++r) {
     raise(largest.square, tile.size[r].square);
     raise(largest.rest, tile.size[r].rest);
   }
-  const double bound = exact_ ? error_bound(book, largest) : 0;
+  const double bound = exact_ ? error_bound(codebook, largest) : 0;
   for (int64_t r = 0; r < count; ++r) {
     indices[(start + r) * segments + s] =
         std::isnan(tile.size[r].square) ? 0 : tile.index[r];  // a NaN may round to a number in bfloat16
     const double gap = static_cast<double>(tile.second[r]) - tile.best[r];
-    if (exact_ && !(gap > 2 * bound) && !(gap > 2 * error_bound(book, tile.size[r])))
+    if (exact_ && !(gap > 2 * bound) && !(gap > 2 * error_bound(codebook, tile.size[r])))
       uncertain.push_back(start + r);
   }
 }
@@ -339,25 +341,25 @@ void Search::rescore(const StridedRows& x, int64_t s, int64_t* indices, Scratch&
   const int64_t segments = x.dim / d_, padded = blocks_ * kernel.block_codewords,
                 total = static_cast<int64_t>(rows.size());
   const int64_t together = std::min<int64_t>(tile.rows, kRescored);
-  const PreparedCodebook& book = this->book(s);
+  const PreparedCodebook& codebook = prepared(s);
   tile.scores.resize(together * padded);
   std::vector<double> values(d_);
   for (int64_t start = 0; start < total; start += together) {
     const int64_t count = std::min(together, total - start);
-    tile.load(x, &rows[start], count, s * d_, book.mean.data());
-    kernel.scores(tile.y.get(), count, fine(book).lines.get(), book.half_squares.data(), blocks_, d_,
+    tile.load(x, &rows[start], count, s * d_, codebook.mean.data());
+    kernel.scores(tile.y.get(), count, fine(codebook).lines.get(), codebook.half_squares.data(), blocks_, d_,
                   tile.scores.data());
     for (int64_t r = 0; r < count; ++r) {
       const int64_t n = rows[start + r];
       const float* score = &tile.scores[r * padded];
       widen_row(x, n, s * d_, values);
       // The comparison is negated, so that a NaN or infinity, here or in a score, excludes no codeword.
-      const double limit = least_of(score, padded) + 2 * error_bound(book, tile.size[r]);
+      const double limit = least_of(score, padded) + 2 * error_bound(codebook, tile.size[r]);
       double best = std::numeric_limits<double>::infinity();
       int64_t index = 0;
       for (int64_t k = 0; k < k_; ++k) {
         if (score[k] > limit) continue;
-        const double value = canonical(values.data(), book.codewords + k * d_);
+        const double value = canonical(values.data(), codebook.codewords + k * d_);
         if (value < best) best = value, index = k;
       }
       indices[n * segments + s] = index;
@@ -381,7 +383,7 @@ void Search::assign_direct(const StridedRows& x, int64_t s, const int64_t* rows,
     const bool finite = direct_kernel().nearest({.rows = source,
                                                  .count = together,
                                                  .dtype = x.dtype,
-                                                 .codewords = book(s).codewords,
+                                                 .codewords = prepared(s).codewords,
                                                  .k = k_,
                                                  .d = d_,
                                                  .euclidean = metric_ == Metric::l2,
@@ -409,7 +411,7 @@ double Search::canonical(const double* row, const double* codeword) const {
 
 StridedRows Search::flatten_segments(const StridedRows& x) const {
   const int64_t segments = x.dim / d_;
-  if (books_.size() != 1 || segments == 1 || (x.inner != 1 && x.outer != 1)) return x;
+  if (prepared_.size() != 1 || segments == 1 || (x.inner != 1 && x.outer != 1)) return x;
   const int64_t sizes[3] = {x.outer * x.inner, segments, d_};
   const int64_t strides[3] = {x.inner == 1 ? x.outer_stride : x.inner_stride, d_ * x.dim_stride,
                               x.dim_stride};

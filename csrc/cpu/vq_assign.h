@@ -33,11 +33,11 @@ enum class Metric { l2, cosine };
 // The largest element of a codebook or of clustered rows. 2^60 squares of such elements sum in float64.
 constexpr double kLargest = 0x1p480;
 
-// Contiguous codebooks [books, k, d]. If books == 1, one codebook serves all segments of x.
+// Contiguous codebooks [codebooks, k, d]. If codebooks == 1, one codebook serves all segments of x.
 struct Codebook {
   const void* data;
   Dtype dtype;
-  int64_t books, k, d;
+  int64_t codebooks, k, d;
 };
 
 struct FewLayout;
@@ -81,7 +81,7 @@ class Search {
   void assign(const StridedRows& x, int64_t lo, int64_t hi, int64_t* indices, Scratch& scratch) const;
   void assign(const StridedRows& x, int64_t lo, int64_t hi, int64_t* indices) const;
 
-  // Returns the codewords in float64, [books, k, d]. A search of few rows has only the chosen codewords.
+  // Returns the codewords in float64, [codebooks, k, d]. A search of few rows has only the chosen codewords.
   const double* codewords() const { return codewords_.get(); }
 
   // Views the segments of x as rows if its strides allow that (one shared codebook only). Tiles are then
@@ -126,14 +126,14 @@ class Search {
   void check_codeword(const double* code) const;
   void assign_segment(const StridedRows& x, int64_t s, int64_t lo, int64_t hi, int64_t* indices,
                       Scratch& scratch) const;
-  void prepare(PreparedCodebook& book, const Parallel& parallel) const;
-  std::vector<float> mean(const PreparedCodebook& book, const Parallel& parallel) const;
+  void prepare(PreparedCodebook& codebook, const Parallel& parallel) const;
+  std::vector<float> mean(const PreparedCodebook& codebook, const Parallel& parallel) const;
   template <class PackCodeword>
   void pack(Panels& panels, int64_t block_bytes, const Parallel& parallel,
             const PackCodeword& pack_codeword) const;
-  double center(const PreparedCodebook& book, int64_t k, float* code) const;
-  const Panels& fine(const PreparedCodebook& book, const Parallel& parallel = on_this_thread) const;
-  const PreparedCodebook& book(int64_t s) const { return books_[books_.size() == 1 ? 0 : s]; }
+  double center(const PreparedCodebook& codebook, int64_t k, float* code) const;
+  const Panels& fine(const PreparedCodebook& codebook, const Parallel& parallel = on_this_thread) const;
+  const PreparedCodebook& prepared(int64_t s) const { return prepared_[prepared_.size() == 1 ? 0 : s]; }
   int64_t prefilter_tile(PrefilterTile& tile, const StridedRows& x, int64_t s, int64_t start, int64_t end,
                          int64_t* indices, std::vector<int64_t>& uncertain) const;
   int64_t choose(PrefilterTile& tile, const StridedRows& x, int64_t s, int64_t n, const RowSize& size,
@@ -141,8 +141,8 @@ class Search {
   void certify(FineTile& tile, const StridedRows& x, int64_t s, int64_t start, int64_t end, int64_t* indices,
                std::vector<int64_t>& uncertain) const;
   void rescore(const StridedRows& x, int64_t s, int64_t* indices, Scratch& scratch) const;
-  double prefilter_error(const PreparedCodebook& book, const RowSize& row) const;
-  double error_bound(const PreparedCodebook& book, const RowSize& row) const;
+  double prefilter_error(const PreparedCodebook& codebook, const RowSize& row) const;
+  double error_bound(const PreparedCodebook& codebook, const RowSize& row) const;
   double canonical(const double* row, const double* codeword) const;
 
   const Codebook codebook_;
@@ -153,9 +153,9 @@ class Search {
   int64_t k_, d_;
   SearchPlan plan_;
   int64_t blocks_;
-  // [books, k, d]; units_ are the normalized codewords, for cosine only.
+  // [codebooks, k, d]; units_ are the normalized codewords, for cosine only.
   std::unique_ptr<double[]> codewords_, units_;
-  std::vector<PreparedCodebook> books_;
+  std::vector<PreparedCodebook> prepared_;
 };
 
 class Search::Scratch {

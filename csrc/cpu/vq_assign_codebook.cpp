@@ -66,13 +66,13 @@ Search::Search(const Codebook& codebook, Metric metric, bool exact, const std::s
       d_(codebook.d),
       plan_(plan(d_, k_)),
       blocks_((k_ + plan_.kernel->block_codewords - 1) / plan_.kernel->block_codewords),
-      codewords_(new double[codebook.books * k_ * d_]),
-      units_(metric == Metric::cosine && !few ? new double[codebook.books * k_ * d_] : nullptr),
-      books_(codebook.books) {
+      codewords_(new double[codebook.codebooks * k_ * d_]),
+      units_(metric == Metric::cosine && !few ? new double[codebook.codebooks * k_ * d_] : nullptr),
+      prepared_(codebook.codebooks) {
   if (few_) return;  // each codeword is checked with its scores
   check_blocks(plan_);
   std::atomic<bool> valid = true;
-  parallel(codebook.books * k_, [&](int64_t lo, int64_t hi) {
+  parallel(codebook.codebooks * k_, [&](int64_t lo, int64_t hi) {
     with_type(codebook.dtype, [&]<class T>(const T*) {
       const T* const data = static_cast<const T*>(codebook.data);
       if (!widen_all(data + lo * d_, (hi - lo) * d_, codewords_.get() + lo * d_)) valid = false;
@@ -80,9 +80,9 @@ Search::Search(const Codebook& codebook, Metric metric, bool exact, const std::s
     for (int64_t k = lo; k < hi && units_; ++k) to_unit(&codewords_[k * d_], d_, &units_[k * d_]);
   });
   require(valid, op);
-  for (int64_t s = 0; s < codebook.books; ++s) {
-    books_[s].codewords = (units_ ? units_ : codewords_).get() + s * k_ * d_;
-    if (!plan_.direct) prepare(books_[s], parallel);
+  for (int64_t s = 0; s < codebook.codebooks; ++s) {
+    prepared_[s].codewords = (units_ ? units_ : codewords_).get() + s * k_ * d_;
+    if (!plan_.direct) prepare(prepared_[s], parallel);
   }
 }
 
@@ -112,9 +112,9 @@ void Search::pack(Panels& panels, int64_t block_bytes, const Parallel& parallel,
 }
 
 // Computes codeword k minus the mean. Returns its squared length.
-double Search::center(const PreparedCodebook& book, int64_t k, float* code) const {
-  const double* codeword = book.codewords + k * d_;
-  const float* mean = book.mean.data();
+double Search::center(const PreparedCodebook& codebook, int64_t k, float* code) const {
+  const double* codeword = codebook.codewords + k * d_;
+  const float* mean = codebook.mean.data();
   double square[4] = {};
   const auto four = [&](int64_t start, int64_t count) {
     for (int64_t i = 0; i < count; ++i) {
@@ -131,13 +131,13 @@ double Search::center(const PreparedCodebook& book, int64_t k, float* code) cons
 
 // Returns the mean of the codewords, or zeros for cosine. It is summed in portions that do not depend on the
 // threads.
-std::vector<float> Search::mean(const PreparedCodebook& book, const Parallel& parallel) const {
+std::vector<float> Search::mean(const PreparedCodebook& codebook, const Parallel& parallel) const {
   constexpr int64_t kPortion = 512;  // codewords
   const int64_t portions = metric_ == Metric::l2 ? (k_ + kPortion - 1) / kPortion : 0;
   std::vector<double> sums(portions * d_), sum(d_);
   parallel(portions, [&](int64_t lo, int64_t hi) {
     for (int64_t k = lo * kPortion; k < std::min(hi * kPortion, k_); ++k) {
-      for (int64_t j = 0; j < d_; ++j) sums[k / kPortion * d_ + j] += book.codewords[k * d_ + j];
+      for (int64_t j = 0; j < d_; ++j) sums[k / kPortion * d_ + j] += codebook.codewords[k * d_ + j];
     }
   });
   for (size_t i = 0; i < sums.size(); ++i) sum[i % d_] += sums[i];
@@ -146,49 +146,52 @@ std::vector<float> Search::mean(const PreparedCodebook& book, const Parallel& pa
   return mean;
 }
 
-void Search::prepare(PreparedCodebook& book, const Parallel& parallel) const {
-  book.mean = mean(book, parallel);
+void Search::prepare(PreparedCodebook& codebook, const Parallel& parallel) const {
+  codebook.mean = mean(codebook, parallel);
   const PrefilterKernel* prefilter = plan_.prefilter;
   const int64_t pitch = centered_pitch(d_);
-  if (prefilter) book.centered.reset(new float[k_ * pitch]);
-  book.half_squares.assign(blocks_ * plan_.kernel->block_codewords, std::numeric_limits<float>::infinity());
+  if (prefilter) codebook.centered.reset(new float[k_ * pitch]);
+  codebook.half_squares.assign(blocks_ * plan_.kernel->block_codewords,
+                               std::numeric_limits<float>::infinity());
   std::vector<double> square(k_);
   std::vector<float> largest(k_);
   parallel(k_, [&](int64_t lo, int64_t hi) {
     std::vector<float> memory(prefilter ? 0 : d_);
     for (int64_t k = lo; k < hi; ++k) {
-      float* code = prefilter ? &book.centered[k * pitch] : memory.data();
-      square[k] = center(book, k, code);
-      book.half_squares[k] = static_cast<float>(metric_ == Metric::l2 ? square[k] / 2 : 0);
+      float* code = prefilter ? &codebook.centered[k * pitch] : memory.data();
+      square[k] = center(codebook, k, code);
+      codebook.half_squares[k] = static_cast<float>(metric_ == Metric::l2 ? square[k] / 2 : 0);
       std::fill(code + d_, code + (prefilter ? pitch : d_), 0.0f);
       largest[k] = largest_size(code, d_);
     }
   });
   const double most = largest_of(square);
-  book.half_square = metric_ == Metric::l2 ? most / 2 : 0;
-  book.radius = std::sqrt(most);
+  codebook.half_square = metric_ == Metric::l2 ? most / 2 : 0;
+  codebook.radius = std::sqrt(most);
   if (!prefilter) {
-    fine(book, parallel);
+    fine(codebook, parallel);
     return;
   }
-  book.unit = fixed_unit(static_cast<float>(book.radius), *std::max_element(largest.begin(), largest.end()));
-  pack(book.prefilter, prefilter->block_bytes(d_), parallel, [&](int64_t k, void* block) {
-    return prefilter->pack(&book.centered[k * pitch], d_, book.unit, k % prefilter->block_codewords, block);
+  codebook.unit =
+      fixed_unit(static_cast<float>(codebook.radius), *std::max_element(largest.begin(), largest.end()));
+  pack(codebook.prefilter, prefilter->block_bytes(d_), parallel, [&](int64_t k, void* block) {
+    return prefilter->pack(&codebook.centered[k * pitch], d_, codebook.unit, k % prefilter->block_codewords,
+                           block);
   });
 }
 
 // Returns the codewords packed for the kernel. If there is a prefilter, the first thread that needs them
 // packs them.
-const Search::Panels& Search::fine(const PreparedCodebook& book, const Parallel& parallel) const {
-  std::call_once(book.fine_once, [&] {
+const Search::Panels& Search::fine(const PreparedCodebook& codebook, const Parallel& parallel) const {
+  std::call_once(codebook.fine_once, [&] {
     const VqAssignKernel& kernel = *plan_.kernel;
-    pack(book.fine, kernel.block_bytes(d_), parallel, [&](int64_t k, void* block) {
+    pack(codebook.fine, kernel.block_bytes(d_), parallel, [&](int64_t k, void* block) {
       std::vector<float> code(d_);
-      center(book, k, code.data());
+      center(codebook, k, code.data());
       return kernel.pack(code.data(), d_, k % kernel.block_codewords, block);
     });
   });
-  return book.fine;
+  return codebook.fine;
 }
 
 }  // namespace uefl::cpu

@@ -101,7 +101,7 @@ void Search::assign_few(const StridedRows& x, int64_t s, int64_t lo, int64_t hi,
                         Scratch& scratch) const {
   const VqAssignFewKernel& kernel = few_kernel();
   const int64_t segments = x.dim / d_, count = hi - lo;
-  const int64_t first = books_.size() == 1 ? 0 : s * k_;  // first codeword of the codebook
+  const int64_t first = prepared_.size() == 1 ? 0 : s * k_;  // first codeword of the codebook
   const FewLayout layout(kernel.lanes, count, d_);
   std::vector<float> rows(layout.size(count)), scores(layout.scores(k_), kInfinity), limits(count);
   widen_rows(x, s, lo, count, layout, rows.data());

@@ -51,7 +51,7 @@ inline int64_t column_blocks(const Shape& shape) { return (shape.d + kSumColumns
 template <class T, class Codeword>
 int64_t divide_rows(RowSums<T, Codeword>& wanted, const Shape& shape, int64_t resident_blocks) {
   const auto parts = [](int64_t whole, int64_t part) { return (whole + part - 1) / part; };
-  const int64_t columns = column_blocks(shape), codewords = shape.books * shape.k,
+  const int64_t columns = column_blocks(shape), codewords = shape.codebooks * shape.k,
                 ranges = parts(resident_blocks, columns);
   const int64_t waves = parts(shape.outputs, ranges * kMostRows);
   wanted.rows = static_cast<int>(parts(shape.outputs, ranges * waves));
@@ -62,7 +62,8 @@ int64_t divide_rows(RowSums<T, Codeword>& wanted, const Shape& shape, int64_t re
 // Returns the bytes of dynamic shared memory.
 template <class T, class Codeword>
 int64_t sort_bytes(const RowSums<T, Codeword>& wanted, const Shape& shape, int threads) {
-  return wanted.sorted ? sizeof(uint16_t) * (2 * wanted.rows + threads / kWarp * shape.books * shape.k) : 0;
+  return wanted.sorted ? sizeof(uint16_t) * (2 * wanted.rows + threads / kWarp * shape.codebooks * shape.k)
+                       : 0;
 }
 
 // The dynamic shared memory of a block that sorts.
@@ -108,7 +109,7 @@ __device__ inline void place_counts(uint16_t* places, int codewords) {
 __device__ inline void sort_rows(const Shape& shape, const int64_t* indices, int64_t first, int rows,
                                  const Sort& sort) {
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
-  const int codewords = static_cast<int>(shape.books * shape.k), part = (rows + warps - 1) / warps;
+  const int codewords = static_cast<int>(shape.codebooks * shape.k), part = (rows + warps - 1) / warps;
   const int begin = warp * part, end = begin + part < rows ? begin + part : rows;
   uint16_t* places = sort.places;
   for (int row = threadIdx.x; row < rows; row += blockDim.x)

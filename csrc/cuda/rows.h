@@ -17,7 +17,7 @@
 namespace uefl::cuda {
 
 struct Shape {
-  int64_t outputs, segments, books, d, k, padded_k;   // padded_k: k rounded up to 128
+  int64_t outputs, segments, codebooks, d, k, padded_k;  // padded_k: k rounded up to 128
   int64_t inner, outer_stride, inner_stride, stride;  // x [outer, inner, segments * d], strides in elements
   bool euclidean;
 

@@ -4,7 +4,7 @@
 //
 // There is no codebook to pack. A block reads the codewords unchanged and compares |x - c|^2 in float32. All
 // terms are positive, so a score has a relative error below (d + 8) 2^-23, and underflow adds less than d
-// 2^-120. If the two least scores are closer than that, the definition decides.
+// 2^-120. If the best and the second-best score are closer than that, the definition decides.
 //
 // Bytes: all codebooks for each row, from the second-level cache.
 #pragma once
@@ -26,9 +26,9 @@ constexpr int kRvqBlocks = 2;                                        // largest 
 constexpr int64_t kMostRvqElements = 1 << 17, kMostRvqWidth = 4096;  // largest x, largest d
 
 struct RvqCodebook {
-  const float* codewords;  // [books, k, d]
+  const float* codewords;  // [codebooks, k, d]
   int64_t k;
-  long long* counts;  // [books, k]
+  long long* counts;  // [codebooks, k]
 };
 
 template <class T>
@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(kThreads, kRvqBlocks)
   const int d = static_cast<int>(shape.d);
   float* residual = reinterpret_cast<float*>(dynamic_memory());
   float* sum = residual + d;
-  const int64_t output = blockIdx.x, book = shape.books == 1 ? 0 : output % shape.books;
+  const int64_t output = blockIdx.x, codebook = shape.codebooks == 1 ? 0 : output % shape.codebooks;
   const T* row = x + shape.begin(output);
   for (int j = threadIdx.x; j < d; j += blockDim.x) residual[j] = widen(row[j * shape.stride]), sum[j] = 0;
   for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < wanted.codewords;
@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(kThreads, kRvqBlocks)
   for (int number = 0; number < wanted.stages; ++number) {
     const RvqCodebook& stage = wanted.stage[number];
     const int k = static_cast<int>(stage.k);
-    const float* codewords = stage.codewords + book * stage.k * d;
+    const float* codewords = stage.codewords + codebook * stage.k * d;
     int code = nearest_in_float32(residual, codewords, k, d);
     if (code < 0) {  // for every thread of the block; each warp searches all codewords
       code = static_cast<int>(nearest(residual, 1, codewords, k, d, true));
@@ -153,7 +153,7 @@ __global__ void __launch_bounds__(kThreads, kRvqBlocks)
   grid_barrier();  // after it, all counts are zero and all errors are stored
   for (int number = threadIdx.x; number < wanted.stages; number += blockDim.x) {
     const RvqCodebook& stage = wanted.stage[number];
-    add_to(stage.counts + book * stage.k + indices[number], 1);
+    add_to(stage.counts + codebook * stage.k + indices[number], 1);
     double error = 0;
     for (int64_t i = 0; blockIdx.x == 0 && i < shape.outputs; ++i)
       error += wanted.errors[number * shape.outputs + i];

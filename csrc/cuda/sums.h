@@ -57,8 +57,8 @@ inline void raise_to(long long* target, long long value) {  // values must not b
 
 // Returns the codeword of an output, counted over all codebooks.
 __device__ inline int code_of(const Shape& shape, const int64_t* indices, int64_t output) {
-  const int64_t book = shape.books == 1 ? 0 : output % shape.books;
-  return static_cast<int>(book * shape.k + indices[output]);
+  const int64_t codebook = shape.codebooks == 1 ? 0 : output % shape.codebooks;
+  return static_cast<int>(codebook * shape.k + indices[output]);
 }
 
 // Returns true in the first lane of those with a common number. `same` is the mask of these lanes.

@@ -6,8 +6,8 @@
 // every product. If rows are too long for the shared memory, the kernel converts 64 of their elements again
 // for each block of codewords (kStreamed).
 //
-//   first   keeps the two least scores of a row, and writes the rows that are certain. It lists the other
-//           rows with a limit: no codeword with a score above the limit can be the nearest one.
+//   first   keeps the best and the second-best score of a row, and writes the rows that are certain. It lists
+//           the other rows with a limit: no codeword with a score above the limit can be the nearest one.
 //   second  takes the rows that the block has listed, a few per cent. The codewords within the limit, usually
 //           two or three, are candidates, and the definition decides between them. For a row with too many
 //           candidates, the definition compares all codewords.
@@ -103,11 +103,11 @@ struct RowPart {
   // output_of(i) returns the output of row i, or a negative number if there is none. Neighboring threads read
   // adjacent elements.
   template <class OutputOf>
-  __device__ RowPart(const T* x, const Shape& of, const PackedCodebook& packed, int64_t book,
+  __device__ RowPart(const T* x, const Shape& of, const PackedCodebook& packed, int64_t codebook,
                      const OutputOf& output_of)
       : shape(of),
-        center(packed.center + book * of.d),
-        scale(of, packed, book, is_half(T{})),
+        center(packed.center + codebook * of.d),
+        scale(of, packed, codebook, is_half(T{})),
         row(of.stride == 1 ? mma_thread() / kParts : mma_thread() % kMmaRows),
         part(of.stride == 1 ? mma_thread() % kParts : mma_thread() / kMmaRows) {
     const int64_t output = output_of(row);
@@ -139,15 +139,15 @@ struct RowPart {
 // to the first buffer. use(scores, r, part) gets the scores, above the base, of row 8 r + lane / 4 of the
 // warp, for the columns of this lane among 32 codewords.
 template <bool kStreamed, class T, class Use>
-__device__ void score_rows(const RowPart<T>& rows, const PackedCodebook& packed, int64_t book,
+__device__ void score_rows(const RowPart<T>& rows, const PackedCodebook& packed, int64_t codebook,
                            const MmaMemory& memory, const Use& use) {
   const Shape& shape = rows.shape;
   const int warp = mma_thread() / kWarp, t = threadIdx.x % 4;
   const int warp_row = warp / 4 * 32, warp_code = warp % 4 * 32, width = static_cast<int>(mma_width(shape.d));
   const int chunks = width / kBlockElements,
             code_blocks = static_cast<int>(shape.padded_k / kBlockCodewords) * chunks;
-  const uint16_t* codewords = packed.halves + book * shape.padded_k * width;
-  const float* starts = start_of(packed, first_tile_of(shape, book), warp_code) + t * (kStarts / 4);
+  const uint16_t* codewords = packed.halves + codebook * shape.padded_k * width;
+  const float* starts = start_of(packed, first_tile_of(shape, codebook), warp_code) + t * (kStarts / 4);
   float dot[2][4][4] = {};  // two times 16 rows, four times 8 codewords
   for (int number = 0; number < code_blocks; ++number) {
     const int chunk = number % chunks, code_tile = number / chunks;
@@ -201,9 +201,9 @@ __device__ void score_rows(const RowPart<T>& rows, const PackedCodebook& packed,
 // Decides the rows of a block by the definition. Four threads share the candidates of a row. Then one warp
 // takes each row that has too many candidates or none.
 template <class T>
-__device__ void decide(const T* x, const Shape& shape, const PackedCodebook& packed, int64_t book,
+__device__ void decide(const T* x, const Shape& shape, const PackedCodebook& packed, int64_t codebook,
                        const MmaRows& known, int64_t* indices) {
-  const double* codewords = packed.exact + book * shape.k * shape.d;
+  const double* codewords = packed.exact + codebook * shape.k * shape.d;
   const int thread = mma_thread(), row = thread / kParts, found = row < known.rows ? known.found[row] : 0;
   const bool listed = 0 < found && found <= kMostCandidates;
   Nearest nearer;
@@ -248,14 +248,14 @@ struct OpenLists {
 
   // Reads the next rows of a codebook with one warp: 32 entries at a time, as long as there is room for all
   // of them.
-  __device__ void read(const Shape& shape, int64_t book, MmaRows& known) const {
+  __device__ void read(const Shape& shape, int64_t codebook, MmaRows& known) const {
     const int lane = threadIdx.x % kWarp;
     int rows = 0, first = known.read;
     for (;; first += kWarp) {
       const int64_t at = place(first + lane);
       if (__all_sync(kAllLanes, at < 0)) break;
       const int64_t output = at < 0 ? -1 : outputs[at];
-      const bool mine = at >= 0 && (shape.books == 1 || output % shape.books == book);
+      const bool mine = at >= 0 && (shape.codebooks == 1 || output % shape.codebooks == codebook);
       const unsigned votes = __ballot_sync(kAllLanes, mine);
       if (rows + __popc(votes) > kMmaRows) break;
       const int row = rows + __popc(votes & ((1u << lane) - 1));
@@ -274,16 +274,16 @@ __device__ void search_open(const T* x, const Shape& shape, const PackedCodebook
   const MmaMemory memory(kStreamed ? kBlockElements : shape.d);
   MmaRows& known = memory.known;
   const int thread = mma_thread(), warp_row = thread / kWarp / 4 * 32, g = thread % kWarp / 4;
-  for (int64_t book = 0; book < shape.books; ++book) {
+  for (int64_t codebook = 0; codebook < shape.codebooks; ++codebook) {
     if (thread == 0) known.read = 0;
     while (true) {
       mma_meet();
-      if (thread < kWarp) lists.read(shape, book, known);
+      if (thread < kWarp) lists.read(shape, codebook, known);
       mma_meet();
       if (known.rows == 0) break;
       if (thread < kMmaRows) known.found[thread] = 0;
-      copy_block(packed.halves + book * shape.padded_k * mma_width(shape.d), memory.buffers);
-      const RowPart<T> rows(x, shape, packed, book,
+      copy_block(packed.halves + codebook * shape.padded_k * mma_width(shape.d), memory.buffers);
+      const RowPart<T> rows(x, shape, packed, codebook,
                             [&](int row) { return row < known.rows ? known.outputs[row] : -1; });
       float square = 0, rest = 0;
       if (!kStreamed) rows.template convert_all<kStreamed>(memory, square, rest);
@@ -293,20 +293,20 @@ __device__ void search_open(const T* x, const Shape& shape, const PackedCodebook
         const int row = warp_row + 8 * r + g;
         limit[r] = row < known.rows ? known.limits[row] : NAN;
       }
-      score_rows<kStreamed>(rows, packed, book, memory,
+      score_rows<kStreamed>(rows, packed, codebook, memory,
                             [&](const float (&scores)[kMmaColumns], int r, int part) {
                               note_candidates(scores, part * int64_t{4 * kMmaColumns} + 2 * (threadIdx.x % 4),
                                               warp_row + 8 * r + g, limit[r], known);
                             });
       mma_meet();
-      decide(x, shape, packed, book, known, indices);
+      decide(x, shape, packed, codebook, known, indices);
     }
   }
 }
 
 // Returns the number of tiles of search_mma.
 UEFL_HOST_DEVICE inline int64_t mma_tiles(const Shape& shape) {
-  return (shape.outputs / shape.books + kMmaRows - 1) / kMmaRows * shape.books;
+  return (shape.outputs / shape.codebooks + kMmaRows - 1) / kMmaRows * shape.codebooks;
 }
 UEFL_HOST_DEVICE inline int64_t mma_room(const Shape& shape, unsigned blocks) {
   return (mma_tiles(shape) + blocks - 1) / blocks * kWarpRows;
@@ -315,7 +315,7 @@ UEFL_HOST_DEVICE inline int64_t mma_room(const Shape& shape, unsigned blocks) {
 // Keeps the least scores of a row among the scores of this thread: all of them (kCross), or the least of
 // every four.
 template <bool kCross>
-__device__ inline void compare(const float (&scores)[kMmaColumns], int part, int shift, PackedTopTwo& top) {
+__device__ inline void compare(const float (&scores)[kMmaColumns], int part, int shift, TileTopTwo& top) {
   if constexpr (kCross) {
     int all[kMmaColumns];
     UEFL_UNROLL
@@ -327,7 +327,7 @@ __device__ inline void compare(const float (&scores)[kMmaColumns], int part, int
 }
 
 // Stores the results of a warp for its rows. The warps that test rows read them.
-__device__ inline void leave_results(const PackedTopTwo (&top)[4], MmaRows& known) {
+__device__ inline void leave_results(const TileTopTwo (&top)[4], MmaRows& known) {
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   UEFL_UNROLL
   for (int r = 0; r < 4; ++r) {
@@ -339,17 +339,17 @@ __device__ inline void leave_results(const PackedTopTwo (&top)[4], MmaRows& know
   }
 }
 
-// Returns the two least scores of row `which`. Unless all scores were compared, the warp scores four
-// codewords of each of its 16 rows again.
+// Returns the best and the second-best score of row `which`. Unless all scores were compared, the warp scores
+// four codewords of each of its 16 rows again.
 template <bool kCross>
-__device__ TopTwo two_least(const Shape& shape, const PackedCodebook& packed, int64_t book, float down,
-                            const MmaMemory& memory, int which) {
+__device__ TopTwo top_two(const Shape& shape, const PackedCodebook& packed, int64_t codebook, float down,
+                          const MmaMemory& memory, int which) {
   TopTwo found{INT_MAX, INT_MAX, 0};
   for (int i = 0; i < 4; ++i) {
     found.merge(memory.known.bests[i][which], memory.known.seconds[i][which], memory.known.numbers[i][which]);
   }
   if constexpr (!kCross) {
-    const int first_tile = first_tile_of(shape, book), warp = threadIdx.x / kWarp,
+    const int first_tile = first_tile_of(shape, codebook), warp = threadIdx.x / kWarp,
               chunks = static_cast<int>(mma_width(shape.d)) / kBlockElements;
     Again again(found.index, static_cast<int>(threadIdx.x % kWarp));
     for (int chunk = 0; chunk < chunks; ++chunk) {
@@ -375,23 +375,24 @@ __global__ void __launch_bounds__(kThreads, 2)
   const MmaMemory memory(kStreamed ? kBlockElements : shape.d);
   MmaRows& known = memory.known;
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  const int64_t all = shape.outputs / shape.books, room = mma_room(shape, gridDim.x);
+  const int64_t all = shape.outputs / shape.codebooks, room = mma_room(shape, gridDim.x);
   // The list of a warp that tests rows.
   OpenRows list(packed, static_cast<int>(blockIdx.x) * kMmaLists + warp % kMmaLists, room);
 
-  const auto tiles = static_cast<unsigned>(mma_tiles(shape)), books = static_cast<unsigned>(shape.books);
+  const auto tiles = static_cast<unsigned>(mma_tiles(shape)),
+             codebooks = static_cast<unsigned>(shape.codebooks);
   for (unsigned work = blockIdx.x; work < tiles; work += gridDim.x) {
-    const int64_t book = work % books, first_row = int64_t{work / books} * kMmaRows;
+    const int64_t codebook = work % codebooks, first_row = int64_t{work / codebooks} * kMmaRows;
     const auto output_of = [&](int row) {
-      return first_row + row < all ? (first_row + row) * shape.books + book : -1;
+      return first_row + row < all ? (first_row + row) * shape.codebooks + codebook : -1;
     };
-    copy_block(packed.halves + book * shape.padded_k * mma_width(shape.d), memory.buffers);
-    const RowPart<T> rows(x, shape, packed, book, output_of);
+    copy_block(packed.halves + codebook * shape.padded_k * mma_width(shape.d), memory.buffers);
+    const RowPart<T> rows(x, shape, packed, codebook, output_of);
     float square = 0, rest = 0;
     rows.template convert_all<kStreamed>(memory, square, rest);
     known.squares[rows.part][rows.row] = square, known.rests[rows.part][rows.row] = rest;
-    PackedTopTwo top[4];
-    score_rows<kStreamed>(rows, packed, book, memory,
+    TileTopTwo top[4];
+    score_rows<kStreamed>(rows, packed, codebook, memory,
                           [&](const float (&scores)[kMmaColumns], int r, int part) {
                             compare<kCross>(scores, part, packed.shift, top[r]);
                           });
@@ -400,10 +401,10 @@ __global__ void __launch_bounds__(kThreads, 2)
     if (warp < kMmaLists) {
       const RowScale& scale = rows.scale;
       const int which = warp * kWarpRows + row_of(lane);
-      const TopTwo found = two_least<kCross>(shape, packed, book, scale.down, memory, which);
+      const TopTwo found = top_two<kCross>(shape, packed, codebook, scale.down, memory, which);
       float square = 0, rest = 0;
       for (int i = 0; i < kParts; ++i) square += known.squares[i][which], rest += known.rests[i][which];
-      const Judge judge(shape, packed, book, scale.down);
+      const Judge judge(shape, packed, codebook, scale.down);
       const float norm = scale.norm(square, shape.d);
       const Verdict verdict(norm <= judge.longest ? norm : INFINITY, scale.rest(rest, shape.d),
                             judge.certificate, judge.base);

@@ -36,16 +36,16 @@ __device__ inline int start_place(int column) { return column % 8 / 2 * 36 + col
 // The packed codebooks. A codeword with a NaN or an infinity is NaN in all elements of `exact`, so it wins no
 // comparison.
 struct PackedCodebook {
-  double* exact;     // [books, k, d] codewords, with length one for cosine
-  double* bounds;    // [books, 4] the largest |b|^2 / 2 (0 for cosine), |b|, |b - b1| in units of the halves,
-                     // and |y| of some rows
-  float* center;     // [books, d] mu, 0 for cosine
-  double* longest;   // [books, padded_k / kPackCodewords] the largest |b| of kPackCodewords codewords
-  float* sampled;    // [books, kSampledRows] |y| of rows that are spread over x
-  float* starts;     // [books, padded_k / 128, kStarts] where scores start: |b|^2 / 2 (0 for cosine) above
-                     // the base; far above the base if the codeword is not finite; see start_place()
-  uint16_t* halves;  // [books, padded_k / 128, width / 64] blocks of float16; b is scaled so that the longest
-                     // one has a length in [2^14, 2^15); zero if the codeword is not finite
+  double* exact;    // [codebooks, k, d] codewords, with length one for cosine
+  double* bounds;   // [codebooks, 4] the largest |b|^2 / 2 (0 for cosine), |b|, |b - b1| in units of the
+                    // halves, and |y| of some rows
+  float* center;    // [codebooks, d] mu, 0 for cosine
+  double* longest;  // [codebooks, padded_k / kPackCodewords] the largest |b| of kPackCodewords codewords
+  float* sampled;   // [codebooks, kSampledRows] |y| of rows that are spread over x
+  float* starts;    // [codebooks, padded_k / 128, kStarts] where scores start: |b|^2 / 2 (0 for cosine) above
+                    // the base; far above the base if the codeword is not finite; see start_place()
+  uint16_t* halves;  // [codebooks, padded_k / 128, width / 64] blocks of float16; b is scaled so that the
+                     // longest one has a length in [2^14, 2^15); zero if the codeword is not finite
   int64_t* listed;   // [open_rows()] outputs that are open after the first pass of a block
   float* limits;     // [open_rows()] the largest score of a candidate; NaN: score all codewords by the
                      // definition
@@ -61,11 +61,11 @@ __device__ inline int exponent_of(float value, int least, int most) {
   const int exponent = ((__float_as_int(value) >> 23) & 255) - 127;
   return exponent < least ? least : exponent > most ? most : exponent;
 }
-__device__ inline int book_exponent(const double* bounds) {
+__device__ inline int codebook_exponent(const double* bounds) {
   return exponent_of(static_cast<float>(bounds[1]), -35, 60);
 }
-__device__ inline int book_exponent(const PackedCodebook& packed, int64_t book) {
-  return book_exponent(packed.bounds + 4 * book);
+__device__ inline int codebook_exponent(const PackedCodebook& packed, int64_t codebook) {
+  return codebook_exponent(packed.bounds + 4 * codebook);
 }
 
 // The codewords that a block measures, and later writes, at a time: one per warp. kPackBlocks is the largest
@@ -131,20 +131,20 @@ __device__ inline float* start_of(const PackedCodebook& packed, int first_tile, 
   return packed.starts + int64_t{first_tile + code / kBlockCodewords} * kStarts +
          start_place(code % kBlockCodewords);
 }
-__device__ inline int first_tile_of(const Shape& shape, int64_t book) {
-  return static_cast<int>(book * (shape.padded_k / kBlockCodewords));
+__device__ inline int first_tile_of(const Shape& shape, int64_t codebook) {
+  return static_cast<int>(codebook * (shape.padded_k / kBlockCodewords));
 }
 
 // Measures one codeword with one warp, in float64, and with unit length for cosine. The codeword may be
 // padding. The length for cosine is summed in the order of the elements, as in the definition. Returns |b|,
 // or zero if the codeword is not finite.
 template <class T>
-__device__ double measure_codeword(const T* codebook, const Shape& shape, const PackedCodebook& packed,
+__device__ double measure_codeword(const T* codewords, const Shape& shape, const PackedCodebook& packed,
                                    int64_t code) {
   const int lane = threadIdx.x % kWarp;
-  const int64_t book = code / shape.padded_k, k = code % shape.padded_k;
+  const int64_t codebook = code / shape.padded_k, k = code % shape.padded_k;
   const bool there = k < shape.k;
-  const T* source = codebook + (book * shape.k + k) * shape.d;
+  const T* source = codewords + (codebook * shape.k + k) * shape.d;
   bool finite = there;
   double length = 0, square = 0;
   for (int64_t start = 0; start < shape.d && there; start += kWarp) {
@@ -158,20 +158,20 @@ __device__ double measure_codeword(const T* codebook, const Shape& shape, const 
   }
   finite = __all_sync(kAllLanes, finite);
   length = __dsqrt_rn(length);
-  double* target = packed.exact + (book * shape.k + k) * shape.d;
+  double* target = packed.exact + (codebook * shape.k + k) * shape.d;
   for (int64_t j = lane; j < shape.d && there; j += kWarp) {
     double value = static_cast<double>(widen(source[j]));
     if (!shape.euclidean) value = length > 0 ? __ddiv_rn(value, length) : 0;
     target[j] = finite ? value : nan("");
-    const double centered = value - packed.center[book * shape.d + j];
+    const double centered = value - packed.center[codebook * shape.d + j];
     square += centered * centered;
   }
   square = warp_sum(square);
   if (lane == 0)
-    *start_of(packed, first_tile_of(shape, book), static_cast<int>(k)) = !finite ? kNever
-                                                                         : shape.euclidean
-                                                                             ? static_cast<float>(square / 2)
-                                                                             : 0;
+    *start_of(packed, first_tile_of(shape, codebook), static_cast<int>(k)) =
+        !finite           ? kNever
+        : shape.euclidean ? static_cast<float>(square / 2)
+                          : 0;
   return finite ? sqrt(square) : 0;
 }
 
@@ -220,43 +220,43 @@ __device__ inline float least_norm(int code_exponent) {
 // rows of a codebook, up to 16 times the longest row of the sample. This costs four bits of the distance
 // between two scores, which float16 does not resolve.
 __device__ inline float longest_row(const double* bounds) {
-  return fmaxf(16 * static_cast<float>(bounds[3]), least_norm(book_exponent(bounds)));
+  return fmaxf(16 * static_cast<float>(bounds[3]), least_norm(codebook_exponent(bounds)));
 }
-__device__ inline float longest_row(const PackedCodebook& packed, int64_t book) {
-  return longest_row(packed.bounds + 4 * book);
+__device__ inline float longest_row(const PackedCodebook& packed, int64_t codebook) {
+  return longest_row(packed.bounds + 4 * codebook);
 }
 __device__ inline Base base_of(const double* bounds) {
   return {1.01f * static_cast<float>(bounds[0]), 1.01f * static_cast<float>(bounds[1]), longest_row(bounds)};
 }
-__device__ inline Base base_of(const PackedCodebook& packed, int64_t book) {
-  return base_of(packed.bounds + 4 * book);
+__device__ inline Base base_of(const PackedCodebook& packed, int64_t codebook) {
+  return base_of(packed.bounds + 4 * codebook);
 }
 
 // Runs the first half for a block: computes the center, then measures codewords and the lengths of some rows.
 template <class Codeword, class Row>
-__device__ void measure(const Codeword* codebook, const Row* rows, const Shape& shape,
+__device__ void measure(const Codeword* codewords, const Row* rows, const Shape& shape,
                         const PackedCodebook& packed) {
   const int64_t tiles = shape.padded_k / kPackCodewords, samples = kSampledRows / kPackCodewords;
-  const int64_t all = shape.outputs / shape.books, apart = (all + kSampledRows - 1) / kSampledRows;
+  const int64_t all = shape.outputs / shape.codebooks, apart = (all + kSampledRows - 1) / kSampledRows;
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   int64_t known = -1;  // this block has written the center of this codebook
-  for (int64_t item = blockIdx.x; item < shape.books * (tiles + samples); item += gridDim.x) {
-    const int64_t book = item / (tiles + samples), tile = item % (tiles + samples);
-    if (book != known)
-      make_center(codebook + book * shape.k * shape.d, shape, packed.center + book * shape.d);
-    known = book;
+  for (int64_t item = blockIdx.x; item < shape.codebooks * (tiles + samples); item += gridDim.x) {
+    const int64_t codebook = item / (tiles + samples), tile = item % (tiles + samples);
+    if (codebook != known)
+      make_center(codewords + codebook * shape.k * shape.d, shape, packed.center + codebook * shape.d);
+    known = codebook;
     __syncthreads();
-    if (tile == 0 && threadIdx.x == 0) packed.bounds[4 * book + 2] = 0;
+    if (tile == 0 && threadIdx.x == 0) packed.bounds[4 * codebook + 2] = 0;
     if (tile < tiles) {
-      const double length = block_largest(
-          measure_codeword(codebook, shape, packed, book * shape.padded_k + tile * kPackCodewords + warp));
-      if (threadIdx.x == 0) packed.longest[book * tiles + tile] = length;
+      const double length = block_largest(measure_codeword(
+          codewords, shape, packed, codebook * shape.padded_k + tile * kPackCodewords + warp));
+      if (threadIdx.x == 0) packed.longest[codebook * tiles + tile] = length;
     } else {
       const int64_t sample = (tile - tiles) * kPackCodewords + warp, m = sample * apart;
-      const float length = m < all ? measure_row(rows + shape.begin(m * shape.books + book), shape,
-                                                 packed.center + book * shape.d)
+      const float length = m < all ? measure_row(rows + shape.begin(m * shape.codebooks + codebook), shape,
+                                                 packed.center + codebook * shape.d)
                                    : 0;
-      if (lane == 0) packed.sampled[book * kSampledRows + sample] = length;
+      if (lane == 0) packed.sampled[codebook * kSampledRows + sample] = length;
     }
   }
 }
@@ -264,18 +264,18 @@ __device__ void measure(const Codeword* codebook, const Row* rows, const Shape& 
 // Finds the bounds of a codebook except T. All threads of the block get them. Rows out of reach, NaN,
 // infinity and rows far above the geometric mean do not count. Otherwise one such row would leave no bits for
 // the other scores.
-__device__ inline void find_bounds(const Shape& shape, const PackedCodebook& packed, int64_t book,
+__device__ inline void find_bounds(const Shape& shape, const PackedCodebook& packed, int64_t codebook,
                                    double (&bounds)[4]) {
   const int64_t tiles = shape.padded_k / kPackCodewords;
   double length = 0;
   for (int64_t tile = threadIdx.x; tile < tiles; tile += kThreads)
-    length = fmax(length, packed.longest[book * tiles + tile]);
+    length = fmax(length, packed.longest[codebook * tiles + tile]);
   bounds[1] = block_largest(length), bounds[0] = shape.euclidean ? bounds[1] * bounds[1] / 2 : 0;
   const float reach = reach_of(bounds);
   float row = 0;
   int count = 0, exponents = 0;
   for (int i = threadIdx.x; i < kSampledRows; i += kThreads) {
-    const float norm = packed.sampled[book * kSampledRows + i];
+    const float norm = packed.sampled[codebook * kSampledRows + i];
     if (!(0 < norm && norm < reach && norm * bounds[1] < kLargestProduct)) continue;
     row = fmaxf(row, norm), exponents += exponent_of(norm, -126, 60), ++count;
   }
@@ -288,21 +288,22 @@ __device__ inline void find_bounds(const Shape& shape, const PackedCodebook& pac
 __device__ inline double write_halves(const Shape& shape, const PackedCodebook& packed, int64_t code,
                                       const double (&bounds)[4]) {
   const int lane = threadIdx.x % kWarp;
-  const int64_t book = code / shape.padded_k, k = code % shape.padded_k;
-  const double* exact = packed.exact + (book * shape.k + k) * shape.d;
+  const int64_t codebook = code / shape.padded_k, k = code % shape.padded_k;
+  const double* exact = packed.exact + (codebook * shape.k + k) * shape.d;
   const bool finite = k < shape.k && !isnan(exact[0]);
-  const double up = power(14 - book_exponent(bounds));
+  const double up = power(14 - codebook_exponent(bounds));
   const int64_t chunks = (shape.d + kBlockElements - 1) / kBlockElements;
   uint16_t* blocks = packed.halves + code / kBlockCodewords * chunks * kBlockHalves;
   double rest = 0;
   for (int64_t j = lane; j < chunks * kBlockElements; j += kWarp) {
-    const double value = finite && j < shape.d ? (exact[j] - packed.center[book * shape.d + j]) * up : 0;
+    const double value = finite && j < shape.d ? (exact[j] - packed.center[codebook * shape.d + j]) * up : 0;
     const uint16_t bits = to_half(static_cast<float>(value));
     blocks[j / kBlockElements * kBlockHalves +
            swizzled(static_cast<int>(k % kBlockCodewords), static_cast<int>(j % kBlockElements))] = bits;
     rest += (value - from_half(bits)) * (value - from_half(bits));
   }
-  if (lane == 0) *start_of(packed, first_tile_of(shape, book), static_cast<int>(k)) += base_of(bounds).base;
+  if (lane == 0)
+    *start_of(packed, first_tile_of(shape, codebook), static_cast<int>(k)) += base_of(bounds).base;
   return sqrt(warp_sum(rest));
 }
 
@@ -311,11 +312,11 @@ __device__ inline void write_operands(const Shape& shape, const PackedCodebook& 
   const int64_t tiles = shape.padded_k / kPackCodewords;
   int64_t known = -1;
   double bounds[4] = {};
-  for (int64_t item = blockIdx.x; item < shape.books * tiles; item += gridDim.x) {
-    const int64_t book = item / tiles, code = item * kPackCodewords + threadIdx.x / kWarp;
-    if (book != known) find_bounds(shape, packed, book, bounds);
-    known = book;
-    double* target = packed.bounds + 4 * book;
+  for (int64_t item = blockIdx.x; item < shape.codebooks * tiles; item += gridDim.x) {
+    const int64_t codebook = item / tiles, code = item * kPackCodewords + threadIdx.x / kWarp;
+    if (codebook != known) find_bounds(shape, packed, codebook, bounds);
+    known = codebook;
+    double* target = packed.bounds + 4 * codebook;
     if (item % tiles == 0 && threadIdx.x == 0)
       target[0] = bounds[0], target[1] = bounds[1], target[3] = bounds[3];
     const double rest =
@@ -332,10 +333,10 @@ __device__ inline void write_operands(const Shape& shape, const PackedCodebook& 
 // most kPackBlocks blocks on a multiprocessor.
 template <class Codeword, class Row>
 __global__ void __launch_bounds__(kThreads, kPackBlocks)
-    pack_codebook(const Codeword* codebook, const Row* rows, const __grid_constant__ Shape shape,
+    pack_codebook(const Codeword* codewords, const Row* rows, const __grid_constant__ Shape shape,
                   const __grid_constant__ PackedCodebook packed, const __grid_constant__ Spans cleared) {
   clear_spans(cleared);
-  measure(codebook, rows, shape, packed);
+  measure(codewords, rows, shape, packed);
   grid_barrier();
   write_operands(shape, packed);
 }

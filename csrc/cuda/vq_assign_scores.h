@@ -72,13 +72,13 @@ struct RowScale {
 
   RowScale() = default;
   // All lanes of a warp call it.
-  __device__ RowScale(const Shape& shape, const PackedCodebook& packed, int64_t book, bool halves)
+  __device__ RowScale(const Shape& shape, const PackedCodebook& packed, int64_t codebook, bool halves)
       : centered(false) {
     for (int64_t j = threadIdx.x % kWarp; j - threadIdx.x % kWarp < shape.d; j += kWarp) {
-      centered = centered || __any_sync(kAllLanes, j < shape.d && packed.center[book * shape.d + j] != 0);
+      centered = centered || __any_sync(kAllLanes, j < shape.d && packed.center[codebook * shape.d + j] != 0);
     }
-    const int code_exponent = book_exponent(packed, book),
-              row_exponent = exponent_of(longest_row(packed, book), -126, 60);
+    const int code_exponent = codebook_exponent(packed, codebook),
+              row_exponent = exponent_of(longest_row(packed, codebook), -126, 60);
     const int shift = halves && !centered ? 0 : 14 - row_exponent;
     up = power(shift), back = power(-shift), down = power(code_exponent - 14 - shift),
     least = least_norm(code_exponent);
@@ -102,11 +102,11 @@ struct Certificate {
   float reach;
 
   Certificate() = default;
-  __device__ Certificate(const Shape& shape, const PackedCodebook& packed, int64_t book) {
-    const double* bounds = packed.bounds + 4 * book;
+  __device__ Certificate(const Shape& shape, const PackedCodebook& packed, int64_t codebook) {
+    const double* bounds = packed.bounds + 4 * codebook;
     const int64_t d = opaque(static_cast<int>(shape.d));
     const auto found = [&](int i) { return static_cast<float>(bounds[i]); };
-    const float rest_radius = found(2) * power(book_exponent(packed, book) - 14);
+    const float rest_radius = found(2) * power(codebook_exponent(packed, codebook) - 14);
     const auto terms = fp16_error<float>(d, found(0), found(1), rest_radius, shape.euclidean);
     constant = 1.01f * terms.constant, norm = 1.01f * terms.norm, square = 1.01f * terms.square,
     rest = 1.01f * terms.rest;
@@ -131,11 +131,11 @@ __device__ inline float least_of_four(const float* scores) {
   return __int_as_float(lesser(least(bits(0), bits(1), bits(2)), bits(3)));
 }
 
-// The two least packed scores.
-struct TwoLeast {
+// The best and the second-best packed score.
+struct PackedTopTwo {
   int best = INT_MAX, second = INT_MAX;
 
-  __device__ void add(const TwoLeast& other) {
+  __device__ void add(const PackedTopTwo& other) {
     second = least(second, other.second, greater(best, other.best));
     best = lesser(best, other.best);
   }
@@ -184,9 +184,9 @@ __device__ inline int second_of(const int (&of)[kCount], int best) {
   }
 }
 
-// The two least scores so far, and the tile of the least one.
-struct PackedTopTwo {
-  TwoLeast found;
+// The best and the second-best score so far, and the tile of the best one.
+struct TileTopTwo {
+  PackedTopTwo found;
   int tile = 0;
 
   // Adds the packed scores of a tile.
@@ -209,7 +209,7 @@ struct PackedTopTwo {
   }
 };
 
-// The two least scores of a whole row, and the codeword of the least one.
+// The best and the second-best score of a whole row, and the codeword of the best one.
 struct TopTwo {
   int best, second, index;
 
@@ -228,9 +228,9 @@ __device__ inline int codeword_of(int tile, int packed_score, int t) {
   return tile * (4 * kColumns) + column / 2 * 8 + t * 2 + column % 2;
 }
 
-// Returns the two least scores of the four lanes of a row.
+// Returns the best and the second-best score of the four lanes of a row.
 template <int kColumns>
-__device__ inline TopTwo merge_quad(const PackedTopTwo& top) {
+__device__ inline TopTwo merge_quad(const TileTopTwo& top) {
   TopTwo all{top.found.best, top.found.second,
              codeword_of<kColumns>(top.tile, top.found.best, static_cast<int>(threadIdx.x % 4))};
   UEFL_UNROLL
@@ -246,8 +246,8 @@ __device__ inline TopTwo merge_quad(const PackedTopTwo& top) {
 constexpr int kWarpRows = 16;
 __device__ inline int row_of(int lane) { return lane / 4 + lane % 4 / 2 * 8; }
 
-// Returns member 0 to 3 of the four codewords that begin with `first`.
-__device__ inline int member_of(int first, int member) { return first + member / 2 * 8 + member % 2; }
+// Returns codeword `which`, 0 to 3, of the group of four that begins with `first`.
+__device__ inline int code_in_group(int first, int which) { return first + which / 2 * 8 + which % 2; }
 
 // Scores the four codewords of the best group of every row again. A lane has two of the four, for the row of
 // row_of().
@@ -280,7 +280,7 @@ struct Again {
     }
     UEFL_UNROLL_BY(2)
     for (int i = 0; i < kWarpRows / 2; ++i) {
-      const int code = member_of(__shfl_sync(kAllLanes, best_code, 4 * i + g / 4 * 2), g % 4);
+      const int code = code_in_group(__shfl_sync(kAllLanes, best_code, 4 * i + g / 4 * 2), g % 4);
       const uint16_t* codeword = codewords(code / kBlockCodewords) + code % kBlockCodewords * kBlockElements;
       float sums[4] = {};
       UEFL_UNROLL
@@ -296,16 +296,16 @@ struct Again {
   }
 
   // Returns the first of the two codewords of this lane.
-  __device__ int code() const { return member_of(best_code, lane % 2 * 2); }
+  __device__ int code() const { return code_in_group(best_code, lane % 2 * 2); }
 
-  // Returns the best and the second of the four. The products are subtracted from `start`.
+  // Returns the best and the second-best of the four scores. The products are subtracted from `start`.
   __device__ TopTwo result(const float2& start, float down, int shift) const {
-    const int member = lane % 2 * 2;
-    const int first = pack(fmaf(-dot[0], down, start.x), member, shift),
-              second = pack(fmaf(-dot[1], down, start.y), member + 1, shift);
-    TwoLeast found{lesser(first, second), greater(first, second)};
+    const int which = lane % 2 * 2;
+    const int first = pack(fmaf(-dot[0], down, start.x), which, shift),
+              second = pack(fmaf(-dot[1], down, start.y), which + 1, shift);
+    PackedTopTwo found{lesser(first, second), greater(first, second)};
     found.add({__shfl_xor_sync(kAllLanes, found.best, 1), __shfl_xor_sync(kAllLanes, found.second, 1)});
-    return {found.best, found.second, member_of(best_code, found.best & ((1 << kColumnBits) - 1))};
+    return {found.best, found.second, code_in_group(best_code, found.best & ((1 << kColumnBits) - 1))};
   }
 };
 
@@ -317,10 +317,10 @@ struct Judge {
   float longest, down;
 
   Judge() = default;
-  __device__ Judge(const Shape& shape, const PackedCodebook& packed, int64_t book, float scale_down)
-      : certificate(shape, packed, book),
-        base(base_of(packed, book)),
-        longest(longest_row(packed, book)),
+  __device__ Judge(const Shape& shape, const PackedCodebook& packed, int64_t codebook, float scale_down)
+      : certificate(shape, packed, codebook),
+        base(base_of(packed, codebook)),
+        longest(longest_row(packed, codebook)),
         down(scale_down) {}
 };
 

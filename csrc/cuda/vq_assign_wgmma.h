@@ -34,7 +34,7 @@ struct CodewordBlocks {
                             bool paired) {
     barrier_wait(memory.codewords_empty(ring.place), ring.parity ^ 1);
     const int64_t number =
-        int64_t{plan.resident ? 0 : plan.items.book(blockIdx.x, round)} * plan.items.code_tiles + tile;
+        int64_t{plan.resident ? 0 : plan.items.codebook(blockIdx.x, round)} * plan.items.code_tiles + tile;
     const uint16_t* block = packed.halves + (number * plan.chunks + chunk) * kBlockHalves;
     Barrier* full = memory.codewords_full(ring.place);
     const bool last_chunk = ++chunk == plan.chunks;  // the starts of the tile come with it
@@ -131,9 +131,9 @@ struct RawRows {
           copy_bulk(target, x + (here.first + warp * kWarpRows) * shape.d, rows * plan.row_bytes, full);
       }
     } else {
-      int64_t book;
+      int64_t codebook;
       if (chunk == 0 && lane < rows)
-        row = x + plan.origin.begin(shape, here.output(shape, warp * kWarpRows + lane), book);
+        row = x + plan.origin.begin(shape, here.output(shape, warp * kWarpRows + lane), codebook);
       const int left = (static_cast<int>(shape.d) - chunk * kBlockElements) * static_cast<int>(sizeof(T));
       const int bytes = left < plan.row_bytes ? left : plan.row_bytes;
       if (lane == 0) barrier_arrive_expecting(full, rows * bytes);
@@ -161,10 +161,10 @@ __device__ void prepare(const T* x, const Shape& shape, const PackedCodebook& pa
       --ahead;
       continue;
     }
-    if (chunk == 0 && (item == 0 || shape.books > 1)) {
-      const int64_t book = plan.items.at(blockIdx.x, item).book;
-      scale = RowScale(shape, packed, book, is_half(T{}));
-      center = scale.centered ? packed.center + book * shape.d : nullptr;
+    if (chunk == 0 && (item == 0 || shape.codebooks > 1)) {
+      const int64_t codebook = plan.items.at(blockIdx.x, item).codebook;
+      scale = RowScale(shape, packed, codebook, is_half(T{}));
+      center = scale.centered ? packed.center + codebook * shape.d : nullptr;
     }
     barrier_wait(memory.raw_full(warp * plan.raw + raw.place), raw.parity);
     barrier_wait(memory.tile_free(tiles.place, chunk), tiles.parity ^ 1);
@@ -190,11 +190,11 @@ __device__ void prepare(const T* x, const Shape& shape, const PackedCodebook& pa
   }
 }
 
-// Keeps the two least scores of two rows with 128 codewords. kCross compares all scores. Otherwise only the
-// least of every four columns is compared, with the number of the first of the four.
+// Keeps the best and the second-best score of two rows with 128 codewords. kCross compares all scores.
+// Otherwise only the least of every four columns is compared, with the number of the first of the four.
 template <bool kCross>
 __device__ inline void compare(const float (&dot)[64], const Four<float>& early, const float* starts,
-                               float down, int shift, int tile, PackedTopTwo (&top)[2]) {
+                               float down, int shift, int tile, TileTopTwo (&top)[2]) {
   constexpr int kKept = kCross ? kWgmmaColumns : kWgmmaColumns / 4;
   int packed[2][kKept];
   UEFL_UNROLL
@@ -374,8 +374,8 @@ struct Multiplier {
     return last;
   }
 
-  // Finds the two least scores of two rows of a lane with all codewords of a codebook.
-  __device__ void multiply_item(float down, PackedTopTwo (&top)[2]) {
+  // Finds the best and the second-best score of two rows of a lane with all codewords of a codebook.
+  __device__ void multiply_item(float down, TileTopTwo (&top)[2]) {
     uint32_t fragment[4][4];
     barrier_wait(memory.tile_ready(tiles.place, 0), tiles.parity);
     if constexpr (!kLong) load_rows(fragment);
@@ -411,14 +411,14 @@ struct Multiplier {
     float down = 0;
     turns.begin();
     for (int round = 0; round < rounds; ++round, tiles.advance(kGroups)) {
-      const int book = plan.items.book(blockIdx.x, round);
-      if (round == 0 || shape.books > 1) down = RowScale(shape, packed, book, halves).down;
-      if (plan.resident) codewords.ring.place = book * code_tiles * chunks, codewords.ring.parity = 0;
+      const int codebook = plan.items.codebook(blockIdx.x, round);
+      if (round == 0 || shape.codebooks > 1) down = RowScale(shape, packed, codebook, halves).down;
+      if (plan.resident) codewords.ring.place = codebook * code_tiles * chunks, codewords.ring.parity = 0;
       if (round * kGroups + group >= items) {
         pass_turns();
         break;
       }
-      PackedTopTwo top[2];
+      TileTopTwo top[2];
       multiply_item(down, top);
       UEFL_UNROLL
       for (int r = 0; r < 2; ++r) {
@@ -428,7 +428,7 @@ struct Multiplier {
       barrier_arrive_by_warp(memory.found(tiles.place));
     }
     turns.end();
-    // Waits until all copies have arrived, also copies of books that this block has not used.
+    // Waits until all copies have arrived, also copies of codebooks that this block has not used.
     for (int block = 0; plan.resident && block < plan.codewords; ++block)
       barrier_wait(memory.codewords_full(block), 0);
   }

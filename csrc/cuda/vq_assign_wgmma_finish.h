@@ -54,8 +54,8 @@ struct WgmmaMemory {
   }
 };
 
-// The state of a row after its lanes are merged: the two least of the four lanes' least scores, with their
-// codewords, and the least of all other scores.
+// The state of a row after its lanes are merged: the best and the second-best of the best scores of the four
+// lanes, with their codewords, and the best of all other scores.
 struct RowCandidates {
   int best, next, third;
   int best_code, next_code;
@@ -98,23 +98,23 @@ struct Choice {
 template <class T, int kOf>
 __device__ Choice settle(const T* x, const Shape& shape, const PackedCodebook& packed, const Origin& origin,
                          const Pending* pending, int& count, int lane) {
-  const int rows = count < kWarp / kOf ? count : kWarp / kOf, member = lane % kOf;
+  const int rows = count < kWarp / kOf ? count : kWarp / kOf, which = lane % kOf;
   Nearest found;
   int64_t output = -1;
   if (lane / kOf < rows) {
     const Pending row = pending[count - rows + lane / kOf];
-    const int first = member < kOf / 2 ? row.first : row.next,
-              code = kOf == 2 ? first : member_of(first, member % 4);
+    const int first = which < kOf / 2 ? row.first : row.next,
+              code = kOf == 2 ? first : code_in_group(first, which % 4);
     output = row.output;
-    int64_t book;
-    const T* from = x + origin.begin(shape, output, book);
-    const double* codeword = packed.exact + (book * shape.k + code) * shape.d;
+    int64_t codebook;
+    const T* from = x + origin.begin(shape, output, codebook);
+    const double* codeword = packed.exact + (codebook * shape.k + code) * shape.d;
     if (code < shape.k) found.add(distance<2>(from, shape.stride, codeword, shape.d, shape.euclidean), code);
   }
   found.merge<kOf>();
   count -= rows;
   __syncwarp();  // before the list is written again
-  return {member == 0 ? output : -1, static_cast<int>(found.index)};
+  return {which == 0 ? output : -1, static_cast<int>(found.index)};
 }
 
 // Quantizes rows for vq while they are still in the cache. A warp copies their codewords, 16 bytes of x at a
@@ -134,10 +134,10 @@ struct Take {
     const unsigned votes = __ballot_sync(kAllLanes, mine.output >= 0);
     const int rows = __popc(votes);
     if (mine.output >= 0) {
-      int64_t book;
-      const int64_t begin = origin.begin(shape, mine.output, book);
+      int64_t codebook;
+      const int64_t begin = origin.begin(shape, mine.output, codebook);
       chosen[__popc(votes & ((1u << lane) - 1))] = {begin, mine.output,
-                                                    static_cast<int>(book * shape.k) + mine.index};
+                                                    static_cast<int>(codebook * shape.k) + mine.index};
     }
     __syncwarp();
     const int code = lane < rows ? chosen[lane].code : -1;
@@ -179,13 +179,13 @@ struct Take {
   }
 };
 
-// Scores the four codewords of a row's least group again, and releases the row's tile. Returns the least two
-// of the four scores.
+// Scores the four codewords of a row's best group again, and releases the row's tile. Returns the best and
+// the second-best of the four scores.
 template <bool kLong>
 __device__ TopTwo score_again(int least_code, int lane, int warp, int chunks, const PackedCodebook& packed,
-                              const WgmmaPlan& plan, const WgmmaMemory& memory, int64_t book, int place,
+                              const WgmmaPlan& plan, const WgmmaMemory& memory, int64_t codebook, int place,
                               const Judge& judge) {
-  const int first_tile = static_cast<int>(book) * plan.items.code_tiles;
+  const int first_tile = static_cast<int>(codebook) * plan.items.code_tiles;
   Again again(least_code, lane);
   for (int chunk = 0; chunk < chunks; ++chunk) {
     again.lane = opaque(again.lane);  // otherwise addresses stay in registers from chunk to chunk
@@ -230,9 +230,9 @@ __device__ void finish(const T* x, const Shape& shape, const PackedCodebook& pac
   for (int number = 0; number < items; ++number, tiles.advance()) {
     const Item item = plan.items.at(blockIdx.x, number);
     const int lane = opaque(static_cast<int>(threadIdx.x % kWarp)), row = warp * kWarpRows + row_of(lane);
-    if (number == 0 || shape.books > 1) {
-      const float down = RowScale(shape, packed, item.book, is_half(T{})).down;
-      if (lane == 0) judges[warp] = Judge(shape, packed, item.book, down);
+    if (number == 0 || shape.codebooks > 1) {
+      const float down = RowScale(shape, packed, item.codebook, is_half(T{})).down;
+      if (lane == 0) judges[warp] = Judge(shape, packed, item.codebook, down);
       __syncwarp();
     }
     barrier_wait(memory.found(tiles.place), tiles.parity);
@@ -241,7 +241,7 @@ __device__ void finish(const T* x, const Shape& shape, const PackedCodebook& pac
     TopTwo found{known.best, lesser(known.next, known.third), known.best_code};
     if constexpr (!kCross) {
       const TopTwo four = score_again<kLong>(known.best_code, lane, warp, chunks, packed, plan, memory,
-                                             item.book, tiles.place, judge);
+                                             item.codebook, tiles.place, judge);
       found = {four.best, lesser(found.second, four.second), four.index};
     }
     const float norm = slot->norm[row], rest = slot->rest[row];

@@ -47,9 +47,11 @@ struct Ring {
 
 // An item of work: the 64 rows of one codebook that a warpgroup multiplies.
 struct Item {
-  int64_t book, first, count;  // first: the first of these rows; count: all rows of the codebook
+  int64_t codebook, first, count;  // first: the first of these rows; count: all rows of the codebook
 
-  __device__ int64_t output(const Shape& shape, int row) const { return (first + row) * shape.books + book; }
+  __device__ int64_t output(const Shape& shape, int row) const {
+    return (first + row) * shape.codebooks + codebook;
+  }
   // Returns how many of the 16 rows from number `from` on exist.
   UEFL_HOST_DEVICE int rows(int from) const {
     const int64_t left = count - first - from;
@@ -61,20 +63,20 @@ struct Item {
 // With one codebook, blocks get items one by one. With several codebooks, the items of a round (one for each
 // warpgroup) have the same codebook, because the warpgroups share the codewords.
 struct Items {
-  int64_t rows;                         // of one codebook
-  unsigned dealt, books, groups, grid;  // dealt: portions that the blocks take in turn; grid: number of
-                                        // blocks
-  unsigned together = 1;                // blocks that share their reads of the codebook
-  int code_tiles;                       // blocks of 128 codewords in a codebook
+  int64_t rows;                             // of one codebook
+  unsigned dealt, codebooks, groups, grid;  // dealt: portions that the blocks take in turn; grid: number of
+                                            // blocks
+  unsigned together = 1;                    // blocks that share their reads of the codebook
+  int code_tiles;                           // blocks of 128 codewords in a codebook
 
   Items() = default;
   Items(const Shape& shape, int in_block, int64_t most_blocks)
-      : rows(shape.outputs / shape.books),
-        books(static_cast<unsigned>(shape.books)),
+      : rows(shape.outputs / shape.codebooks),
+        codebooks(static_cast<unsigned>(shape.codebooks)),
         groups(static_cast<unsigned>(in_block)),
         code_tiles(static_cast<int>(shape.padded_k / kBlockCodewords)) {
-    const int64_t at_once = (books == 1 ? 1 : in_block) * kGroupRows;
-    dealt = static_cast<unsigned>((rows + at_once - 1) / at_once * shape.books);
+    const int64_t at_once = (codebooks == 1 ? 1 : in_block) * kGroupRows;
+    dealt = static_cast<unsigned>((rows + at_once - 1) / at_once * shape.codebooks);
     grid = static_cast<unsigned>(std::min<int64_t>(dealt, most_blocks));
   }
   // Makes pairs of blocks. One block of a pair may have no rows.
@@ -85,7 +87,7 @@ struct Items {
   // Returns the number of items of a block. Divisions have 32 bits, because a division of 64 bits is a
   // function call.
   UEFL_HOST_DEVICE int number(unsigned block) const {
-    return static_cast<int>((dealt - block + grid - 1) / grid * (books == 1 ? 1 : groups));
+    return static_cast<int>((dealt - block + grid - 1) / grid * (codebooks == 1 ? 1 : groups));
   }
   // Returns the number of rounds of a block. Both blocks of a pair have the rounds of the first one, which
   // has no fewer items than the other one.
@@ -93,15 +95,15 @@ struct Items {
     return static_cast<int>((static_cast<unsigned>(number(block / together * together)) + groups - 1) /
                             groups);
   }
-  UEFL_HOST_DEVICE int book(unsigned block, int round) const {
-    return books == 1 ? 0 : static_cast<int>((block + static_cast<unsigned>(round) * grid) % books);
+  UEFL_HOST_DEVICE int codebook(unsigned block, int round) const {
+    return codebooks == 1 ? 0 : static_cast<int>((block + static_cast<unsigned>(round) * grid) % codebooks);
   }
   UEFL_HOST_DEVICE Item at(unsigned block, int item) const {
     const auto which = static_cast<unsigned>(item);
-    if (books == 1) return {0, int64_t{block + which * grid} * kGroupRows, rows};
+    if (codebooks == 1) return {0, int64_t{block + which * grid} * kGroupRows, rows};
     const unsigned tile = block + which / groups * grid;
-    return {static_cast<int>(tile % books), (int64_t{tile / books} * groups + which % groups) * kGroupRows,
-            rows};
+    return {static_cast<int>(tile % codebooks),
+            (int64_t{tile / codebooks} * groups + which % groups) * kGroupRows, rows};
   }
 };
 
@@ -126,10 +128,10 @@ struct Divisor {
 struct Origin {
   Divisor segments, inner;
 
-  __device__ int64_t begin(const Shape& shape, int64_t output, int64_t& book) const {
+  __device__ int64_t begin(const Shape& shape, int64_t output, int64_t& codebook) const {
     int64_t segment, within;
     const int64_t outer = inner.divide(segments.divide(output, segment), within);
-    book = shape.books == 1 ? 0 : segment;
+    codebook = shape.codebooks == 1 ? 0 : segment;
     return outer * shape.outer_stride + within * shape.inner_stride + segment * shape.d * shape.stride;
   }
 };
@@ -154,10 +156,10 @@ struct Steps {
   }
 };
 
-// The result of a lane of a multiplying warp for a row: its two least scores, as the packed integers of
-// vq_assign_scores.h, and the tile of 128 codewords that has the least one.
+// The result of a lane of a multiplying warp for a row: its best and its second-best score, as the packed
+// integers of vq_assign_scores.h, and the tile of 128 codewords that has the best one.
 struct alignas(16) LaneScores {
-  TwoLeast scores;
+  PackedTopTwo scores;
   int tile, unused;
 };
 
@@ -239,9 +241,9 @@ inline WgmmaPlan divide(const Shape& shape, int groups, int64_t element_bytes, i
   plan.chunks = static_cast<int>((shape.d + kBlockElements - 1) / kBlockElements);
   plan.row_bytes = static_cast<int>(std::min<int64_t>(shape.d, kBlockElements) * element_bytes);
   const bool one = shape.outputs / shape.segments <= shape.inner;  // there is no outer stride
-  plan.dense = shape.books == 1 && plan.chunks == 1 && shape.inner_stride == shape.segments * shape.d &&
+  plan.dense = shape.codebooks == 1 && plan.chunks == 1 && shape.inner_stride == shape.segments * shape.d &&
                (one || shape.outer_stride == shape.inner * shape.inner_stride);
-  const int64_t blocks = shape.books * (shape.padded_k / kBlockCodewords) * plan.chunks;
+  const int64_t blocks = shape.codebooks * (shape.padded_k / kBlockCodewords) * plan.chunks;
   // Every warpgroup begins with one tile. Codewords that stay need no more. Streamed rows need four blocks in
   // flight.
   plan.tiles = groups, plan.raw = 1;
@@ -270,7 +272,7 @@ inline WgmmaPlan divide(const Shape& shape, int groups, int64_t element_bytes, i
   plan.in_turn = plan.resident || plan.codewords > plan.chunks;
   // With two warpgroups, reads of the codebook from the second-level cache would take longer than the
   // products. So pairs of blocks share these reads.
-  if (groups == 2 && plan.chunks > 1 && !plan.resident && shape.books == 1 &&
+  if (groups == 2 && plan.chunks > 1 && !plan.resident && shape.codebooks == 1 &&
       std::min<int64_t>(plan.items.dealt, most_blocks) > 1)
     plan.items.pair(most_blocks);
   plan.room = int64_t{plan.items.number(0)} * kWarpRows;

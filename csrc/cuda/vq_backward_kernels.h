@@ -26,7 +26,7 @@ struct View {
 };
 
 struct BackwardShape {
-  int64_t outputs, segments, books, k, d;  // as in Shape
+  int64_t outputs, segments, codebooks, k, d;  // as in Shape
   View x, g, out;
   bool rotation;
 };
@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kThreads)
     const T* gradient = g ? g + shape.g.begin(row, column) : nullptr;
     const int64_t index = indices[output];
     const bool inside = index >= 0 && index < shape.k;
-    const Wide* codeword = codewords + ((shape.books == 1 ? 0 : segment) * shape.k + index) * shape.d;
+    const Wide* codeword = codewords + ((shape.codebooks == 1 ? 0 : segment) * shape.k + index) * shape.d;
     T* target = out + shape.out.begin(row, column);
     Rotation turn{};
     if (g && shape.rotation) {
@@ -98,11 +98,11 @@ __global__ void __launch_bounds__(kThreads)
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < shape.outputs * width;
        i += threads) {
     const int64_t output = i / width, index = indices[output],
-                  book = shape.books == 1 ? 0 : output % shape.segments;
+                  codebook = shape.codebooks == 1 ? 0 : output % shape.segments;
     const Four<T> value = x[i], gradient = g ? g[i] : Four<T>{};
     Four<float> codeword{{NAN, NAN, NAN, NAN}};
     if (index >= 0 && index < shape.k)
-      codeword = codewords[(book * shape.k + index) * width + (i - output * width)];
+      codeword = codewords[(codebook * shape.k + index) * width + (i - output * width)];
     Four<T> result;
     UEFL_UNROLL
     for (int j = 0; j < 4; ++j) {

@@ -79,7 +79,7 @@ int64_t divide_rows(Gather<T, Codeword>& wanted, const Shape& shape, int piece, 
   wanted.abreast = shape.stride == 1 ? 1 : 8;
   wanted.tile = kWarp;
   while (wanted.tile > wanted.abreast && wanted.tile * (shape.d / piece) > kTilePieces) wanted.tile /= 2;
-  const int64_t rows = int64_t{wanted.tile} * (kThreads / kWarp), codewords = shape.books * shape.k;
+  const int64_t rows = int64_t{wanted.tile} * (kThreads / kWarp), codewords = shape.codebooks * shape.k;
   const int64_t needed = (shape.outputs + rows - 1) / rows,
                 blocks = needed < most_blocks ? needed : most_blocks;
   wanted.in_counters = codewords <= kMostCounters && codewords * blocks <= shape.outputs;
@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(kThreads, kGatherBlocks)
     gather(const T* x, Shape shape, Gather<T, Codeword> wanted) {
   constexpr int kPieces = kPiece > 4 ? 2 : 4;  // pieces of a lane under way
   const int lane = threadIdx.x % kWarp, d = static_cast<int>(shape.d), pieces = d / kPiece;
-  const int codewords = static_cast<int>(shape.books * shape.k);
+  const int codewords = static_cast<int>(shape.codebooks * shape.k);
   int* counters = reinterpret_cast<int*>(dynamic_memory());
   for (int code = threadIdx.x; wanted.in_counters && code < codewords; code += blockDim.x) counters[code] = 0;
   __syncthreads();

@@ -10,10 +10,10 @@
 
 namespace uefl {
 
-// The sizes of a valid search: x [..., segments * d], codebook [k, d] (books = 1) or [books, k, d] with books
-// = segments.
+// The sizes of a valid search: x [..., segments * d], codebook [k, d] (codebooks = 1) or [codebooks, k, d]
+// with codebooks = segments.
 struct SearchSizes {
-  int64_t books, k, d, segments;
+  int64_t codebooks, k, d, segments;
 };
 
 inline SearchSizes check_search(const std::string& op, const torch::stable::Tensor& x,
@@ -37,9 +37,9 @@ inline SearchSizes check_search(const std::string& op, const torch::stable::Tens
   require(codebook.numel() > 0, "the codebook is empty");
   require(metric == "l2" || metric == "cosine", "metric must be 'l2' or 'cosine'");
   const bool shared = codebook.dim() == 2;
-  const int64_t dim = x.size(-1), d = codebook.size(-1), books = shared ? 1 : codebook.size(0);
-  require(shared ? dim > 0 && dim % d == 0 : books * d == dim, "D must be S * d of the codebook");
-  return {books, codebook.size(-2), d, dim / d};
+  const int64_t dim = x.size(-1), d = codebook.size(-1), codebooks = shared ? 1 : codebook.size(0);
+  require(shared ? dim > 0 && dim % d == 0 : codebooks * d == dim, "D must be S * d of the codebook");
+  return {codebooks, codebook.size(-2), d, dim / d};
 }
 
 }  // namespace uefl

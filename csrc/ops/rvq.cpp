@@ -60,7 +60,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> rvq(const Tensor& x, std::vec
                 d = first.sizes.d, positions = x.numel() / d;
   const ScalarType dtype = x.scalar_type();
   int64_t codewords = 0;
-  for (const SearchInput& input : inputs) codewords += input.sizes.books * input.sizes.k;
+  for (const SearchInput& input : inputs) codewords += input.sizes.codebooks * input.sizes.k;
 
   Tensor total = torch::stable::new_zeros(x, x.sizes());
   std::vector<int64_t> shape(x.sizes().begin(), x.sizes().end());
@@ -94,7 +94,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> rvq(const Tensor& x, std::vec
          .indices = chosen.data() + stage * positions,
          .counts = static_cast<int64_t*>(counts.mutable_data_ptr()) + before,
          .sums = with_sums ? static_cast<double*>(sums.mutable_data_ptr()) + before * d : nullptr});
-    before += input.sizes.books * input.sizes.k;
+    before += input.sizes.codebooks * input.sizes.k;
   }
   const cpu::Parallel blocks = [&](int64_t count, const std::function<void(int64_t, int64_t)>& work) {
     for_blocks(run.few, count, work);

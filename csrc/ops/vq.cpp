@@ -100,7 +100,7 @@ Tensor vq_backward(const Tensor& x, const Tensor& codebook, const Tensor& indice
                       .wide = wide,
                       .rotation = rotation,
                       .d = sizes.d,
-                      .codebook_step = sizes.books == 1 ? 0 : sizes.k,
+                      .codebook_step = sizes.codebooks == 1 ? 0 : sizes.k,
                       .indices = first,
                       .codewords = codewords.const_data_ptr(),
                       .pull = pull.scalar_type() == ScalarType::Double

@@ -112,15 +112,16 @@ static SearchResult assign(const T* x, cuda::Shape shape, const std::vector<T>& 
 
 // Checks rows [n, segments * d] with one codebook or one per segment, and l2.
 template <class T>
-static SearchResult compare(const char* what, const std::vector<T>& x, int64_t segments, int64_t books,
+static SearchResult compare(const char* what, const std::vector<T>& x, int64_t segments, int64_t codebooks,
                             const std::vector<T>& codebook, int64_t d) {
-  const int64_t k = static_cast<int64_t>(codebook.size()) / d / books,
+  const int64_t k = static_cast<int64_t>(codebook.size()) / d / codebooks,
                 outputs = static_cast<int64_t>(x.size()) / d;
-  const cuda::Shape shape{outputs, segments, books, d, k, 0, outputs / segments, 0, segments * d, 1, true};
+  const cuda::Shape shape{outputs, segments,     codebooks, d,   k, 0, outputs / segments,
+                          0,       segments * d, 1,         true};
   const SearchResult answer = assign(x.data(), shape, codebook);
   int64_t wrong = 0;
   for (int64_t i = 0; i < outputs; ++i) {
-    wrong += answer.indices[i] != nearest(&x[i * d], 1, &codebook[i % segments % books * k * d], k, d);
+    wrong += answer.indices[i] != nearest(&x[i * d], 1, &codebook[i % segments % codebooks * k * d], k, d);
   }
   CHECK(wrong == 0, "%s: %ld of %ld", what, static_cast<long>(wrong), static_cast<long>(outputs));
   return answer;
@@ -226,25 +227,27 @@ static void run_open(const T* x, cuda::Shape shape, cuda::PackedCodebook packed,
 static void second_pass_of_any_list() {
   std::mt19937 random(11);
   const int64_t d = 19, k = 70, n = 250, room = 160;
-  for (const int64_t books : {1, 2}) {
-    const auto x = normal<float>(n * books * d, random), codewords = normal<float>(books * k * d, random);
-    const cuda::Shape shape{n * books, books, books, d, k, cuda::kBlockCodewords, n, 0, books * d, 1, true};
+  for (const int64_t codebooks : {1, 2}) {
+    const auto x = normal<float>(n * codebooks * d, random),
+               codewords = normal<float>(codebooks * k * d, random);
+    const cuda::Shape shape{n * codebooks, codebooks, codebooks, d, k, cuda::kBlockCodewords, n, 0,
+                            codebooks * d, 1,         true};
     TestCodebook codebook(codewords, shape, x.data());
     codebook.make_lists(6 * room);
     const int counts[6] = {0, 160, 30, 3, 0, 1};
-    std::vector<int64_t> indices(n * books, -2), expected(n * books, -2);
-    int64_t output = n * books - 1;
+    std::vector<int64_t> indices(n * codebooks, -2), expected(n * codebooks, -2);
+    int64_t output = n * codebooks - 1;
     for (int list = 0; list < 6; ++list) {
       for (int i = 0; i < counts[list]; ++i, --output) {
         const float limits[] = {NAN, -INFINITY, INFINITY};
         codebook.listed[list * room + i] = output, codebook.limits[list * room + i] = limits[i % 3];
-        expected[output] = nearest(&x[output * d], 1, &codewords[output % books * k * d], k, d);
+        expected[output] = nearest(&x[output * d], 1, &codewords[output % codebooks * k * d], k, d);
       }
     }
     std::memset(emulation::shared, 0xff, sizeof emulation::shared);
     emulation::launch(2, cuda::kThreads, run_open<float>, x.data(), shape, codebook.packed, counts, room,
                       indices.data());
-    CHECK(indices == expected, "the second pass of any list, %ld books", static_cast<long>(books));
+    CHECK(indices == expected, "the second pass of any list, %ld codebooks", static_cast<long>(codebooks));
   }
 }
 
@@ -319,24 +322,24 @@ static void far_apart() {
 // Every row of every codebook is in one item of one block, and the items of a round share a codebook.
 static void items_of(const cuda::Shape& shape, int groups) {
   const cuda::Items items(shape, groups, 132);
-  const int64_t rows = shape.outputs / shape.books;
-  std::vector<int64_t> last_rows(shape.books);
+  const int64_t rows = shape.outputs / shape.codebooks;
+  std::vector<int64_t> last_rows(shape.codebooks);
   int64_t number = 0;
   for (unsigned block = 0; block < items.grid; ++block) {
     const int here = items.number(block);
     number += here;
     for (int i = here - 3 * groups; i < here; ++i) {
       const cuda::Item item = items.at(block, i);
-      CHECK(item.book == items.book(block, i / groups), "the book of a round");
+      CHECK(item.codebook == items.codebook(block, i / groups), "the codebook of a round");
       for (int from = 0; from < cuda::kGroupRows; from += cuda::kWarpRows) {
         if (item.rows(from) > 0)
-          last_rows[item.book] = std::max(last_rows[item.book], item.first + from + item.rows(from));
+          last_rows[item.codebook] = std::max(last_rows[item.codebook], item.first + from + item.rows(from));
       }
     }
   }
-  CHECK(last_rows == std::vector<int64_t>(shape.books, rows), "the last rows");
-  const int64_t at_once = (shape.books == 1 ? 1 : groups) * cuda::kGroupRows;
-  CHECK(number * cuda::kGroupRows == (rows + at_once - 1) / at_once * at_once * shape.books, "%ld items",
+  CHECK(last_rows == std::vector<int64_t>(shape.codebooks, rows), "the last rows");
+  const int64_t at_once = (shape.codebooks == 1 ? 1 : groups) * cuda::kGroupRows;
+  CHECK(number * cuda::kGroupRows == (rows + at_once - 1) / at_once * at_once * shape.codebooks, "%ld items",
         static_cast<long>(number));
 }
 
@@ -357,10 +360,11 @@ static void divisors() {
 // Checks the parts of calls with more than 2^31 rows, elements or codewords. It runs no kernel.
 static void sizes() {
   const int64_t rows = (int64_t{1} << 33) + 5, limit = 227 * 1024;
-  for (const int64_t books : {1, 3}) {
-    const cuda::Shape shape{rows * books, books, books, 64, 300, 384, rows, 0, 64 * books, 1, true};
-    CHECK(shape.begin(shape.outputs - 1) == (rows - 1) * 64 * books + (books - 1) * 64, "the last of %ld",
-          static_cast<long>(shape.outputs));
+  for (const int64_t codebooks : {1, 3}) {
+    const cuda::Shape shape{rows * codebooks, codebooks, codebooks, 64, 300, 384, rows, 0,
+                            64 * codebooks,   1,         true};
+    CHECK(shape.begin(shape.outputs - 1) == (rows - 1) * 64 * codebooks + (codebooks - 1) * 64,
+          "the last of %ld", static_cast<long>(shape.outputs));
     items_of(shape, 2), items_of(shape, 3);
   }
   cuda::Shape many{1000, 1, 1, 64, 0x7fffff80, 0x7fffff80, 1000, 0, 64, 1, true};
@@ -440,17 +444,18 @@ static void rings_turn() {
 // places for more. The emulation rejects a block that ends before its copies have arrived.
 static void few_blocks_in_a_long_ring() {
   std::mt19937 random(14);
-  const int64_t books = 4, d = 128, k = 30, rows = 40;
-  const auto x = normal<float>(rows * books * d, random), codewords = normal<float>(books * k * d, random);
-  const cuda::Shape shape{rows * books, books, books,     d, k,   cuda::kBlockCodewords,
-                          rows,         0,     books * d, 1, true};
+  const int64_t codebooks = 4, d = 128, k = 30, rows = 40;
+  const auto x = normal<float>(rows * codebooks * d, random),
+             codewords = normal<float>(codebooks * k * d, random);
+  const cuda::Shape shape{rows * codebooks, codebooks, codebooks, d, k, cuda::kBlockCodewords, rows, 0,
+                          codebooks * d,    1,         true};
   std::vector<int64_t> expected(shape.outputs);
   for (int64_t i = 0; i < shape.outputs; ++i)
-    expected[i] = nearest(&x[i * d], 1, &codewords[i % books * k * d], k, d);
+    expected[i] = nearest(&x[i * d], 1, &codewords[i % codebooks * k * d], k, d);
   TestCodebook codebook(codewords, shape, x.data());
   cuda::WgmmaPlan plan;
   for (int64_t limit = 80 * 1024; plan.resident || plan.codewords < 4; limit += 1024)
-    plan = cuda::divide(shape, 2, sizeof(float), limit, books);
+    plan = cuda::divide(shape, 2, sizeof(float), limit, codebooks);
   CHECK(plan.items.rounds(0) == 1 && plan.codewords - 1 > plan.chunks, "%d plan", plan.codewords);
   run_wgmma<2, true, true>(codebook, x.data(), shape, plan, expected, true);
 }

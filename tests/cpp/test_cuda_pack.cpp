@@ -15,10 +15,10 @@ static bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
 
 // Compares the starts. The places between the lanes belong to no codeword.
 static bool same_starts(const cuda::Shape& shape, const TestCodebook& a, const TestCodebook& b) {
-  for (int64_t i = 0; i < shape.books * shape.padded_k; ++i) {
-    const int64_t book = i / shape.padded_k;
+  for (int64_t i = 0; i < shape.codebooks * shape.padded_k; ++i) {
+    const int64_t codebook = i / shape.padded_k;
     const auto code = static_cast<int>(i % shape.padded_k);
-    const int first_tile = cuda::first_tile_of(shape, book);
+    const int first_tile = cuda::first_tile_of(shape, codebook);
     if (std::memcmp(cuda::start_of(a.packed, first_tile, code), cuda::start_of(b.packed, first_tile, code),
                     sizeof(float)) != 0)
       return false;
@@ -26,25 +26,25 @@ static bool same_starts(const cuda::Shape& shape, const TestCodebook& a, const T
   return true;
 }
 
-static cuda::Shape shape_of(int64_t rows, int64_t books, int64_t d, int64_t k, bool euclidean) {
+static cuda::Shape shape_of(int64_t rows, int64_t codebooks, int64_t d, int64_t k, bool euclidean) {
   const int64_t padded = (k + cuda::kBlockCodewords - 1) / cuda::kBlockCodewords * cuda::kBlockCodewords;
-  return {rows * books, books, books, d, k, padded, rows, 0, books * d, 1, euclidean};
+  return {rows * codebooks, codebooks, codebooks, d, k, padded, rows, 0, codebooks * d, 1, euclidean};
 }
 
 // One block waits for no other one. Five blocks must not read what another one has not written.
 static void the_number_of_blocks_changes_no_bit() {
   std::mt19937 random(20);
   for (const bool euclidean : {true, false}) {
-    for (const auto& [books, d, k] :
+    for (const auto& [codebooks, d, k] :
          {std::array<int64_t, 3>{1, 70, 300}, {3, 17, 130}, {2, 1, 1}, {1, 300, 9}}) {
-      const cuda::Shape shape = shape_of(40, books, d, k, euclidean);
-      const auto x = normal<float>(40 * books * d, random),
-                 codewords = normal<float>(books * k * d, random, 3);
+      const cuda::Shape shape = shape_of(40, codebooks, d, k, euclidean);
+      const auto x = normal<float>(40 * codebooks * d, random),
+                 codewords = normal<float>(codebooks * k * d, random, 3);
       const TestCodebook one(codewords, shape, x.data(), 1), five(codewords, shape, x.data(), 5);
       const bool same = same_bits(one.exact, five.exact) && same_bits(one.bounds, five.bounds) &&
                         same_bits(one.center, five.center) && same_bits(one.halves, five.halves) &&
                         same_starts(shape, one, five);
-      CHECK(same, "books %ld, d %ld, K %ld", static_cast<long>(books), static_cast<long>(d),
+      CHECK(same, "codebooks %ld, d %ld, K %ld", static_cast<long>(codebooks), static_cast<long>(d),
             static_cast<long>(k));
       CHECK(one.ones == std::vector<long long>(one.ones.size(), 0) && five.ones == one.ones,
             "what later kernels add to");
@@ -56,24 +56,25 @@ static void the_number_of_blocks_changes_no_bit() {
 // finite does not count.
 static void bounds_hold() {
   std::mt19937 random(21);
-  const int64_t books = 2, d = 33, k = 200, rows = 3000;
-  const cuda::Shape shape = shape_of(rows, books, d, k, true);
-  auto x = normal<float>(rows * books * d, random), codewords = normal<float>(books * k * d, random, 2);
+  const int64_t codebooks = 2, d = 33, k = 200, rows = 3000;
+  const cuda::Shape shape = shape_of(rows, codebooks, d, k, true);
+  auto x = normal<float>(rows * codebooks * d, random),
+       codewords = normal<float>(codebooks * k * d, random, 2);
   codewords[5 * d + 3] = NAN, codewords[(k + 7) * d] = INFINITY;
   for (int64_t j = 0; j < d; ++j) codewords[90 * d + j] *= 40, x[j] = NAN;
   const TestCodebook found(codewords, shape, x.data(), 4);
-  for (int64_t book = 0; book < books; ++book) {
+  for (int64_t codebook = 0; codebook < codebooks; ++codebook) {
     double longest = 0;
-    const cuda::Base base = cuda::base_of(&found.bounds[4 * book]);
+    const cuda::Base base = cuda::base_of(&found.bounds[4 * codebook]);
     for (int64_t code = 0; code < k; ++code) {
       double square = 0;
       for (int64_t j = 0; j < d; ++j) {
-        const double b = static_cast<double>(codewords[(book * k + code) * d + j]) -
-                         static_cast<double>(found.center[book * d + j]);
+        const double b = static_cast<double>(codewords[(codebook * k + code) * d + j]) -
+                         static_cast<double>(found.center[codebook * d + j]);
         square += b * b;
       }
       const float start =
-          *cuda::start_of(found.packed, cuda::first_tile_of(shape, book), static_cast<int>(code));
+          *cuda::start_of(found.packed, cuda::first_tile_of(shape, codebook), static_cast<int>(code));
       if (!std::isfinite(square)) {
         CHECK(start == cuda::kNever, "a codeword that is not finite has %g", static_cast<double>(start));
         continue;
@@ -82,7 +83,7 @@ static void bounds_hold() {
             "half of the square of codeword %ld", static_cast<long>(code));
       longest = std::max(longest, std::sqrt(square));
     }
-    const double* bounds = &found.bounds[4 * book];
+    const double* bounds = &found.bounds[4 * codebook];
     const double unit = std::exp2(14 - std::floor(std::log2(longest)));
     CHECK(std::fabs(bounds[1] / longest - 1) < 1e-12 &&
               std::fabs(bounds[0] / (longest * longest / 2) - 1) < 1e-12,

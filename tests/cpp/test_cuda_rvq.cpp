@@ -20,15 +20,15 @@ struct RvqCase {
   std::vector<T> x;
   std::vector<std::vector<float>> codebooks;
 
-  RvqCase(int64_t rows, int64_t segments, int64_t books, int64_t d, const std::vector<int64_t>& sizes,
+  RvqCase(int64_t rows, int64_t segments, int64_t per_stage, int64_t d, const std::vector<int64_t>& sizes,
           int seed)
-      : shape{rows * segments, segments, books, d, 0, 0, rows, 0, segments * d, 1, true} {
+      : shape{rows * segments, segments, per_stage, d, 0, 0, rows, 0, segments * d, 1, true} {
     std::mt19937 random(seed);
     for (const double value : normal<double>(rows * segments * d, random)) x.push_back(static_cast<T>(value));
-    for (const int64_t size : sizes) codebooks.push_back(normal<float>(books * size * d, random));
+    for (const int64_t size : sizes) codebooks.push_back(normal<float>(per_stage * size * d, random));
   }
   int64_t size(size_t stage) const {
-    return static_cast<int64_t>(codebooks[stage].size()) / shape.d / shape.books;
+    return static_cast<int64_t>(codebooks[stage].size()) / shape.d / shape.codebooks;
   }
 };
 
@@ -50,7 +50,7 @@ static void check(const char* what, const RvqCase<T>& given) {
   for (const auto& codebook : given.codebooks) wanted.codewords += codebook.size() / shape.d;
   counts.assign(wanted.codewords, 7), expected_counts.assign(wanted.codewords, 0);
   int64_t before = 0;
-  for (size_t i = 0; i < given.codebooks.size(); before += shape.books * given.size(i), ++i)
+  for (size_t i = 0; i < given.codebooks.size(); before += shape.codebooks * given.size(i), ++i)
     wanted.stage[i] = {given.codebooks[i].data(), given.size(i), counts.data() + before};
   wanted.stages = static_cast<int>(stages), wanted.quantized = quantized.data(),
   wanted.indices = indices.data(), wanted.losses = losses.data(), wanted.factor = 0.5,
@@ -63,14 +63,14 @@ static void check(const char* what, const RvqCase<T>& given) {
     for (int64_t j = 0; j < shape.d; ++j) residual[j] = given.x[shape.begin(output) + j * shape.stride];
     before = 0;
     for (int64_t i = 0; i < stages; ++i) {
-      const int64_t k = given.size(i), book = output % shape.books;
-      const float* codewords = given.codebooks[i].data() + book * k * shape.d;
+      const int64_t k = given.size(i), codebook = output % shape.codebooks;
+      const float* codewords = given.codebooks[i].data() + codebook * k * shape.d;
       std::vector<float> row;
       for (const T value : residual) row.push_back(static_cast<float>(value));
       const int64_t code = nearest(row.data(), 1, codewords, k, shape.d);
       expected[output * stages + i] = code;
-      ++expected_counts[before + book * k + code];
-      before += shape.books * k;
+      ++expected_counts[before + codebook * k + code];
+      before += shape.codebooks * k;
       for (int64_t j = 0; j < shape.d; ++j) {
         const float close = codewords[code * shape.d + j];
         const auto narrow = static_cast<float>(rounded<T>(close));
@@ -149,7 +149,7 @@ void run() {
   check("stages", RvqCase<float>(6, 1, 1, 32, {70, 5, 64, 33}, 2));
   check("long rows", RvqCase<float>(2, 1, 1, 500, {17, 18}, 3));
   check("segments", RvqCase<float>(3, 3, 1, 8, {20, 9}, 4));
-  check("books", RvqCase<float>(3, 3, 3, 8, {20, 9}, 5));
+  check("codebooks", RvqCase<float>(3, 3, 3, 8, {20, 9}, 5));
   check("float16", RvqCase<_Float16>(5, 1, 1, 24, {40, 40, 40}, 6));
   check("bfloat16", RvqCase<emulation::Bfloat16>(5, 1, 1, 24, {40, 40, 40}, 6));
   RvqCase<float> apart(5, 2, 1, 8, {12, 12}, 9);  // elements of a row are five apart

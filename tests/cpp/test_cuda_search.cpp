@@ -44,14 +44,14 @@ static SearchCase any_case(std::mt19937& random, const Path& path, int64_t eleme
   const int64_t piece = path.in_bulk ? 16 / element_bytes : 1, most = rows_wanted() > 50000 ? 3000 : 500;
   const int64_t longest = draw(random, 1, 8) == 1 ? path.most_d : std::min<int64_t>(path.most_d, 200);
   const int64_t d = piece * draw(random, (path.least_d + piece - 1) / piece, longest / piece);
-  const int64_t segments = draw(random, 1, 3), books = draw(random, 0, 2) == 0 ? segments : 1;
+  const int64_t segments = draw(random, 1, 3), codebooks = draw(random, 0, 2) == 0 ? segments : 1;
   const int64_t rows = draw(random, 1, 4) == 1 ? draw(random, 1, 70) : draw(random, 150, most),
                 inner = draw(random, 1, rows);
   const int64_t outer = (rows + inner - 1) / inner,
                 k = draw(random, 1, 3) == 1 ? draw(random, 1, 20) : draw(random, 100, 280);
   const int64_t gap = piece * std::max<int64_t>(0, draw(random, -2, 2)), width = segments * d + gap;
   const int64_t padded = (k + cuda::kBlockCodewords - 1) / cuda::kBlockCodewords * cuda::kBlockCodewords;
-  return {{outer * inner * segments, segments, books, d, k, padded, inner, inner * width, width, 1, true},
+  return {{outer * inner * segments, segments, codebooks, d, k, padded, inner, inner * width, width, 1, true},
           gap};
 }
 
@@ -75,10 +75,10 @@ template <class T>
 static void fill(std::mt19937& random, const SearchCase& one, std::vector<T>& x, std::vector<T>& codewords) {
   const cuda::Shape& shape = one.shape;
   double scale;
-  codewords = any_codewords<T>(random, shape.books * shape.k * shape.d, scale);
+  codewords = any_codewords<T>(random, shape.codebooks * shape.k * shape.d, scale);
   for (int64_t i = 0; i < shape.k / 8; ++i) {
-    const int64_t from = draw(random, 0, shape.books * shape.k - 1),
-                  to = draw(random, 0, shape.books * shape.k - 1);
+    const int64_t from = draw(random, 0, shape.codebooks * shape.k - 1),
+                  to = draw(random, 0, shape.codebooks * shape.k - 1);
     std::copy_n(&codewords[from * shape.d], shape.d, &codewords[to * shape.d]);
   }
   x.assign(shape.outputs / shape.segments / shape.inner * shape.outer_stride, T(NAN));
@@ -86,9 +86,9 @@ static void fill(std::mt19937& random, const SearchCase& one, std::vector<T>& x,
   const bool odd = draw(random, 0, 1) == 0;
   if (odd && draw(random, 0, 2) == 0) codewords[draw(random, 0, shape.d * shape.k - 1)] = T(NAN);
   for (int64_t output = 0; output < shape.outputs; ++output) {
-    const int64_t book = output % shape.segments % shape.books;
-    const T* a = &codewords[(book * shape.k + draw(random, 0, shape.k - 1)) * shape.d];
-    const T* b = &codewords[(book * shape.k + draw(random, 0, shape.k - 1)) * shape.d];
+    const int64_t codebook = output % shape.segments % shape.codebooks;
+    const T* a = &codewords[(codebook * shape.k + draw(random, 0, shape.k - 1)) * shape.d];
+    const T* b = &codewords[(codebook * shape.k + draw(random, 0, shape.k - 1)) * shape.d];
     static constexpr double kApart[] = {0, 1e-7, 1e-5, 1e-4, 1e-3, 1e-2, 1};
     const double apart = scale * kApart[draw(random, 0, 6)];
     T* row = &x[shape.begin(output)];
@@ -105,14 +105,15 @@ static void fill(std::mt19937& random, const SearchCase& one, std::vector<T>& x,
 template <class T>
 static std::vector<int64_t> definition(const std::vector<T>& x, const cuda::Shape& shape,
                                        const std::vector<T>& codewords) {
-  std::vector<double> columns(codewords.size()), totals(shape.k);  // [books, d, k]
+  std::vector<double> columns(codewords.size()), totals(shape.k);  // [codebooks, d, k]
   for (int64_t i = 0; i < static_cast<int64_t>(codewords.size()); ++i) {
-    const int64_t code = i / shape.d, book = code / shape.k;
-    columns[(book * shape.d + i % shape.d) * shape.k + code % shape.k] = static_cast<double>(codewords[i]);
+    const int64_t code = i / shape.d, codebook = code / shape.k;
+    columns[(codebook * shape.d + i % shape.d) * shape.k + code % shape.k] =
+        static_cast<double>(codewords[i]);
   }
   std::vector<int64_t> indices(shape.outputs);
   for (int64_t output = 0; output < shape.outputs; ++output) {
-    const double* column = &columns[output % shape.segments % shape.books * shape.d * shape.k];
+    const double* column = &columns[output % shape.segments % shape.codebooks * shape.d * shape.k];
     std::fill(totals.begin(), totals.end(), 0);
     for (int64_t j = 0; j < shape.d; ++j, column += shape.k) {
       const auto value = static_cast<double>(x[shape.begin(output) + j]);
@@ -138,7 +139,7 @@ struct Made {
 
   Made(const cuda::Shape& shape, unsigned blocks)
       : quantized(shape.outputs * shape.d, T(NAN)),
-        counts(shape.books * shape.k),
+        counts(shape.codebooks * shape.k),
         parts(blocks * cuda::kGroupWarps, NAN) {}
 
   cuda::Quantized wanted(const std::vector<float>& codewords) {
@@ -157,7 +158,7 @@ static void check(const char* name, const std::vector<T>& x, const cuda::Shape& 
   double error = 0;
   int64_t wrong = 0;
   for (int64_t output = 0; output < shape.outputs; ++output) {
-    const int64_t code = output % shape.segments % shape.books * shape.k + indices[output];
+    const int64_t code = output % shape.segments % shape.codebooks * shape.k + indices[output];
     ++counts[code];
     for (int64_t j = 0; j < shape.d; ++j) {
       const double target = codewords[code * shape.d + j],

@@ -43,18 +43,18 @@ struct SumsCase {
     for (int64_t i = 0; i < shape.outputs * shape.d; ++i) {
       x[shape.begin(i / shape.d) + i % shape.d * shape.stride] = static_cast<T>(values[i]);
     }
-    for (const double value : normal<double>(shape.books * shape.k * shape.d, random))
+    for (const double value : normal<double>(shape.codebooks * shape.k * shape.d, random))
       codewords.push_back(static_cast<Codeword>(value));
     for (int64_t i = 0; i < shape.outputs; ++i)
       indices.push_back(static_cast<int64_t>(random() % std::min<int64_t>(shape.k, taken)));
-    for (int64_t i = 0; i < shape.books * shape.k; ++i)
+    for (int64_t i = 0; i < shape.codebooks * shape.k; ++i)
       scales.push_back(std::ldexp(1, 30 + static_cast<int>(i % 5)));
   }
 
   double element(int64_t output, int64_t j) const {
     return static_cast<double>(x[shape.begin(output) + j * shape.stride]);
   }
-  int64_t code(int64_t output) const { return output % shape.books * shape.k + indices[output]; }
+  int64_t code(int64_t output) const { return output % shape.codebooks * shape.k + indices[output]; }
 };
 
 // Memory for the results of a kernel. It begins as NaN, or as a number that never occurs, where the kernel
@@ -69,7 +69,7 @@ struct KernelSums {
 
   explicit KernelSums(const cuda::Shape& shape)
       : quantized(shape.outputs * shape.d, T(NAN)),
-        counts(shape.books * shape.k, 7),
+        counts(shape.codebooks * shape.k, 7),
         largest(counts),
         sums(counts.size() * shape.d, 7) {
     const auto size = [](const std::vector<long long>& numbers) {
@@ -167,8 +167,8 @@ static void vq(const char* what, const cuda::Shape& shape, int64_t elements, int
 }
 
 static void vq_of_all_shapes() {
-  const auto flat = [](int64_t rows, int64_t segments, int64_t books, int64_t d, int64_t k) {
-    return cuda::Shape{rows * segments, segments, books, d, k, 0, rows, 0, segments * d, 1, true};
+  const auto flat = [](int64_t rows, int64_t segments, int64_t codebooks, int64_t d, int64_t k) {
+    return cuda::Shape{rows * segments, segments, codebooks, d, k, 0, rows, 0, segments * d, 1, true};
   };
   vq<float, float>("one", flat(1, 1, 1, 1, 1), 1, 9);
   vq<float, float>("one element", flat(70, 1, 1, 1, 9), 70, 9);
@@ -185,7 +185,7 @@ static void vq_of_all_shapes() {
   vq<double, float>("double", flat(150, 1, 1, 70, 20), 150 * 70, 2);
   vq<double, double>("double, wide", flat(150, 1, 1, 17, 20), 150 * 17, 2);
   vq<float, float, 4>("segments", flat(150, 3, 1, 4, 20), 150 * 12, 2);
-  vq<float, float, 4>("books", flat(240, 3, 3, 4, 20), 240 * 12, 3);
+  vq<float, float, 4>("codebooks", flat(240, 3, 3, 4, 20), 240 * 12, 3);
   vq<float, float, 4>("rows with gaps", {140, 1, 1, 8, 9, 0, 70, 1500, 20, 1, true}, 3000, 2);
   vq<float, float>("channels first", {280, 2, 1, 6, 9, 0, 70, 840, 1, 70, true}, 280 * 6, 2);
   vq<float, float>("long channels first", {140, 1, 1, 130, 9, 0, 70, 9100, 1, 70, true}, 140 * 130, 2);

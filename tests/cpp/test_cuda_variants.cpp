@@ -58,9 +58,10 @@ static std::vector<__uint128_t> tiles(const std::vector<float>& values, int64_t 
   return storage;
 }
 
-// Returns the two least packed numbers of a lane among the scores of a row, as a kernel keeps them.
+// Returns the best and the second-best packed number of a lane among the scores of a row, as a kernel keeps
+// them.
 template <class V>
-static std::vector<int> least_two(const std::vector<float>& scores, float base, int lane) {
+static std::vector<int> top_two(const std::vector<float>& scores, float base, int lane) {
   constexpr int kGroup = 32 / V::How::kShift;
   std::vector<int> all;
   for (int tile = 0; tile < static_cast<int>(scores.size()) / kColumns; ++tile) {
@@ -123,7 +124,7 @@ static void check(const char* name, Kernel kernel, int blocks, int k, int places
       for (int64_t j = 0; j < d; ++j) scores[code] -= x[row * d + j] * codewords[code * d + j];
     }
     for (int lane = 0; lane < 4; ++lane) {
-      const std::vector<int> all = least_two<V>(scores, base, lane);
+      const std::vector<int> all = top_two<V>(scores, base, lane);
       const variants::LaneResult& kept = found[row * 4 + lane];
       wrong += kept.best != all[0] || kept.second != all[1] || kept.tile < 0 || kept.tile >= k / kColumns;
     }

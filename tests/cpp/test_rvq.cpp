@@ -10,7 +10,7 @@ static void matches_the_definition(int64_t n, bool sums_wanted) {
   std::mt19937 random(9);
   const int64_t s = 2, d = 13, k[3] = {21, 5, 200};
   const auto x = normal<float>(n * s * d, random);
-  std::vector<std::vector<float>> books;
+  std::vector<std::vector<float>> codebooks;
   std::vector<std::vector<int64_t>> indices, counts;
   std::vector<std::vector<double>> sums;
   std::vector<float> residual(n * s * d), total(n * s * d);
@@ -22,12 +22,12 @@ static void matches_the_definition(int64_t n, bool sums_wanted) {
              .residual = residual.data(),
              .total = total.data()};
   for (const int64_t size : k) {
-    books.push_back(normal<float>(s * size * d, random));
+    codebooks.push_back(normal<float>(s * size * d, random));
     indices.emplace_back(n * s, -1), counts.emplace_back(s * size), sums.emplace_back(s * size * d);
   }
   for (int stage = 0; stage < 3; ++stage) {
-    run.stages.push_back({.codebook = {books[stage].data(), Dtype::f32, s, k[stage], d},
-                          .codewords = books[stage].data(),
+    run.stages.push_back({.codebook = {codebooks[stage].data(), Dtype::f32, s, k[stage], d},
+                          .codewords = codebooks[stage].data(),
                           .indices = indices[stage].data(),
                           .counts = counts[stage].data(),
                           .sums = sums_wanted ? sums[stage].data() : nullptr});
@@ -40,16 +40,16 @@ static void matches_the_definition(int64_t n, bool sums_wanted) {
     std::vector<int64_t> expected_counts(s * k[stage]);
     std::vector<long double> expected_sums(s * k[stage] * d);
     for (int64_t i = 0; i < n * s; ++i) {
-      const float* book = &books[stage][i % s * k[stage] * d];
-      const int64_t code = nearest(&left[i * d], 1, book, k[stage], d), place = i % s * k[stage] + code;
+      const float* codebook = &codebooks[stage][i % s * k[stage] * d];
+      const int64_t code = nearest(&left[i * d], 1, codebook, k[stage], d), place = i % s * k[stage] + code;
       CHECK(indices[stage][i] == code, "index %ld of stage %d", static_cast<long>(i), stage);
       ++expected_counts[place];
       for (int64_t j = 0; j < d; ++j) {
-        const double difference = static_cast<double>(left[i * d + j]) - book[code * d + j];
+        const double difference = static_cast<double>(left[i * d + j]) - codebook[code * d + j];
         error += difference * difference;
         expected_sums[place * d + j] += left[i * d + j];
-        left[i * d + j] -= book[code * d + j];
-        expected_total[i * d + j] += book[code * d + j];
+        left[i * d + j] -= codebook[code * d + j];
+        expected_total[i * d + j] += codebook[code * d + j];
       }
     }
     CHECK(counts[stage] == expected_counts, "counts of stage %d", stage);

@@ -85,7 +85,7 @@ def test_every_preset_loads_and_is_described_by_its_first_line():
     assert {"demo", "mnist-9", "mnist-9-published", "own-silos", "comparators"} <= set(config.presets())
     groups = config.preset_groups()
     assert sum(map(len, groups.values())) == len(config.presets()) <= 14
-    assert all(len(members) <= 5 for members in groups.values())
+    assert all(len(presets) <= 5 for presets in groups.values())
     for name, description in config.presets().items():
         assert len(description) > 20
         config.load(name)

@@ -67,11 +67,11 @@ def test_features_are_per_position_or_their_mean(pooled, inputs, positions):
 @pytest.mark.parametrize("pooled", [False, True], ids=["tokens", "pooled"])
 def test_segments_are_contiguous_parts_of_a_token(segments, pooled):
     net = Net(TINY.model_copy(update={"pooled": pooled}), (1, 28, 28), 10).eval()
-    tokens, book = net.tokens(torch.randn(3, 1, 28, 28)).detach(), torch.randn(5, 16 // segments)
-    out = Quantizer()(tokens, book)
+    tokens, codebook = net.tokens(torch.randn(3, 1, 28, 28)).detach(), torch.randn(5, 16 // segments)
+    out = Quantizer()(tokens, codebook)
     parts = tokens.reshape(-1, 16 // segments)
-    nearest = torch.cdist(parts.double(), book.double()).argmin(1)
-    assert torch.equal(out.values, book[nearest].reshape(tokens.shape))
+    nearest = torch.cdist(parts.double(), codebook.double()).argmin(1)
+    assert torch.equal(out.values, codebook[nearest].reshape(tokens.shape))
     assert torch.equal(out.codes, nearest.reshape(3, -1))
     assert out.codes.shape == (3, net.positions * segments)
 

@@ -119,9 +119,9 @@ def test_another_site_has_the_codebook_that_fits_best(models):
     with torch.no_grad():
         tokens = net.tokens(x)
         for client in model.clients:
-            book = model.members[0].clients[client]["codebook"]
-            rows = tokens.reshape(-1, book.shape[-1])
-            nearest = book[torch.cdist(rows.double(), book.double()).argmin(1)]
+            codebook = model.members[0].clients[client]["codebook"]
+            rows = tokens.reshape(-1, codebook.shape[-1])
+            nearest = codebook[torch.cdist(rows.double(), codebook.double()).argmin(1)]
             errors[client] = float((rows - nearest).double().square().mean())
     best = min(errors, key=errors.get)
     assert len(set(errors.values())) > 1

@@ -238,12 +238,12 @@ def _shows_features_and_codewords(run: Path) -> None:
     It has nine tokens of each of its ten test images, the four shared codewords, and its own.
     """
     panels = features.draw(run, None).axes
-    books = [tensors["codebook"] for tensors in load(run).model("uefl").members[0][1].values()]
+    codebooks = [tensors["codebook"] for tensors in load(run).model("uefl").members[0][1].values()]
     assert [ax.get_title() for ax in panels] == [
-        f"silo-{i}, {len(book)} codewords" for i, book in enumerate(books)
+        f"silo-{i}, {len(codebook)} codewords" for i, codebook in enumerate(codebooks)
     ]
-    for ax, book in zip(panels, books, strict=True):
-        assert [len(points.get_offsets()) for points in ax.collections] == [90, 4, len(book) - 4]
+    for ax, codebook in zip(panels, codebooks, strict=True):
+        assert [len(points.get_offsets()) for points in ax.collections] == [90, 4, len(codebook) - 4]
 
 
 def test_extensions_of_every_segment_are_drawn_separately() -> None:
@@ -261,9 +261,9 @@ def test_residual_codewords_are_drawn_from_the_mean() -> None:
     A client's added codeword is zero, so it lies in the middle of these features.
     """
     found = {"silo-0": 9 + np.random.default_rng(0).normal(size=(400, 1, 1, 2))}
-    book = {"silo-0": np.array([[9.0, 9.0], [0.0, 0.0]])}
+    codebook = {"silo-0": np.array([[9.0, 9.0], [0.0, 0.0]])}
     for residual, distance in ((True, 0.0), (False, 9 * 2**0.5)):
-        added = features.panels(found, book, 1, residual=residual).axes[0].collections[2].get_offsets()
+        added = features.panels(found, codebook, 1, residual=residual).axes[0].collections[2].get_offsets()
         assert float(np.linalg.norm(added)) == pytest.approx(distance, abs=0.3)
 
 

@@ -106,15 +106,15 @@ def test_backward_pass_of_vmap(name):
 def test_codewords_have_their_gradient_behind_vmap():
     gradients = []
     for mapped in (True, False):
-        batch, books = normal(3, 6, 8), normal(3, 4, 8, seed=1).requires_grad_()
-        pairs = zip(batch, books, strict=True)
+        batch, codebooks = normal(3, 6, 8), normal(3, 4, 8, seed=1).requires_grad_()
+        pairs = zip(batch, codebooks, strict=True)
         found = (
-            torch.func.vmap(lambda x, book: vq(x, book).loss)(batch, books)
+            torch.func.vmap(lambda x, codebook: vq(x, codebook).loss)(batch, codebooks)
             if mapped
-            else torch.stack([vq(x, book).loss for x, book in pairs])
+            else torch.stack([vq(x, codebook).loss for x, codebook in pairs])
         )
         found.sum().backward()
-        gradients.append(books.grad)
+        gradients.append(codebooks.grad)
     torch.testing.assert_close(*gradients)
 
 
@@ -129,24 +129,28 @@ def test_batch_with_codebooks_is_one_search(monkeypatch, shape, options):
     monkeypatch.setattr(package, "_JOINED_ON", ("cpu",))
     weights, found = torch.tensor([1.0, -2.0, 0.5]), []
     for mapped in (True, False):
-        batch, books = (normal(3, *size, seed=i).requires_grad_() for i, size in enumerate([(6, 8), shape]))
+        batch, codebooks = (
+            normal(3, *size, seed=i).requires_grad_() for i, size in enumerate([(6, 8), shape])
+        )
 
-        def call(x, book):
-            return tuple(vq(x, book, **options))
+        def call(x, codebook):
+            return tuple(vq(x, codebook, **options))
 
-        pairs = [call(x, book) for x, book in zip(batch, books, strict=True)]
+        pairs = [call(x, codebook) for x, codebook in zip(batch, codebooks, strict=True)]
         outputs = (
-            torch.func.vmap(call)(batch, books) if mapped else [*map(torch.stack, zip(*pairs, strict=True))]
+            torch.func.vmap(call)(batch, codebooks)
+            if mapped
+            else [*map(torch.stack, zip(*pairs, strict=True))]
         )
         loss = (weights * (outputs[2] + outputs[0].square().sum((1, 2)))).sum()
-        found.append((*outputs, *torch.autograd.grad(loss, (batch, books))))
+        found.append((*outputs, *torch.autograd.grad(loss, (batch, codebooks))))
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other)
 
 
 @pytest.mark.filterwarnings("error")
 def test_vmap_of_vq_gives_no_warning():
-    torch.func.vmap(lambda x, book: vq(x, book).loss)(normal(3, 6, 8), normal(3, 4, 8, seed=1))
+    torch.func.vmap(lambda x, codebook: vq(x, codebook).loss)(normal(3, 6, 8), normal(3, 4, 8, seed=1))
 
 
 @pytest.mark.parametrize(

@@ -63,12 +63,12 @@ def dac_state(form="weight"):
     return state
 
 
-def codes_of(x, books):
+def codes_of(x, codebooks):
     """Return the codes ``[Q, B, T]`` and the sum of the codewords of x ``[B, D, T]`` by plain search."""
     residual, found = x.movedim(1, -1), []
-    for book in books:
-        found.append(torch.cdist(residual, book.unsqueeze(0)).argmin(-1))
-        residual = residual - book[found[-1]]
+    for codebook in codebooks:
+        found.append(torch.cdist(residual, codebook.unsqueeze(0)).argmin(-1))
+        residual = residual - codebook[found[-1]]
     return torch.stack(found), x - residual.movedim(-1, 1)
 
 
@@ -85,23 +85,23 @@ def test_encodec_round_trip(start):
     assert all(torch.equal(value, state[name]) for name, value in back.items())
 
 
-def encodec_step(x, book, decay=0.99, eps=1e-5):
+def encodec_step(x, codebook, decay=0.99, eps=1e-5):
     """Quantize rows and move the averages as ``EuclideanCodebook`` of encodec does, without revival."""
-    indices = torch.cdist(x, book["embed"]).argmin(-1)
+    indices = torch.cdist(x, codebook["embed"]).argmin(-1)
     chosen = F.one_hot(indices, K).float()
-    quantized = book["embed"][indices]
-    book["cluster_size"].mul_(decay).add_(chosen.sum(0), alpha=1 - decay)
-    book["embed_avg"].mul_(decay).add_(chosen.t() @ x, alpha=1 - decay)
-    total = book["cluster_size"].sum()
-    sizes = (book["cluster_size"] + eps) / (total + K * eps) * total
-    book["embed"].copy_(book["embed_avg"] / sizes.unsqueeze(-1))
+    quantized = codebook["embed"][indices]
+    codebook["cluster_size"].mul_(decay).add_(chosen.sum(0), alpha=1 - decay)
+    codebook["embed_avg"].mul_(decay).add_(chosen.t() @ x, alpha=1 - decay)
+    total = codebook["cluster_size"].sum()
+    sizes = (codebook["cluster_size"] + eps) / (total + K * eps) * total
+    codebook["embed"].copy_(codebook["embed_avg"] / sizes.unsqueeze(-1))
     return quantized
 
 
 def test_five_steps_of_encodecs_training():
     state = encodec_state()
     layer = convert.from_encodec(state, threshold_ema_dead_code=0)
-    books = [
+    codebooks = [
         {
             name: state[f"quantizer.layers.{place}.codebook.{name}"]
             for name in ("cluster_size", "embed_avg", "embed")
@@ -113,15 +113,15 @@ def test_five_steps_of_encodecs_training():
         quantized, _, losses = layer(x)
         (quantized.sum() + losses.sum()).backward()
         residual, total, want_losses = x.detach().movedim(1, -1).reshape(-1, D), 0, []
-        for book in books:
-            codes = encodec_step(residual, book)
+        for codebook in codebooks:
+            codes = encodec_step(residual, codebook)
             want_losses.append((residual - codes).square().mean())
             residual, total = residual - codes, total + codes
         torch.testing.assert_close(quantized.movedim(1, -1).reshape(-1, D), total, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(losses, torch.stack(want_losses), rtol=1e-5, atol=1e-5)
-        for place, book in enumerate(books):
+        for place, codebook in enumerate(codebooks):
             found = layer.layers[place]._codebook
-            for name, value in book.items():
+            for name, value in codebook.items():
                 torch.testing.assert_close(getattr(found, name)[0], value, rtol=1e-5, atol=1e-5)
 
 
@@ -132,13 +132,13 @@ def test_mimi_round_trip(inner):
     x, codes, total = normal(2, D, 20, seed=9), [], 0
     for half, layer in zip(("semantic", "acoustic"), layers, strict=True):
         start = f"quantizer.{half}_residual_vector_quantizer."
-        books = [
+        codebooks = [
             state[f"{start}layers.{place}.codebook.embed_sum"]
             / state[f"{start}layers.{place}.codebook.cluster_usage"].clamp(min=1e-5).unsqueeze(-1)
             for place in range(layer.num_quantizers)
         ]
         given = F.conv1d(x, state[f"{start}input_proj.weight"]) if inner != D else x
-        found, part = codes_of(given, books)
+        found, part = codes_of(given, codebooks)
         part = F.conv1d(part, state[f"{start}output_proj.weight"]) if inner != D else part
         assert torch.equal(layer.encode(x).movedim(-1, 0), found)
         codes.append(found)
@@ -168,9 +168,9 @@ def test_dac_round_trip(form):
     for place in range(Q):
         parts = {name.removeprefix(f"quantizer.quantizers.{place}."): value for name, value in plain.items()}
         rows = F.conv1d(residual, parts["in_proj.weight"], parts["in_proj.bias"]).movedim(1, -1)
-        book = parts["codebook.weight"]
-        codes.append((F.normalize(rows, dim=-1) @ F.normalize(book, dim=-1).t()).argmax(-1))
-        chosen = book[codes[-1]].movedim(-1, 1)
+        codebook = parts["codebook.weight"]
+        codes.append((F.normalize(rows, dim=-1) @ F.normalize(codebook, dim=-1).t()).argmax(-1))
+        chosen = codebook[codes[-1]].movedim(-1, 1)
         chosen = F.conv1d(chosen, parts["out_proj.weight"], parts["out_proj.bias"])
         residual, total = residual - chosen, total + chosen
     assert torch.equal(layer.encode(x), torch.stack(codes, -1))
@@ -186,14 +186,16 @@ def test_dac_round_trip(form):
 @pytest.mark.parametrize("name", ["quantize.embedding.weight", "embedding.weight"])
 @pytest.mark.parametrize("legacy", [True, False])
 def test_five_steps_of_a_vqmodel(name, legacy):
-    book = normal(K, 4).requires_grad_()
-    layer = convert.from_vqmodel({name: book.detach().clone(), "decoder.bias": torch.zeros(2)}, legacy=legacy)
-    optimizers = [torch.optim.SGD(given, 0.5, momentum=0.9) for given in ([book], layer.parameters())]
+    codebook = normal(K, 4).requires_grad_()
+    layer = convert.from_vqmodel(
+        {name: codebook.detach().clone(), "decoder.bias": torch.zeros(2)}, legacy=legacy
+    )
+    optimizers = [torch.optim.SGD(given, 0.5, momentum=0.9) for given in ([codebook], layer.parameters())]
     for step in range(5):
         x, weight, found = normal(2, 4, 6, 6, seed=step), normal(2, 4, 6, 6, seed=90 + step), []
         rows = x.movedim(1, -1).clone().requires_grad_()
-        indices = torch.cdist(rows.reshape(-1, 4), book).argmin(-1)
-        codes = book[indices].view(rows.shape)
+        indices = torch.cdist(rows.reshape(-1, 4), codebook).argmin(-1)
+        codes = codebook[indices].view(rows.shape)
         pull, push = (codes.detach() - rows).square().mean(), (codes - rows.detach()).square().mean()
         want = pull + 0.25 * push if legacy else 0.25 * pull + push
         ((rows + (codes - rows).detach()).movedim(-1, 1) * weight).sum().add(want).backward()
@@ -206,7 +208,7 @@ def test_five_steps_of_a_vqmodel(name, legacy):
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
-        torch.testing.assert_close(layer.codebook, book, **CLOSE)
+        torch.testing.assert_close(layer.codebook, codebook, **CLOSE)
     assert torch.equal(convert.to_vqmodel(layer, "")["embedding.weight"], layer.codebook)
 
 

@@ -165,9 +165,9 @@ class Doubled(nn.Module):
 
 
 COMPUTED = {
-    "parametrize": lambda book: parametrize.register_parametrization(book, "embed", Doubled()),
-    "weight_norm": lambda book: nn.utils.parametrizations.weight_norm(book, "embed", dim=1),
-    "prune": lambda book: prune.random_unstructured(book, "embed", 0.5),
+    "parametrize": lambda codebook: parametrize.register_parametrization(codebook, "embed", Doubled()),
+    "weight_norm": lambda codebook: nn.utils.parametrizations.weight_norm(codebook, "embed", dim=1),
+    "prune": lambda codebook: prune.random_unstructured(codebook, "embed", 0.5),
 }
 
 

@@ -297,8 +297,8 @@ def test_averages_equal_one_process_with_all_rows(states):
 def test_unshared_codebooks_equal_those_of_one_process(states, name):
     for rank, found in enumerate(states):
         assert_same(train_updated(rank, name), found["updates", name])  # also that nothing was sent
-    books = [found["updates", name]["_codebook.embed"] for found in states]
-    assert not torch.equal(*books[:2])
+    codebooks = [found["updates", name]["_codebook.embed"] for found in states]
+    assert not torch.equal(*codebooks[:2])
 
 
 @pytest.mark.parametrize("name", ["accumulated", "manual", "weighted", "affine"])

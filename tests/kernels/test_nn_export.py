@@ -63,9 +63,9 @@ def test_the_exporter_that_traces_is_refused(name):
 
 @pytest.mark.skipif(not COMPILED, reason="the compiled kernels are absent")
 @pytest.mark.parametrize("metric", ["l2", "cosine"])
-@pytest.mark.parametrize("books", [None, 2])
-def test_decompositions_are_the_ops(metric, books):
-    x, codebook = normal(3, 40, 8), normal(16, 4, seed=1) if books is None else normal(2, 16, 4, seed=1)
+@pytest.mark.parametrize("codebooks", [None, 2])
+def test_decompositions_are_the_ops(metric, codebooks):
+    x, codebook = normal(3, 40, 8), normal(16, 4, seed=1) if codebooks is None else normal(2, 16, 4, seed=1)
     codebook[..., 3, :] = 0
     x[0, 0, 0], x[0, 1, 2] = torch.nan, torch.inf
     assert torch.equal(decomposed_assign(x, codebook, metric, True), vq_assign(x, codebook, metric=metric))

@@ -13,7 +13,7 @@ from uefl_kernels.nn import ExtensibleCodebook
 from .conftest import normal
 
 
-def book(**options):
+def codebook(**options):
     torch.manual_seed(0)
     return ExtensibleCodebook(
         torch.randn(6, 4), **({"capacity": 16, "clients": ["north", "silo.2"]} | options)
@@ -21,7 +21,7 @@ def book(**options):
 
 
 def test_a_client_sees_the_shared_block_and_its_own():
-    codes = book()
+    codes = codebook()
     assert torch.equal(codes.codebook("north"), codes.codebook("silo.2"))
     first, second = normal(3, 4, seed=1), normal(2, 4, seed=2)
     assert codes.extend("north", first) == 1
@@ -36,7 +36,7 @@ def test_a_client_sees_the_shared_block_and_its_own():
 
 
 def test_repr_is_a_line_for_any_number_of_clients():
-    codes = book(clients=[f"silo {i}" for i in range(200)])
+    codes = codebook(clients=[f"silo {i}" for i in range(200)])
     codes.extend("silo 3", normal(2, 4))
     assert (
         repr(torch.nn.Sequential(codes))
@@ -45,11 +45,11 @@ def test_repr_is_a_line_for_any_number_of_clients():
 
 
 def test_block_of_some_clients_is_averaged_only_by_them():
-    codes = book(clients=["a", "b", "c"])
+    codes = codebook(clients=["a", "b", "c"])
     codes.extend("b", normal(2, 4, seed=1))
     group = normal(3, 4, seed=2)
     assert codes.extend(["b", "c"], group) == 2
-    assert [sorted(names) for names in codes.members] == [["a", "b", "c"], ["b"], ["b", "c"]]
+    assert [sorted(names) for names in codes.block_clients] == [["a", "b", "c"], ["b"], ["b", "c"]]
     assert [codes.size(name) for name in "abc"] == [6, 11, 9]
     assert (codes.rows(2, "b"), codes.rows(2, "c")) == (slice(8, 11), slice(6, 9))
     assert torch.equal(codes.block(2, "b"), group)
@@ -68,7 +68,7 @@ def test_block_of_some_clients_is_averaged_only_by_them():
 
 
 def test_nothing_is_copied():
-    codes = book()
+    codes = codebook()
     address = codes.weights[0].data_ptr()
     codes.extend("north", normal(10, 4))
     assert (
@@ -80,7 +80,7 @@ def test_nothing_is_copied():
 
 
 def test_optimizer_keeps_its_state_over_an_extension():
-    codes, x = book(), normal(200, 4)
+    codes, x = codebook(), normal(200, 4)
     optimizer = torch.optim.Adam(codes.parameters(), lr=0.05)
 
     def step():
@@ -101,7 +101,7 @@ def test_optimizer_keeps_its_state_over_an_extension():
 
 
 def test_shared_block_is_averaged():
-    codes = book()
+    codes = codebook()
     with torch.no_grad():
         codes.block(0, "north").fill_(1)
         codes.block(0, "silo.2").fill_(4)
@@ -119,12 +119,12 @@ def test_shared_block_is_averaged():
 
 
 def test_state_dict_round_trip():
-    codes, other = book(), book()
+    codes, other = codebook(), codebook()
     codes.extend("silo.2", normal(5, 4))
     other.load_state_dict(codes.state_dict())
     for same in (other, copy.deepcopy(codes)):
         assert torch.equal(same.codebook("silo.2"), codes.codebook("silo.2"))
-        assert same.members == codes.members
+        assert same.block_clients == codes.block_clients
         assert same.extend("silo.2", normal(1, 4)) == 2
         assert same.rows(2, "silo.2") == slice(11, 12)
     # what safetensors takes
@@ -132,7 +132,7 @@ def test_state_dict_round_trip():
 
 
 def test_half_precision_and_compile(full_graph):
-    codes = book(clients=["one"]).to(torch.bfloat16)
+    codes = codebook(clients=["one"]).to(torch.bfloat16)
     assert codes.codebook("one").dtype == torch.float32
     x = normal(30, 4, dtype=torch.bfloat16).requires_grad_()
     out = full_graph(codes)(x)
@@ -143,10 +143,10 @@ def test_half_precision_and_compile(full_graph):
 
 def test_refuses():
     with pytest.raises(ValueError, match=r"shared.*capacity=5.*\[6, 4\]"):
-        book(capacity=5)
+        codebook(capacity=5)
     with pytest.raises(ValueError, match=r"clients.*distinct.*\['a', 'a'\]"):
-        book(clients=["a", "a"])
-    codes = book()
+        codebook(clients=["a", "a"])
+    codes = codebook()
     with pytest.raises(ValueError, match=r"'south'.*north, silo\.2"):
         codes(normal(3, 4), "south")
     with pytest.raises(ValueError, match=r"client.*north, silo\.2"):
@@ -166,7 +166,7 @@ def test_refuses():
     with pytest.raises(ValueError, match=r"block.*distinct.*\['north', 'north'\]"):
         codes.extend(["north", "north"], normal(1, 4))
     assert codes.size("north") == 6
-    assert len(codes.members) == 1
+    assert len(codes.block_clients) == 1
     codes.extend("north", normal(1, 4))
     with pytest.raises(ValueError, match=r"client 'silo\.2'.*block 1"):
         codes.rows(1, "silo.2")

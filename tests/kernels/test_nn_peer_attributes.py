@@ -459,7 +459,9 @@ def test_given_indices_move_the_codebook_as_forward_does(heads):
 
 def test_codebooks_of_groups_with_unequal_sizes():
     groups = GroupedResidualVQ(dim=8, groups=2, num_quantizers=2, codebook_size=(32, 8))
-    assert [[list(book.shape) for book in group] for group in groups.codebooks] == [[[32, 4], [8, 4]]] * 2
+    assert [[list(codebook.shape) for codebook in group] for group in groups.codebooks] == [
+        [[32, 4], [8, 4]]
+    ] * 2
     assert list(GroupedResidualVQ(dim=8, groups=2, num_quantizers=3, codebook_size=16).codebooks.shape) == [
         2,
         3,

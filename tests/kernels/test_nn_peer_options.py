@@ -227,8 +227,8 @@ def test_codewords_that_others_chose():
 )
 def test_weights_of_the_averages(options):
     ours, theirs = pair(**options)
-    books = options.get("heads", 1)
-    weight = torch.rand(books, 24, generator=torch.Generator().manual_seed(1))
+    codebooks = options.get("heads", 1)
+    weight = torch.rand(codebooks, 24, generator=torch.Generator().manual_seed(1))
     for given in (weight, lambda sums, sizes: sizes / sizes.amax(-1, keepdim=True)):
         compare(ours, theirs, normal(3, 40, 16), ema_update_weight=given)
 

@@ -21,7 +21,7 @@ CASES = {
     "fsq channel first": ("FSQ", {"levels": [8, 5, 4], "dim": 16, "channel_first": True}, (2, 16, 30)),
     "fsq symmetric": ("FSQ", {"levels": [2, 3, 8, 5], "dim": 16, "preserve_symmetry": True}, SEQUENCE),
     "fsq clamped": ("FSQ", {"levels": [7, 5], "dim": 16, "bound_hard_clamp": True}, SEQUENCE),
-    "fsq books": ("FSQ", {"levels": [4, 4, 3, 5], "num_codebooks": 4}, SEQUENCE),
+    "fsq codebooks": ("FSQ", {"levels": [4, 4, 3, 5], "num_codebooks": 4}, SEQUENCE),
     "fsq rotated": ("FSQ", {"levels": [5, 5, 5], "dim": 16, "orthogonal_rotation": True}, SEQUENCE),
     "fsq no indices": ("FSQ", {"levels": [5, 5, 5], "dim": 16, "return_indices": False}, SEQUENCE),
     "rfsq": ("ResidualFSQ", {"levels": [5, 5, 3], "dim": 16, "num_quantizers": 4}, SEQUENCE),
@@ -42,7 +42,7 @@ CASES = {
     ),
     "lfq": ("LFQ", {"codebook_size": 64, "dim": 16, "commitment_loss_weight": 0.5}, SEQUENCE),
     "lfq image": ("LFQ", {"codebook_size": 64, "dim": 16, "diversity_gamma": 0.3}, IMAGE),
-    "lfq books": ("LFQ", {"codebook_size": 16, "num_codebooks": 4}, SEQUENCE),
+    "lfq codebooks": ("LFQ", {"codebook_size": 16, "num_codebooks": 4}, SEQUENCE),
     "lfq spherical": ("LFQ", {"codebook_size": 64, "dim": 16, "spherical": True}, SEQUENCE),
     "lfq rotated": ("LFQ", {"codebook_size": 64, "dim": 16, "orthogonal_rotation": True}, SEQUENCE),
     "lfq cosine": ("LFQ", {"codebook_size": 64, "dim": 16, "cosine_sim_project_in": True}, SEQUENCE),
@@ -59,7 +59,7 @@ CASES = {
         SEQUENCE,
     ),
     "latent": ("LatentQuantize", {"levels": [5, 5, 8], "dim": 16}, IMAGE),
-    "latent books": (
+    "latent codebooks": (
         "LatentQuantize",
         {"levels": 5, "codebook_dim": 3, "dim": 16, "num_codebooks": 4},
         IMAGE,
@@ -138,9 +138,9 @@ def test_lfq_masks_examples_as_the_peer():
         torch.testing.assert_close(g, w, **CLOSE)
 
 
-@pytest.mark.parametrize("books", [1, 3])
-def test_random_projections_equal_the_peers(books):
-    options = {"dim": 16, "codebook_size": 32, "codebook_dim": 8, "num_codebooks": books}
+@pytest.mark.parametrize("codebooks", [1, 3])
+def test_random_projections_equal_the_peers(codebooks):
+    options = {"dim": 16, "codebook_size": 32, "codebook_dim": 8, "num_codebooks": codebooks}
     torch.manual_seed(0)
     theirs = peer.RandomProjectionQuantizer(**options)
     ours = uefl_kernels.nn.RandomProjectionQuantizer(**options)
@@ -205,7 +205,7 @@ HIERARCHICAL = {
     ),
     "sequence": ({"scales": (1, 3, 6), "channel_first": False, "share_quant_resi": 0}, (3, 6, 8)),
     "volume": ({"scales": (1, (1, 2, 2), 3), "accept_3d_fmap": True, "quant_resi": 0.0}, (2, 8, 3, 3, 3)),
-    "books": (
+    "codebooks": (
         {
             "scales": ((1, 2), (2, 4)),
             "accept_image_fmap": True,

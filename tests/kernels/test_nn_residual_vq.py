@@ -70,7 +70,7 @@ def test_images(options):
 
 def test_sizes_of_their_own():
     rvq = layer(codebook_size=[12, 5], num_quantizers=None)
-    assert [len(book) for book in rvq.codebooks] == [12, 5]
+    assert [len(codebook) for codebook in rvq.codebooks] == [12, 5]
     assert layer().codebooks.shape == (3, 12, 8)
     assert rvq(normal(40, 8))[1].amax(0).tolist() <= [11, 4]
 

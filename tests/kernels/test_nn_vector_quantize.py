@@ -147,15 +147,15 @@ def test_dead_codewords_move_to_distinct_rows(kind):
     seen = vq.project_in(x).detach().unflatten(-1, (vq.heads, -1))
     seen = F.normalize(seen, dim=-1) if kind == "cosine" else seen
     vq(x)
-    for book, counts in enumerate(vq.counts.view(-1, 30)):
-        rows = (seen[:, book] if kind == "per head" else seen.flatten(0, 1)).contiguous()
-        revived = vq._codebook.embed[book].detach()[counts == 0]
+    for codebook, counts in enumerate(vq.counts.view(-1, 30)):
+        rows = (seen[:, codebook] if kind == "per head" else seen.flatten(0, 1)).contiguous()
+        revived = vq._codebook.embed[codebook].detach()[counts == 0]
         hits = (revived[:, None] - rows).abs().amax(-1) < 1e-6
         assert len(revived) > 0
         assert hits.any(1).all()
         assert len(set(hits.int().argmax(1).tolist())) == len(revived)
-        assert (vq._codebook.cluster_size[book][counts == 0] == 1).all()
-        assert torch.equal(vq._codebook.embed_avg[book][counts == 0], revived)
+        assert (vq._codebook.cluster_size[codebook][counts == 0] == 1).all()
+        assert torch.equal(vq._codebook.embed_avg[codebook][counts == 0], revived)
 
 
 def test_more_dead_codewords_than_rows():

@@ -40,12 +40,12 @@ def compare(x, codebooks, **options):
 @pytest.mark.every_variant
 @pytest.mark.parametrize("metric", ["l2", "cosine"])
 @pytest.mark.parametrize("n", [1, 3, 64, 700])
-@pytest.mark.parametrize(("books", "k", "d"), [(None, 33, 7), (None, 100, 33), (2, 16, 4), (3, 5, 1)])
-def test_bits_of_one_stage_after_the_other(books, k, d, n, metric):
-    codebooks = normal(4, k, d, seed=1) if books is None else normal(4, books, k, d, seed=1)
-    for segments in (1, 3) if books is None else (books,):
+@pytest.mark.parametrize(("num_codebooks", "k", "d"), [(None, 33, 7), (None, 100, 33), (2, 16, 4), (3, 5, 1)])
+def test_bits_of_one_stage_after_the_other(num_codebooks, k, d, n, metric):
+    codebooks = normal(4, k, d, seed=1) if num_codebooks is None else normal(4, num_codebooks, k, d, seed=1)
+    for segments in (1, 3) if num_codebooks is None else (num_codebooks,):
         out = compare(normal(n, segments * d), codebooks, metric=metric)
-        assert out.indices.shape == ((n, 4) if books is None and segments == 1 else (n, segments, 4))
+        assert out.indices.shape == ((n, 4) if num_codebooks is None and segments == 1 else (n, segments, 4))
 
 
 @pytest.mark.parametrize("name", BACKENDS)

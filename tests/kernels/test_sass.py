@@ -189,7 +189,8 @@ def test_rows_cost_a_role_few_instructions(kernels, comparison, most):
     """Rows cost few instructions of their warps.
 
     The list is for a warp and 16 rows: what prepares them, with copies of both kinds and the scale of another
-    book, and what finishes them, without settling and quantizing. The inner loops turn two and four times.
+    codebook, and what finishes them, without settling and quantizing. The inner loops turn two and four
+    times.
     """
     for name, lines in kernels(*SEARCH).items():
         if not name.endswith(f"Li3E{comparison}"):

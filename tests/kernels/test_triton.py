@@ -293,13 +293,13 @@ import uefl_kernels.ops.kmeans_step.triton as steps
 
 PRODUCTS = r"wgmma.mma_async[.\\w]*|mma.sync[.\\w]*|tcgen05.mma[.\\w:]*"
 TYPES = {"mu": "*fp32", "packed_codebook": "*fp16", "half_norms": "*fp32", "header": "*i64",
-         "indices": "*i64", "listed": "*i64", "exact": "*fp64", "codebook": "*fp32", "k": "i32",
+         "indices": "*i64", "listed": "*i64", "exact": "*fp64", "k": "i32",
          "errors": "*fp64",
          "counts": "*i64", "codewords": "*fp32", "largest": "*i64", "scales": "*fp64", "fixed": "*i64",
          "opened": "*i8", "sums": "*i64", "wanted": "*i32", "centers": "*fp32",
          "labels": "*i64", "squares": "*fp64", "middle": "*fp64", "weights": "*fp64", "mass_scale": "*fp64"}
 # What is wanted of an epilogue: nothing, all of vq, all of a step of k-means.
-VQ = ("counts", "codebook", "codewords", "quantized", "sums", "scales", "largest")
+VQ = ("counts", "codewords", "quantized", "sums", "scales", "largest")
 STEP = ("counts", "sums", "scales", "middle", "weights", "mass_scale")
 EPILOGUE = {*VQ, *STEP, "rounded", "opened", "errors"}
 TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"

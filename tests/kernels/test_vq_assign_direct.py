@@ -30,10 +30,10 @@ def test_every_dtype(k, d, metric):
 
 @pytest.mark.parametrize("metric", ["l2", "cosine"])
 def test_segments_and_strides(metric):
-    x, books = normal(7, 90, 12), normal(4, 3, 3)
+    x, codebooks = normal(7, 90, 12), normal(4, 3, 3)
     for rows in (x, x.transpose(0, 1), x[:, ::2], x.flip(-1)):
-        assert torch.equal(vq_assign(rows, books, metric=metric), expected(rows, books, metric))
-        assert torch.equal(vq_assign(rows, books[0], metric=metric), expected(rows, books[0], metric))
+        assert torch.equal(vq_assign(rows, codebooks, metric=metric), expected(rows, codebooks, metric))
+        assert torch.equal(vq_assign(rows, codebooks[0], metric=metric), expected(rows, codebooks[0], metric))
 
 
 @pytest.mark.parametrize("k", [4, 10, 16])

@@ -64,9 +64,9 @@ def test_the_bound_is_needed(monkeypatch):
     codebook = normal(40, 24, offset=5)
     x = (codebook[:, None] + codebook[None]).reshape(-1, 24) / 2
     assert wrong(x, codebook, "l2") == 0
-    book = fallback._PackedCodebook
-    scores = book._scores
-    monkeypatch.setattr(book, "_scores", lambda self, rows: (scores(self, rows)[0], torch.zeros(len(rows))))
+    packed = fallback._PackedCodebook
+    scores = packed._scores
+    monkeypatch.setattr(packed, "_scores", lambda self, rows: (scores(self, rows)[0], torch.zeros(len(rows))))
     assert wrong(x, codebook, "l2") > 0
 
 
@@ -81,9 +81,9 @@ def test_few_rows_need_the_definition(monkeypatch):
     )
     monkeypatch.setattr(distances, "argmin", None)
     for offset in (0.0, 100.0):
-        book = fallback._PackedCodebook(codebook + offset, "l2", x.dtype)
-        assert book.dtype == torch.float32
-        book.nearest(x + offset)
+        packed = fallback._PackedCodebook(codebook + offset, "l2", x.dtype)
+        assert packed.dtype == torch.float32
+        packed.nearest(x + offset)
     assert 0 < sum(pairs[0].unique().numel() for pairs in asked) < 0.002 * 2 * len(x)
 
 

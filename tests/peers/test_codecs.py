@@ -64,9 +64,9 @@ def assert_same_training(theirs, ours, loss_of, inputs, shared):
 class Codes(nn.Module):
     """A quantizer with the methods that transformers' audio codecs call, of layers of ours."""
 
-    def __init__(self, *layers, book_first):
+    def __init__(self, *layers, codebook_first):
         super().__init__()
-        self.layers, self.book_first = nn.ModuleList(layers), book_first
+        self.layers, self.codebook_first = nn.ModuleList(layers), codebook_first
 
     def encode(self, x, number=None):
         """Return codes ``[Q, B, T]``."""
@@ -74,7 +74,7 @@ class Codes(nn.Module):
 
     def decode(self, codes):
         """Return the sum of the codewords of codes ``[Q, B, T]``, or ``[B, Q, T]``."""
-        codes = codes.movedim(0 if self.book_first else 1, -1)
+        codes = codes.movedim(0 if self.codebook_first else 1, -1)
         parts = codes.split([layer.num_quantizers for layer in self.layers], -1)
         return sum(layer.decode(part) for layer, part in zip(self.layers, parts, strict=True))
 
@@ -103,7 +103,7 @@ def stand_in(name, model):
     """Return a copy of the model with the quantizer of ours."""
     state, ours = model.state_dict(), copy.deepcopy(model)
     layers = [convert.from_encodec(state)] if name == "encodec" else convert.from_mimi(state)
-    ours.quantizer = Codes(*layers, book_first=name == "encodec").eval().requires_grad_(False)
+    ours.quantizer = Codes(*layers, codebook_first=name == "encodec").eval().requires_grad_(False)
     return ours, list(layers)
 
 

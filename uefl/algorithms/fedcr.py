@@ -222,9 +222,9 @@ def sums(gaussian: Gaussian, labels: torch.Tensor, classes: int) -> torch.Tensor
     The result is ``[2, classes, d]`` float64.
     """
     # a matrix product sums in the same order on every device
-    member = nn.functional.one_hot(labels, classes).double().T
+    of_class = nn.functional.one_hot(labels, classes).double().T
     precision = gaussian.std.double().square().reciprocal()
-    return torch.stack([member @ precision, member @ (precision * gaussian.mean.double())])
+    return torch.stack([of_class @ precision, of_class @ (precision * gaussian.mean.double())])
 
 
 class ProductOfExperts:

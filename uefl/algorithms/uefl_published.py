@@ -60,12 +60,17 @@ class PublishedUEFL(CodebookAlgorithm):
         """Return the state of FedAvg with every client's blocks.
 
         ``main`` ``[blocks, v, d]``: blocks of the main model, a shared one and spares. ``own.NAME``: blocks
-        of each client. ``book``: index of each client's own block, 0 for a client with the shared block only.
+        of each client. ``own_block``: index of each client's own block, 0 for a client with the shared block
+        only.
         """
         state, length = super().server_state(values, buffers, net), self.length(net)
         main = torch.stack([self.start(length, 0), self.start(length, 1)]).to(values.device)
         state.tensors |= {"main": main} | {f"own.{name}": main for name in self.context.clients}
-        state.plain = {"book": dict.fromkeys(self.context.clients, 0), "threshold": None, "uncertain": []}
+        state.plain = {
+            "own_block": dict.fromkeys(self.context.clients, 0),
+            "threshold": None,
+            "uncertain": [],
+        }
         return state
 
     def broadcast(self, state: State, client: str, turn: Turn) -> Message:
@@ -76,7 +81,7 @@ class PublishedUEFL(CodebookAlgorithm):
         message = super().broadcast(state, client, turn)
         codebook = message.tensors["codebook"] = self.visible(state, client, turn)
         if turn.train and turn.trained == 0 and turn.iteration > 0:
-            at = 0 if state.plain["book"][client] == 0 else self.parameters.codewords
+            at = 0 if state.plain["own_block"][client] == 0 else self.parameters.codewords
             message.options |= {"new_codewords": self.parameters.codewords, "new_at": at, "kmeans_seed": 0}
         message.expects["codebook"] = Expected(tuple(codebook.shape), codebook.dtype)
         message.expects["usage"] = Expected((len(codebook),), torch.int64)
@@ -93,7 +98,7 @@ class PublishedUEFL(CodebookAlgorithm):
         """
         for name, mean in averages.items():
             mean.add(update.tensors[name], self.weight(update))
-        at, codewords = state.plain["book"][update.client], self.parameters.codewords
+        at, codewords = state.plain["own_block"][update.client], self.parameters.codewords
         trained = state.scratch.setdefault("trained", {})
         trained[update.client] = (
             at,
@@ -142,7 +147,7 @@ class PublishedUEFL(CodebookAlgorithm):
         limit = state.plain["threshold"]
         uncertain = state.plain["uncertain"] = [name for name, e in sorted(entropy.items()) if e > limit]
         for name in uncertain:
-            state.plain["book"][name] = turn.iteration + 1
+            state.plain["own_block"][name] = turn.iteration + 1
         for record in records:
             record |= {"threshold": limit, "deciding_entropy": entropy[record["client"]]}
         shown = extension_findings.nats(limit, len(self.context.classes))
@@ -160,13 +165,13 @@ class PublishedUEFL(CodebookAlgorithm):
         """Return the codebook of a client at the start of a round, ``[V, d]``."""
         own = state.tensors.get(f"own.{client}")
         blocks = state.tensors["main"] if turn.trained == 0 or own is None else own
-        book = state.plain["book"].get(client, 0)
-        return blocks[0] if book == 0 else torch.cat([blocks[0], blocks[book]])
+        own_block = state.plain["own_block"].get(client, 0)
+        return blocks[0] if own_block == 0 else torch.cat([blocks[0], blocks[own_block]])
 
     def client_tensors(self, state: State, client: str) -> dict[str, torch.Tensor]:
         """Return the tensors that the client has after the run.
 
         A new iteration would start from the main model.
         """
-        blocks, book = state.tensors["main"], state.plain["book"].get(client, 0)
-        return {"codebook": blocks[0] if book == 0 else torch.cat([blocks[0], blocks[book]])}
+        blocks, own_block = state.tensors["main"], state.plain["own_block"].get(client, 0)
+        return {"codebook": blocks[0] if own_block == 0 else torch.cat([blocks[0], blocks[own_block]])}

@@ -50,11 +50,11 @@ class DataSet:
         A group without a test part has no test images.
         """
         assert self.group_of is not None
-        member = self.group_of == self.groups.index(group)
-        train = self.train[member[self.train]]
+        in_group = self.group_of == self.groups.index(group)
+        train = self.train[in_group[self.train]]
         if group in self.undivided or self.test is None:
             return train, None
-        return train, self.test[member[self.test]]
+        return train, self.test[in_group[self.test]]
 
     def first_classes(self, count: int) -> DataSet:
         """Return the same source with only the images of its first classes.

@@ -40,21 +40,23 @@ def draw(folder: Path, data_root: Path | None) -> Figure | None:
         return None
     model = run.model(arm)
     net, own = model.members[0]
-    books = {client: tensors["codebook"].numpy() for client, tensors in own.items() if "codebook" in tensors}
-    if not books or not isinstance(net, Net):
+    codebooks = {
+        client: tensors["codebook"].numpy() for client, tensors in own.items() if "codebook" in tensors
+    }
+    if not codebooks or not isinstance(net, Net):
         return None
     federation = build(run.config.data, kind="labeled", seed=run.config.run.seed, data_root=data_root)
     found = {}
-    for client in [client for client in federation.clients if client.name in books][:_MOST]:
+    for client in [client for client in federation.clients if client.name in codebooks][:_MOST]:
         data = client.load()
         assert isinstance(data, LabeledData)
         found[client.name] = net.eval().tokens((data.test.images[:_IMAGES] - model.mean) / model.std).numpy()
     keys = run.config.table()["arms"][arm]
-    return panels(found, books, int(keys["codewords"]), residual=keys.get("extension") == "residual")
+    return panels(found, codebooks, int(keys["codewords"]), residual=keys.get("extension") == "residual")
 
 
 def panels(
-    found: Mapping[str, Matrix], books: Mapping[str, Matrix], shared: int, *, residual: bool = False
+    found: Mapping[str, Matrix], codebooks: Mapping[str, Matrix], shared: int, *, residual: bool = False
 ) -> Figure:
     """Draw tokens ``[..., D]`` and codewords ``[..., V, d]`` by client.
 
@@ -63,14 +65,14 @@ def panels(
     If each segment has its own codebook, one panel shows all of them. With ``residual``, new codewords
     quantize residuals. A residual is a difference of features, so these codewords are drawn from the mean.
     """
-    every = np.concatenate([tokens.reshape(-1, books[name].shape[-1]) for name, tokens in found.items()])
+    every = np.concatenate([tokens.reshape(-1, codebooks[name].shape[-1]) for name, tokens in found.items()])
     center = every.mean(0)
     axes = np.linalg.svd(every - center, full_matrices=False)[2][:2].T
     figure, grid = style.panels(len(found), _COLUMNS, 2.9, 2.6, 0.5, 0.0, sharex=True, sharey=True)
     for ax, (name, tokens) in zip(grid.flat, found.items(), strict=False):
         first, added = (
-            (books[name][..., :shared, :] - center) @ axes,
-            (books[name][..., shared:, :] - (0 if residual else center)) @ axes,
+            (codebooks[name][..., :shared, :] - center) @ axes,
+            (codebooks[name][..., shared:, :] - (0 if residual else center)) @ axes,
         )
         ax.scatter(
             *((tokens.reshape(-1, len(center)) - center) @ axes).T,

@@ -152,7 +152,7 @@ class ResidualKMeans(RowEstimator, Estimator):
         if weights is not None and not isinstance(weights, (int, float, np.number)):
             weights = numbers("ResidualKMeans", "sample_weight", weights).to(x.device)
         seed = seed_of(self.random_state)
-        books, codes, left = [], [], []
+        codebooks, codes, left = [], [], []
         for _ in range(self.n_levels):
             level = KMeans(
                 self.n_clusters,
@@ -168,9 +168,9 @@ class ResidualKMeans(RowEstimator, Estimator):
             rest = rest - centers[labels]
             squares = rest.double().square().sum(1)
             left.append(float((squares if weights is None else squares * weights).sum()))
-            books.append(centers)
+            codebooks.append(centers)
             codes.append(labels)
-        self.codebooks_, self.codes_ = back(torch.stack(books)), back(torch.stack(codes, 1))
+        self.codebooks_, self.codes_ = back(torch.stack(codebooks)), back(torch.stack(codes, 1))
         self.inertia_ = np.array(left)
         return self
 
@@ -187,7 +187,7 @@ class ResidualKMeans(RowEstimator, Estimator):
         x, back = self._rows(X, fitting=False)
         rest, codes = _wide(x), []
         with in_words_of("ResidualKMeans"):
-            for centers in self._books(rest):
+            for centers in self._codebooks(rest):
                 labels = kmeans_labels(rest, centers)
                 rest = rest - centers[labels]
                 codes.append(labels)
@@ -199,22 +199,25 @@ class ResidualKMeans(RowEstimator, Estimator):
         The rows ``[n_samples, n_features]`` are of the type of ``codebooks_``.
         """
         self._check_fitted()
-        books = rows_like(self.codebooks_)
-        index = codes_of("ResidualKMeans", codes).to(books.device)
-        if index.dim() != 2 or index.shape[1] != len(books):
+        codebooks = rows_like(self.codebooks_)
+        index = codes_of("ResidualKMeans", codes).to(codebooks.device)
+        if index.dim() != 2 or index.shape[1] != len(codebooks):
             raise ValueError(
-                f"ResidualKMeans: codes must have shape [n_samples, {len(books)}], got {list(index.shape)}"
+                f"ResidualKMeans: codes must have shape [n_samples, {len(codebooks)}],"
+                f" got {list(index.shape)}"
             )
-        if index.is_floating_point() or bool(((index < 0) | (index >= books.shape[1])).any()):
-            raise ValueError(f"ResidualKMeans: codes must be whole numbers from 0 to {books.shape[1] - 1}")
-        rows = sum(book[index[:, level]] for level, book in enumerate(books))
+        if index.is_floating_point() or bool(((index < 0) | (index >= codebooks.shape[1])).any()):
+            raise ValueError(
+                f"ResidualKMeans: codes must be whole numbers from 0 to {codebooks.shape[1] - 1}"
+            )
+        rows = sum(codebook[index[:, level]] for level, codebook in enumerate(codebooks))
         return rows if isinstance(self.codebooks_, torch.Tensor) else rows.numpy()  # type: ignore[union-attr]
 
     def __sklearn_is_fitted__(self) -> bool:
         """Return True after a fit."""
         return hasattr(self, "codebooks_")
 
-    def _books(self, like: torch.Tensor) -> torch.Tensor:
+    def _codebooks(self, like: torch.Tensor) -> torch.Tensor:
         return rows_like(self.codebooks_).to(like.device, like.dtype)
 
 

@@ -24,7 +24,16 @@ from .. import vq_with_sums
 from . import _distributed
 from ._recompute import Memory
 from ._search import count_and_sum
-from ._shared import HALF, ConstantBuffers, Float32Module, absent, by_book, fixed, no_autocast, no_torchscript
+from ._shared import (
+    HALF,
+    ConstantBuffers,
+    Float32Module,
+    absent,
+    by_codebook,
+    fixed,
+    no_autocast,
+    no_torchscript,
+)
 
 Weight = torch.Tensor | Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -426,22 +435,22 @@ class Codebook(ConstantBuffers, Float32Module):
         last. The sum over the processes has the rows of all of them. Rows are distinct and spread evenly over
         the batch.
         """
-        books, k, d = self.embed.shape
+        codebooks, k, d = self.embed.shape
         dtype = self.embed.dtype
         rank, world = _distributed.rank_and_size(self.use_ddp)
-        priority = torch.zeros(books, k, 1, dtype=dtype, device=x.device)
+        priority = torch.zeros(codebooks, k, 1, dtype=dtype, device=x.device)
         if rank == 0:
             priority = torch.rand_like(priority)
         if x.numel() == 0:
-            return [torch.zeros_like(priority), priority, x.new_zeros(books, k, d, dtype=dtype)]
+            return [torch.zeros_like(priority), priority, x.new_zeros(codebooks, k, d, dtype=dtype)]
         heads = x.shape[-1] // d
-        shared = heads // books  # rows per position of x: all its heads where they share the codewords
+        shared = heads // codebooks  # rows per position of x: all its heads where they share the codewords
         places = -(-k // world)
         rows = torch.full((), math.prod(x.shape[:-1]), device=x.device) if mask is None else mask.sum()
-        position, taken = _spread(rows * shared, books, places)
+        position, taken = _spread(rows * shared, codebooks, places)
         head = position % shared
-        if books > 1:
-            head = torch.arange(books, device=x.device).unsqueeze(-1).expand_as(position)
+        if codebooks > 1:
+            head = torch.arange(codebooks, device=x.device).unsqueeze(-1).expand_as(position)
         position = position // shared
         if mask is not None:  # the j-th row where the mask is True
             position = torch.searchsorted(mask.flatten().cumsum(0), position + 1).clamp(max=mask.numel() - 1)
@@ -495,11 +504,11 @@ class Codebook(ConstantBuffers, Float32Module):
         of the rows stay; in the first batch, all statistics stay.
         """
         embed = self.embed.detach()
-        books, _, d = embed.shape
-        rows = by_book(x.to(embed.dtype), books, d)
-        kept = rows.new_ones(books, rows.shape[1], 1)
+        codebooks, _, d = embed.shape
+        rows = by_codebook(x.to(embed.dtype), codebooks, d)
+        kept = rows.new_ones(codebooks, rows.shape[1], 1)
         if mask is not None:
-            kept = by_book(mask.unsqueeze(-1).expand(x.shape), books, d)[..., :1].to(rows.dtype)
+            kept = by_codebook(mask.unsqueeze(-1).expand(x.shape), codebooks, d)[..., :1].to(rows.dtype)
         finite = rows.isfinite().all(-1, keepdim=True)
         kept, rows = kept * finite, rows.masked_fill(~finite, 0)
         parts = [kept.sum(1, keepdim=True), (rows * kept).sum(1, keepdim=True)]
@@ -599,21 +608,21 @@ class Codebook(ConstantBuffers, Float32Module):
         round. One op does all heads of a round. On the CPU a batch that is not finite, of any process, is
         refused.
         """
-        books, k, d = self.embed.shape
+        codebooks, k, d = self.embed.shape
         shared = self.use_ddp and self.sync_kmeans
         x = x[mask].float() if mask is not None else x.float()
         if x.device.type == "cpu":  # on other devices the host would wait for the result
             broken = x.isfinite().logical_not().any().float().view(1, 1, 1)
             broken = _distributed.all_reduce([broken], shared)[0]
             torch._assert_async((broken == 0) | self.initted, _BROKEN)  # unlike an if it can be compiled
-        means = _distributed.sample_rows(by_book(x, books, d), k, shared)
+        means = _distributed.sample_rows(by_codebook(x, codebooks, d), k, shared)
         if means is None:
             return None
         means = self.scaled(means)
-        counts = means.new_zeros(books, k, 1)
+        counts = means.new_zeros(codebooks, k, 1)
         for _ in range(self.kmeans_iters):
-            out, sums = vq_with_sums(x, means[0] if books == 1 else means, metric=self.metric)
-            parts = [out.counts.view(books, k, 1).float(), sums.view(books, k, d).float()]
+            out, sums = vq_with_sums(x, means[0] if codebooks == 1 else means, metric=self.metric)
+            parts = [out.counts.view(codebooks, k, 1).float(), sums.view(codebooks, k, d).float()]
             counts, sums = _distributed.all_reduce(parts, shared)
             means = torch.where(counts > 0, self.scaled(sums / counts.clamp(min=1)), means)
         return means, counts
@@ -715,17 +724,17 @@ def _is_set(flag: torch.Tensor) -> bool:
 
 
 def _heads_last(rows: torch.Tensor) -> torch.Tensor:
-    """Reshape rows ``[h, ..., d]`` of each book to ``[..., h * d]``."""
+    """Reshape rows ``[h, ..., d]`` of each codebook to ``[..., h * d]``."""
     return rows.movedim(0, -2).flatten(-2) if rows.dim() > 2 else rows
 
 
-def set_counts(books: Sequence[Codebook], counts: Sequence[torch.Tensor]) -> None:
+def set_counts(codebooks: Sequence[Codebook], counts: Sequence[torch.Tensor]) -> None:
     """Set the counts of the last pass.
 
     Under ``vmap`` the counts do not change, because a buffer has the counts of a single call.
     """
     if torch.compiler.is_compiling() or not any(map(torch._C._functorch.is_batchedtensor, counts)):
-        torch._foreach_copy_([book.counts for book in books], list(counts))
+        torch._foreach_copy_([codebook.counts for codebook in codebooks], list(counts))
 
 
 def without_single_head(codebook: torch.Tensor) -> torch.Tensor:
@@ -733,26 +742,26 @@ def without_single_head(codebook: torch.Tensor) -> torch.Tensor:
     return codebook[0] if len(codebook) == 1 else codebook
 
 
-def _spread(rows: torch.Tensor, books: int, places: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _spread(rows: torch.Tensor, codebooks: int, places: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw up to ``places`` distinct numbers below ``rows``, and flag the valid ones.
 
-    ``rows`` is a scalar tensor. The numbers are ``[books, places]``.
+    ``rows`` is a scalar tensor. The numbers are ``[codebooks, places]``.
 
     One is drawn in each of min(rows, places) equal parts: the work does not grow with the number of rows, as
     a permutation's would.
     """
     parts = rows.clamp(max=places)
-    taken = (torch.arange(places, device=rows.device) < parts).expand(books, places)
-    order = _uniform(books, places, rows.device).masked_fill(~taken, 2.0).argsort(-1)
+    taken = (torch.arange(places, device=rows.device) < parts).expand(codebooks, places)
+    order = _uniform(codebooks, places, rows.device).masked_fill(~taken, 2.0).argsort(-1)
     parts = parts.clamp(min=1)
     low, high = order * rows // parts, (order + 1) * rows // parts
-    drawn = low + (_uniform(books, places, rows.device) * (high - low)).long()
+    drawn = low + (_uniform(codebooks, places, rows.device) * (high - low)).long()
     return torch.minimum(drawn, high - 1).clamp(min=0).minimum((rows - 1).clamp(min=0)), taken
 
 
-def _uniform(books: int, places: int, device: torch.device) -> torch.Tensor:
+def _uniform(codebooks: int, places: int, device: torch.device) -> torch.Tensor:
     dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
-    return torch.rand(books, places, device=device, dtype=dtype)
+    return torch.rand(codebooks, places, device=device, dtype=dtype)
 
 
 def _coordinates(position: torch.Tensor, shape: torch.Size) -> tuple[torch.Tensor, ...]:

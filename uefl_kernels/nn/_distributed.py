@@ -49,8 +49,8 @@ def sample_rows(rows: torch.Tensor, count: int, shared: bool = True) -> torch.Te
         return None
     start, stop = (count * end // ends[-1] for end in ends[rank : rank + 2])
     result = rows.new_zeros(rows.shape[0], count, rows.shape[-1])
-    for book, samples in enumerate(rows):
-        result[book, start:stop] = samples[_draw(len(samples), stop - start, rows.device)]
+    for codebook, samples in enumerate(rows):
+        result[codebook, start:stop] = samples[_draw(len(samples), stop - start, rows.device)]
     if world > 1:
         dist.all_reduce(result)
     return result

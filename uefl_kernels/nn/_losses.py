@@ -79,8 +79,8 @@ def orthogonal(codes: torch.Tensor, active: torch.Tensor | None, max_codes: int 
         codes = codes[:, active.unique()]
     if max_codes is not None and codes.shape[1] > max_codes:
         codes = codes[:, torch.randperm(codes.shape[1], device=codes.device)[:max_codes]]
-    books, k = codes.shape[:2]
+    codebooks, k = codes.shape[:2]
     if k == 0:
         return codes.sum()  # of nothing: zero
     unit = F.normalize(codes, dim=-1, eps=1e-6)
-    return (unit @ unit.mT).square().sum() / (books * k**2) - 1 / k
+    return (unit @ unit.mT).square().sum() / (codebooks * k**2) - 1 / k

@@ -245,14 +245,14 @@ def without_padding(x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
     return x if mask is None else x.masked_fill(~mask.unsqueeze(-1), 0)
 
 
-def by_book(x: torch.Tensor, books: int, d: int) -> torch.Tensor:
+def by_codebook(x: torch.Tensor, codebooks: int, d: int) -> torch.Tensor:
     """Reshape ``[..., heads * d]`` to ``[h, n, d]`` in the peer's order (batch, head, position).
 
     So a seed draws the same rows.
     """
     split: torch.Tensor = x.unflatten(-1, (x.shape[-1] // d, d))  # type: ignore[no-untyped-call]
-    if books > 1:
-        return split.movedim(-2, 0).reshape(books, -1, d)
+    if codebooks > 1:
+        return split.movedim(-2, 0).reshape(codebooks, -1, d)
     return split.movedim(-2, min(1, x.dim() - 1)).reshape(1, -1, d)
 
 

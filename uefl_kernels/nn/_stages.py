@@ -20,24 +20,26 @@ class Stages:
 
     def __init__(self, layers: Sequence[VectorQuantize], frozen: bool | None) -> None:
         self.first, self.layers = layers[0], layers
-        self.books: list[Codebook] = [layer._codebook for layer in layers]
+        self.codebooks: list[Codebook] = [layer._codebook for layer in layers]
         self.training = self.first.training
         self.frozen = self.first.freeze_codebook if frozen is None else frozen
-        self.updated = self.training and not self.frozen and any(book.tracks() for book in self.books)
+        self.updated = (
+            self.training and not self.frozen and any(codebook.tracks() for codebook in self.codebooks)
+        )
 
     def fit(self, start: torch.Tensor) -> bool:
         """Return True if one op gives the same result as the quantizers one by one for this input."""
         alike = _options(self.first)
-        for layer, book in zip(self.layers, self.books, strict=True):
-            if _options(layer) != alike or not _plain(layer, book):
+        for layer, codebook in zip(self.layers, self.codebooks, strict=True):
+            if _options(layer) != alike or not _plain(layer, codebook):
                 return False
-        if self.updated and (_may_run_again() or not all(book.tracks() for book in self.books)):
+        if self.updated and (_may_run_again() or not all(codebook.tracks() for codebook in self.codebooks)):
             return False
         # here the gradient of quantized differs from the op's
         return (
             not torch.is_grad_enabled()
             or self._routed(start)
-            or not any(book.embed.requires_grad for book in self.books)
+            or not any(codebook.embed.requires_grad for codebook in self.codebooks)
         )
 
     def quantize(self, start: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -46,7 +48,9 @@ class Stages:
         Updates the codewords.
         """
         learning = self.first._learning(self.frozen)
-        codebooks = [snapshot(book.embed) if self.updated else book.embed for book in self.books]
+        codebooks = [
+            snapshot(codebook.embed) if self.updated else codebook.embed for codebook in self.codebooks
+        ]
         if not learning and torch.is_grad_enabled():
             codebooks = [codebook.detach() for codebook in codebooks]
         out, sums = run(
@@ -61,7 +65,7 @@ class Stages:
                 rotation=self.first.rotation_trick,
             )
         )
-        set_counts(self.books, out.counts)
+        set_counts(self.codebooks, out.counts)
         if self.updated:
             self._update(start.detach(), [codebook.detach() for codebook in codebooks], out, sums)
         total = out.quantized if self._routed(start) else out.quantized.detach()
@@ -79,10 +83,10 @@ class Stages:
         Residuals are for the revival of dead codewords.
         """
         rows = [start] * len(codebooks)
-        if any(book.threshold_ema_dead_code > 0 for book in self.books):
+        if any(codebook.threshold_ema_dead_code > 0 for codebook in self.codebooks):
             rows = list(composed.residuals(start, codebooks, out.indices))
-        for book, counted, summed, given in zip(self.books, out.counts, sums, rows, strict=True):
-            book.update(counted, summed, given, None)
+        for codebook, counted, summed, given in zip(self.codebooks, out.counts, sums, rows, strict=True):
+            codebook.update(counted, summed, given, None)
 
     def _weighted(self, losses: torch.Tensor, learning: bool) -> torch.Tensor:
         """Return the weighted losses.
@@ -101,11 +105,11 @@ def _options(layer: VectorQuantize) -> tuple[Any, ...]:
     return layer.training, layer.rotation_trick, layer.commitment_weight, layer.freeze_codebook
 
 
-def _plain(layer: VectorQuantize, book: Codebook) -> bool:
+def _plain(layer: VectorQuantize, codebook: Codebook) -> bool:
     """Return True if this quantizer only runs ``vq`` and updates moving averages."""
     return (
         type(layer) is VectorQuantize
-        and type(book) is Codebook
+        and type(codebook) is Codebook
         and not (layer.has_projections or layer.cosine_search or layer.codebook_loss_weight is not None)
         and layer.channel_last
         and not (
@@ -113,16 +117,16 @@ def _plain(layer: VectorQuantize, book: Codebook) -> bool:
             or layer.accept_3d_fmap
             or layer.directional_reparam
             or layer.sync_update_v
-            or book._use_cosine_sim
-            or book._affine_param
+            or codebook._use_cosine_sim
+            or codebook._affine_param
             or _hooked(layer)
-            or _hooked(book)
+            or _hooked(codebook)
             or (layer.training and _measured(layer))
         )
         and layer.in_place_codebook_optimizer is None
-        and book.vq_bridge is None
-        and book.embed_avg.dtype not in HALF  # which the codebook would restore
-        and not book.waiting
+        and codebook.vq_bridge is None
+        and codebook.embed_avg.dtype not in HALF  # which the codebook would restore
+        and not codebook.waiting
     )
 
 

@@ -58,23 +58,23 @@ def from_encodec(state: State, **options: Any) -> ResidualVQ:
     """
     pattern = r"layers\.(\d+)\._?codebook\.(inited|cluster_size|embed|embed_avg)"
     layers = _numbered("from_encodec", state, pattern)
-    books = [
+    codebooks = [
         {
-            "initted": book["inited"].bool().reshape(()),
-            "cluster_size": book["cluster_size"].unsqueeze(0),
-            "embed": book["embed"].unsqueeze(0),
-            "embed_avg": book["embed_avg"].unsqueeze(0),
+            "initted": codebook["inited"].bool().reshape(()),
+            "cluster_size": codebook["cluster_size"].unsqueeze(0),
+            "embed": codebook["embed"].unsqueeze(0),
+            "embed_avg": codebook["embed_avg"].unsqueeze(0),
         }
-        for book in layers
+        for codebook in layers
     ]
     size, dim = layers[0]["embed"].shape
     arguments: dict[str, Any] = {
         "dim": dim,
-        "num_quantizers": len(books),
+        "num_quantizers": len(codebooks),
         "codebook_size": size,
         "channel_last": False,
     }
-    return _with_books(ResidualVQ(**arguments | _AVERAGED | options), books)
+    return _with_codebooks(ResidualVQ(**arguments | _AVERAGED | options), codebooks)
 
 
 def to_encodec(
@@ -94,11 +94,11 @@ def to_encodec(
     _require("to_encodec", layer, projections=False)
     name = "vq.layers.{}._codebook." if original else "layers.{}.codebook."
     found = {}
-    for place, book in enumerate(_books(layer)):
+    for place, codebook in enumerate(_codebooks(layer)):
         start = prefix + name.format(place)
-        found[start + "inited"] = book.initted.float().reshape(1)
+        found[start + "inited"] = codebook.initted.float().reshape(1)
         for part in ("cluster_size", "embed", "embed_avg"):
-            found[start + part] = getattr(book, part)[0].clone()
+            found[start + part] = getattr(codebook, part)[0].clone()
     return found
 
 
@@ -131,13 +131,13 @@ def _from_half(state: State, half: str, options: dict[str, Any]) -> ResidualVQ:
     start = rf"{half}_residual_vector_quantizer\."
     pattern = rf"{start}layers\.(\d+)\.codebook\.(initialized|cluster_usage|embed_sum)"
     layers = _numbered("from_mimi", state, pattern)
-    books = []
-    for book in layers:
-        total, usage = book["embed_sum"].float(), book["cluster_usage"].float()
+    codebooks = []
+    for codebook in layers:
+        total, usage = codebook["embed_sum"].float(), codebook["cluster_usage"].float()
         codewords = total / usage.clamp(min=_LEAST_USAGE).unsqueeze(-1)
         parts = {"cluster_size": usage, "embed": codewords, "embed_avg": total}
-        books.append({name: value.unsqueeze(0) for name, value in parts.items()})
-        books[-1]["initted"] = book["initialized"].bool().reshape(())
+        codebooks.append({name: value.unsqueeze(0) for name, value in parts.items()})
+        codebooks[-1]["initted"] = codebook["initialized"].bool().reshape(())
     size, inner = layers[0]["embed_sum"].shape
     projections = _named(state, rf"{start}(input_proj|output_proj)\.weight")
     if len(projections) == 1:
@@ -147,7 +147,7 @@ def _from_half(state: State, half: str, options: dict[str, Any]) -> ResidualVQ:
     arguments: dict[str, Any] = {
         "dim": dim,
         "codebook_dim": inner,
-        "num_quantizers": len(books),
+        "num_quantizers": len(codebooks),
         "codebook_size": size,
     }
     layer = ResidualVQ(**arguments | {"channel_last": False} | _AVERAGED | options)
@@ -155,7 +155,7 @@ def _from_half(state: State, half: str, options: dict[str, Any]) -> ResidualVQ:
         layer.project_in, layer.project_out = (
             _linear(projections[name]) for name in ("input_proj", "output_proj")
         )
-    return _with_books(layer, books)
+    return _with_codebooks(layer, codebooks)
 
 
 def to_mimi(
@@ -175,14 +175,14 @@ def to_mimi(
                 if module.bias is not None and bool(module.bias.any()):
                     raise ValueError("to_mimi: the projections of the layer have a bias, but Mimi has none")
                 found[f"{start}{name}.weight"] = module.weight.detach().unsqueeze(-1).clone()
-        for place, book in enumerate(_books(layer)):
-            usage, codewords = book.cluster_size[0], book.embed[0]
+        for place, codebook in enumerate(_codebooks(layer)):
+            usage, codewords = codebook.cluster_size[0], codebook.embed[0]
             divisor = usage.clamp(min=_LEAST_USAGE).unsqueeze(-1)
-            total = book.embed_avg[0]
+            total = codebook.embed_avg[0]
             # Mimi divides embed_sum by the usage, and the result must be the codewords of the layer
             total = total if torch.equal(total / divisor, codewords) else codewords * divisor
             at = f"{start}layers.{place}.codebook."
-            found[at + "initialized"] = book.initted.float().reshape(1)
+            found[at + "initialized"] = codebook.initted.float().reshape(1)
             found[at + "cluster_usage"] = usage.clone()
             found[at + "embed_sum"] = total.clone()
     return found
@@ -220,12 +220,12 @@ def from_dac(state: State, **options: Any) -> ResidualVQ:
     }
     arguments |= {"channel_last": False, "project_each": True, "quant_grad_frac": 1.0}
     layer = ResidualVQ(**arguments | defaults | _LEARNED | options)
-    books = [_learned_state(parts["codebook.weight"]) for parts in layers]
+    codebooks = [_learned_state(parts["codebook.weight"]) for parts in layers]
     for quantizer, parts in zip(layer._quantizers, layers, strict=True):
         quantizer.project_in, quantizer.project_out = (
             _linear(_weight(parts, name), parts[f"{name}.bias"]) for name in ("in_proj", "out_proj")
         )
-    return _with_books(layer, books)
+    return _with_codebooks(layer, codebooks)
 
 
 def to_dac(
@@ -353,7 +353,7 @@ def _named(state: State, pattern: str) -> dict[str, torch.Tensor]:
     return {match[1]: value for match, value in matches if match is not None}
 
 
-def _books(layer: ResidualVQ) -> list[Any]:
+def _codebooks(layer: ResidualVQ) -> list[Any]:
     return [quantizer._codebook for quantizer in layer._quantizers]
 
 
@@ -364,10 +364,10 @@ def _learned_state(codewords: torch.Tensor) -> dict[str, torch.Tensor]:
     return {"initted": torch.tensor(True), "cluster_size": usage, "embed": codewords, "embed_avg": codewords}
 
 
-def _with_books(layer: ResidualVQ, books: Sequence[State]) -> ResidualVQ:
+def _with_codebooks(layer: ResidualVQ, codebooks: Sequence[State]) -> ResidualVQ:
     """Load the state of each codebook, and return the layer."""
-    for book, state in zip(_books(layer), books, strict=True):
-        book.load_state_dict(state)
+    for codebook, state in zip(_codebooks(layer), codebooks, strict=True):
+        codebook.load_state_dict(state)
     return layer
 
 
@@ -394,8 +394,11 @@ def _require(where: str, layer: ResidualVQ, projections: bool | None) -> None:
         (projections is False and layer.has_projections, "projections"),
         (layer.implicit_neural_codebook, "implicit_neural_codebook=True"),
         (not layer.uniform_codebook_size, "codebooks of several sizes"),
-        (any(book.use_cosine_sim for book in _books(layer)), "use_cosine_sim=True"),
-        (any(book.cosine_search != learned for book in _books(layer)), f"cosine_search={not learned}"),
+        (any(codebook.use_cosine_sim for codebook in _codebooks(layer)), "use_cosine_sim=True"),
+        (
+            any(codebook.cosine_search != learned for codebook in _codebooks(layer)),
+            f"cosine_search={not learned}",
+        ),
     )
     for refused, what in checks:
         if refused:

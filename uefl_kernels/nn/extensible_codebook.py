@@ -32,7 +32,7 @@ class ExtensibleCodebook(Float32Module):
         clients: their names, distinct.
 
     Attributes:
-        members: of each block, the names of the clients that see it; every client sees block 0.
+        block_clients: of each block, the names of the clients that see it; every client sees block 0.
         weights: one parameter ``[capacity, d]`` float32 per client.
 
     Raises:
@@ -59,7 +59,7 @@ class ExtensibleCodebook(Float32Module):
         self.clients = tuple(clients)
         start = shared.new_zeros(capacity, self.dim, dtype=torch.float32)
         self.weights = nn.ParameterList(nn.Parameter(start.clone()) for _ in clients)
-        self.members: list[frozenset[str]] = []
+        self.block_clients: list[frozenset[str]] = []
         self._rows: list[dict[str, slice]] = []  # of each block, where it is in the buffer of each client
         self._sizes = dict.fromkeys(self.clients, 0)
         self.extend(self.clients, shared)
@@ -70,7 +70,7 @@ class ExtensibleCodebook(Float32Module):
         """Return one line, for any number of clients."""
         return (
             f"ExtensibleCodebook(dim={self.dim}, capacity={self.capacity}, clients={len(self.clients)},"
-            f" blocks={len(self.members)})"
+            f" blocks={len(self.block_clients)})"
         )
 
     def size(self, client: str) -> int:
@@ -132,11 +132,11 @@ class ExtensibleCodebook(Float32Module):
             )
         if not bool(torch.isfinite(codes).all()):
             raise ValueError("ExtensibleCodebook: the block holds NaN or infinity")
-        self.members.append(frozenset(names))
+        self.block_clients.append(frozenset(names))
         self._rows.append({name: slice(self._sizes[name], self._sizes[name] + len(codes)) for name in names})
         self._sizes.update({name: rows.stop for name, rows in self._rows[-1].items()})
-        self.set_block(len(self.members) - 1, codes)
-        return len(self.members) - 1
+        self.set_block(len(self.block_clients) - 1, codes)
+        return len(self.block_clients) - 1
 
     @torch.no_grad()
     def set_block(self, block: int, codes: torch.Tensor) -> None:
@@ -166,7 +166,7 @@ class ExtensibleCodebook(Float32Module):
             ValueError: a mass of another shape, negative, or not finite.
         """
         copies = torch.stack(
-            [self.block(block, name) for name in self.clients if name in self.members[block]]
+            [self.block(block, name) for name in self.clients if name in self.block_clients[block]]
         )
         given = torch.ones(len(copies)) if mass is None else torch.as_tensor(mass)
         if given.shape not in (copies.shape[:1], copies.shape[:2]):
@@ -230,7 +230,7 @@ class ExtensibleCodebook(Float32Module):
         self._rows = [
             {name: slice(*place) for name, place in block.items() if place[1] > 0} for block in found
         ]
-        self.members = [frozenset(rows) for rows in self._rows]
+        self.block_clients = [frozenset(rows) for rows in self._rows]
         self._sizes = {
             name: max(rows[name].stop for rows in self._rows if name in rows) for name in self.clients
         }

@@ -46,14 +46,14 @@ class RandomProjectionQuantizer(Coder):
         **kwargs: Any,
     ) -> None:
         super().__init__()
-        dim, books, d = counts(
+        dim, codebooks, d = counts(
             "RandomProjectionQuantizer", dim=dim, num_codebooks=num_codebooks, codebook_dim=codebook_dim
         )
-        self.register_buffer("rand_projs", nn.init.xavier_normal_(torch.empty(books, dim, d)))
+        self.register_buffer("rand_projs", nn.init.xavier_normal_(torch.empty(codebooks, dim, d)))
         self.norm = nn.LayerNorm(dim, elementwise_affine=False) if norm else nn.Identity()
         self.vq = VectorQuantize(
-            dim=d * books,
-            heads=books,
+            dim=d * codebooks,
+            heads=codebooks,
             codebook_size=codebook_size,
             use_cosine_sim=True,
             separate_codebook_per_head=True,

@@ -360,8 +360,8 @@ class ResidualVQ(ResidualQuantizer):
     @property
     def codebooks(self) -> torch.Tensor | tuple[torch.Tensor, ...]:
         """Return the codewords, ``[Q, K, d]``, or a tuple of ``[K, d]`` where sizes differ."""
-        books = tuple(layer.codebook for layer in self._quantizers)
-        return torch.stack(books) if self.uniform_codebook_size else books
+        codebooks = tuple(layer.codebook for layer in self._quantizers)
+        return torch.stack(codebooks) if self.uniform_codebook_size else codebooks
 
     @property
     def _quantizers(self) -> list[VectorQuantize]:
@@ -746,10 +746,10 @@ class ImplicitCodebook(Float32Module):
 
         There is one set for each condition ``[..., d]``.
         """
-        books, k, d = codes.shape
+        codebooks, k, d = codes.shape
         lead = condition.shape[:-1]
-        codes = codes.reshape(books, *(1,) * len(lead), k, d).expand(books, *lead, k, d)
-        found: torch.Tensor = self(codes, condition=condition.unsqueeze(-2).expand(books, *lead, k, d))
+        codes = codes.reshape(codebooks, *(1,) * len(lead), k, d).expand(codebooks, *lead, k, d)
+        found: torch.Tensor = self(codes, condition=condition.unsqueeze(-2).expand(codebooks, *lead, k, d))
         return found
 
 
@@ -820,11 +820,11 @@ class GroupedResidualVQ(Coder):
 
         Where the quantizers' sizes differ, return a tuple of ``[K, d]`` per group.
         """
-        books = tuple(tuple(rvq.codebooks) for rvq in self._residuals)
+        codebooks = tuple(tuple(rvq.codebooks) for rvq in self._residuals)
         return (
-            torch.stack([torch.stack(group) for group in books])
+            torch.stack([torch.stack(group) for group in codebooks])
             if self._residuals[0].uniform_codebook_size
-            else books
+            else codebooks
         )
 
     @property

@@ -26,7 +26,7 @@ from ._shared import (
     absent,
     as_indices,
     at_least_float32,
-    by_book,
+    by_codebook,
     counts,
     directional,
     fixed,
@@ -561,56 +561,56 @@ class VectorQuantize(Coder):
 
         The call and the options of the layer select the updates.
         """
-        book, mask = self._codebook, call.mask
+        codebook, mask = self._codebook, call.mask
 
         # 1. Mask: the padding is zero, but not behind a projection. It does not reach the steps below.
-        rows = self._unit(given) if book.use_cosine_sim else given
+        rows = self._unit(given) if codebook.use_cosine_sim else given
         if self.has_projections:
             rows = without_padding(rows, mask)
 
         # 2. Read the codewords before this batch moves them.
-        if book.waiting:
-            book.initialize(rows, mask)
+        if codebook.waiting:
+            codebook.initialize(rows, mask)
         optimizing = self.in_place_codebook_optimizer is not None
         # here, or with topk by the caller
-        updated = self.training and not call.frozen and (optimizing or book.tracks(call.ema))
+        updated = self.training and not call.frozen and (optimizing or codebook.tracks(call.ema))
         changing = updated and call.topk is None
         # not None: a checkpointed region runs this pass again
-        before = book.memory.recall(rows) if updated else None
-        if self.training and book.affine_param and before is None:
-            book.update_affine(rows, mask)
+        before = codebook.memory.recall(rows) if updated else None
+        if self.training and codebook.affine_param and before is None:
+            codebook.update_affine(rows, mask)
         in_place = given.new_zeros((), dtype=torch.float32)
         if changing and optimizing and before is None:
             in_place = self._optimize(rows, call)
-        affine = book.affine
+        affine = codebook.affine
         if before is not None:
-            codebook, affine = put(book.embed, before[0]), before[1]
+            codewords, affine = put(codebook.embed, before[0]), before[1]
         else:  # a copy where codewords are updated in place: the backward pass needs the chosen ones
-            codebook = snapshot(book.embed) if updated else book.embed
+            codewords = snapshot(codebook.embed) if updated else codebook.embed
             if updated:
-                book.memory.note(rows, (codebook.detach(), affine))
+                codebook.memory.note(rows, (codewords.detach(), affine))
 
         # 3. Choose.
         # also the second time, which must save the same tensors as the first
         summed = changing and not optimizing
         chosen = self._choose(
-            rows, book.transformed(codebook, affine), call, summed and book.tracks(call.ema)
+            rows, codebook.transformed(codewords, affine), call, summed and codebook.tracks(call.ema)
         )
 
         # 4. Update; the zeros of the padding have added nothing to the sums.
         if before is None and call.topk is None:
-            set_counts([book], [_counts_without_padding(chosen, mask).view_as(book.counts)])
+            set_counts([codebook], [_counts_without_padding(chosen, mask).view_as(codebook.counts)])
             if summed:
                 self._update(rows, chosen, call)
         elif summed and chosen.sums is not None:
-            book.skip_update(rows.detach(), mask, call.accumulate)
+            codebook.skip_update(rows.detach(), mask, call.accumulate)
 
         # 5. Route the gradient of quantized, and compute the losses.
         values = self._route(rows, chosen, call).to(given.dtype)
         loss, terms = self._loss(given, rows, chosen, call, in_place)
         targets = None
         if call.targets is not None and chosen.near is not None:
-            targets = _losses.cross_entropy(chosen.near, self._by_book(call.targets, given))
+            targets = _losses.cross_entropy(chosen.near, self._by_codebook(call.targets, given))
         return Quantized(values, chosen.indices, loss, terms, targets)
 
     # --- choosing ------------------------------------------------------------------------------------------
@@ -678,7 +678,7 @@ class VectorQuantize(Coder):
             share = (near / sampling.temperature).softmax(-1)
             share = (share - share.detach()).unsqueeze(-2)
             taken = taken + share @ (codebook.unsqueeze(1) if own is None else own)
-        merged, found = self._from_books(taken, rows), self._from_books(where, rows)
+        merged, found = self._from_codebooks(taken, rows), self._from_codebooks(where, rows)
         op_codebook = without_single_head(codebook)
         if k is not None:  # one head
             counted = op_codebook.new_zeros(op_codebook.shape[:-1], dtype=torch.int64)
@@ -707,15 +707,15 @@ class VectorQuantize(Coder):
 
     def _split(self, rows: torch.Tensor, codebook: torch.Tensor) -> torch.Tensor:
         """Reshape rows ``[..., heads * d]`` to ``[h, n, d]``, at least float32."""
-        return by_book(at_least_float32(rows), len(codebook), codebook.shape[2])
+        return by_codebook(at_least_float32(rows), len(codebook), codebook.shape[2])
 
-    def _by_book(self, indices: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+    def _by_codebook(self, indices: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
         """Reshape indices as the caller has them to ``[h, n]``."""
         indices = indices.reshape(*given.shape[:-1], self.heads)
-        return by_book(indices, len(self._codebook.embed), 1).squeeze(-1)
+        return by_codebook(indices, len(self._codebook.embed), 1).squeeze(-1)
 
-    def _from_books(self, values: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """Reshape ``[h, n, ...]`` in the order of ``by_book`` to ``[..., heads, ...]``."""
+    def _from_codebooks(self, values: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """Reshape ``[h, n, ...]`` in the order of ``by_codebook`` to ``[..., heads, ...]``."""
         lead, extra = rows.shape[:-1], values.shape[2:]
         if len(values) > 1:
             return values.view(self.heads, *lead, *extra).movedim(0, len(lead))
@@ -774,7 +774,7 @@ class VectorQuantize(Coder):
                 "VectorQuantize: in_place_codebook_optimizer steps by a gradient, which inference_mode has"
                 " not; use torch.no_grad, or call eval() or freeze_codebook=True"
             )
-        book, rows = self._codebook, rows.detach()
+        codebook, rows = self._codebook, rows.detach()
         # In a checkpointed region, its hooks would run the whole of it again for this backward pass.
         with (
             torch.enable_grad(),
@@ -782,13 +782,13 @@ class VectorQuantize(Coder):
         ):
             chosen = self._choose(
                 rows,
-                book.transformed(snapshot(book.embed)),
+                codebook.transformed(snapshot(codebook.embed)),
                 call._replace(targets=None),
-                book.tracks(call.ema),
+                codebook.tracks(call.ema),
             )
             loss = _losses.mean_square(chosen.codewords() - at_least_float32(rows), call.mask)
             # only to the codewords: their transform may belong to the graph of the quantizers before
-            own = [parameter for parameter in book.parameters() if parameter.requires_grad]
+            own = [parameter for parameter in codebook.parameters() if parameter.requires_grad]
             loss.backward(  # type: ignore[no-untyped-call]
                 inputs=own or None, retain_graph=call.transform is not None
             )
@@ -914,7 +914,7 @@ class VectorQuantize(Coder):
             kept = (
                 None
                 if call.mask is None
-                else self._by_book(call.mask.unsqueeze(-1).expand(chosen.indices.shape), given)
+                else self._by_codebook(call.mask.unsqueeze(-1).expand(chosen.indices.shape), given)
             )
             diversity = _losses.diversity(
                 chosen.near, kept, math.prod(given.shape[1:-1]), self.codebook_diversity_temperature
@@ -949,7 +949,7 @@ class VectorQuantize(Coder):
         if self.commitment_use_cross_entropy_loss:
             assert chosen.near is not None
             indices = chosen.indices if mask is None else chosen.indices.masked_fill(~mask.unsqueeze(-1), -1)
-            return _losses.cross_entropy(chosen.near, self._by_book(indices, given))
+            return _losses.cross_entropy(chosen.near, self._by_codebook(indices, given))
         if mask is None and out is not None:
             # The op adds one such mean per weight; the peer has a single loss, and its gradient goes both
             # ways.

@@ -35,7 +35,7 @@ bool fits(const Tensor& x, const std::vector<Tensor>& codebooks, const std::stri
     return false;
   for (const Tensor& codebook : codebooks) {
     const SearchSizes sizes = check_search("rvq", x, codebook, metric);
-    if (sizes.d != first.d || sizes.books != first.books || sizes.k * sizes.d > kMostRvqElements ||
+    if (sizes.d != first.d || sizes.codebooks != first.codebooks || sizes.k * sizes.d > kMostRvqElements ||
         codebook.scalar_type() != ScalarType::Float || !codebook.is_contiguous() ||
         reinterpret_cast<uintptr_t>(codebook.const_data_ptr()) % 16 != 0)
       return false;

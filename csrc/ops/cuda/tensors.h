@@ -40,7 +40,7 @@ inline Shape shape_of(torch::stable::Tensor& x, const SearchSizes& sizes) {
   const int64_t last = x.dim() - 1;
   Shape shape{};
   shape.outputs = x.numel() / sizes.d;
-  shape.segments = sizes.segments, shape.books = sizes.books, shape.d = sizes.d, shape.k = sizes.k;
+  shape.segments = sizes.segments, shape.codebooks = sizes.codebooks, shape.d = sizes.d, shape.k = sizes.k;
   shape.inner = last > 0 ? x.size(last - 1) : 1;
   shape.inner_stride = last > 0 ? x.stride(last - 1) : 0;
   shape.outer_stride = last > 1 ? x.stride(0) : 0;

@@ -31,7 +31,7 @@ enum class FirstPass { streamed, mma, wgmma };
 // 16 bytes. `open` is the number of rows that the lists of all blocks can store.
 PackedCodebook carve(const Shape& shape, int64_t open, int64_t warps, const Tensor& x, Tensor& workspace,
                      double*& parts) {
-  const int64_t codewords = shape.books * shape.padded_k;
+  const int64_t codewords = shape.codebooks * shape.padded_k;
   int64_t bytes = 0;
   const auto place = [&](int64_t size) {
     const int64_t at = bytes;
@@ -39,10 +39,11 @@ PackedCodebook carve(const Shape& shape, int64_t open, int64_t warps, const Tens
     return at;
   };
   const int64_t halves = place(codewords * mma_width(shape.d) * 2);
-  const int64_t exact = place(shape.books * shape.k * shape.d * 8), bounds = place(4 * shape.books * 8);
-  const int64_t center = place(shape.books * shape.d * 4);
+  const int64_t exact = place(shape.codebooks * shape.k * shape.d * 8),
+                bounds = place(4 * shape.codebooks * 8);
+  const int64_t center = place(shape.codebooks * shape.d * 4);
   const int64_t longest = place(codewords / kPackCodewords * 8),
-                sampled = place(shape.books * kSampledRows * 4);
+                sampled = place(shape.codebooks * kSampledRows * 4);
   const int64_t starts = place(codewords / kBlockCodewords * kStartBytes);
   const int64_t listed = place(open * 8), limits = place(open * 4), errors = place(warps * 8);
   workspace = torch::stable::new_empty(x, {bytes}, ScalarType::Byte);
@@ -148,7 +149,7 @@ WgmmaPlan plan_of(const Shape& shape, const Tensor& rows) {
 template <class Codeword, class Row>
 void launch_pack(const char* op, const Codeword* codebook, const Row* rows, Shape shape,
                  PackedCodebook packed, Spans cleared, cudaStream_t stream) {
-  const int64_t items = shape.books * (shape.padded_k + kSampledRows) / kPackCodewords;
+  const int64_t items = shape.codebooks * (shape.padded_k + kSampledRows) / kPackCodewords;
   void* arguments[] = {&codebook, &rows, &shape, &packed, &cleared};
   const auto kernel = reinterpret_cast<const void*>(pack_codebook<Codeword, Row>);
   const cudaError_t error = cudaLaunchCooperativeKernel(kernel, blocks_of_tiles(items, kPackBlocks), kThreads,

@@ -73,7 +73,7 @@ Tensor vq_backward(const Tensor& x, const Tensor& codebook, const Tensor& indice
       rotated || x.scalar_type() == ScalarType::Double || codebook.scalar_type() == ScalarType::Double;
   BackwardShape shape{.outputs = indices.numel(),
                       .segments = sizes.segments,
-                      .books = sizes.books,
+                      .codebooks = sizes.codebooks,
                       .k = sizes.k,
                       .d = sizes.d,
                       .x = view(rows),

@@ -38,7 +38,7 @@ void launch_gather(const T* x, const Shape& shape, Gather<T, Codeword> wanted, c
     const int64_t blocks =
         divide_rows(wanted, shape, piece, kGatherBlocks * current_device().multiprocessors);
     wanted.error.parts = parts(blocks);
-    const int64_t bytes = wanted.in_counters ? sizeof(int) * shape.books * shape.k : 0;
+    const int64_t bytes = wanted.in_counters ? sizeof(int) * shape.codebooks * shape.k : 0;
     kernel<<<static_cast<unsigned>(blocks), kThreads, bytes, stream>>>(x, shape, wanted);
     check_launch("vq_forward");
   };
@@ -56,7 +56,7 @@ struct VqResults {
 // Searches and quantizes. The error goes to `total`. With scales, the rows of each codeword are summed.
 VqResults run(const char* op, const Tensor& x, const Tensor& codebook, const std::optional<Tensor>& scales,
               const std::string& metric, bool exact, const SearchSizes& sizes, const Total& total) {
-  const int64_t counted = sizes.books * sizes.k, with_sums = scales ? counted : 0;
+  const int64_t counted = sizes.codebooks * sizes.k, with_sums = scales ? counted : 0;
   STD_TORCH_CHECK(counted <= INT32_MAX && sizes.d <= INT32_MAX / kWarp, op,
                   ": the codebook is too large");  // a tile has kWarp rows
   const cudaStream_t stream = current_stream(x);
@@ -115,8 +115,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> vq_forward(const Tens
   const SearchSizes sizes = check_search("vq_forward", x, codebook, metric);
   STD_TORCH_CHECK(
       !scales || (scales->is_cuda() && scales->get_device_index() == x.get_device_index() &&
-                  scales->scalar_type() == ScalarType::Double && scales->numel() == sizes.books * sizes.k &&
-                  scales->is_contiguous()),
+                  scales->scalar_type() == ScalarType::Double &&
+                  scales->numel() == sizes.codebooks * sizes.k && scales->is_contiguous()),
       "vq_forward: scales must be float64, contiguous, one for each codeword, on the device of x");
   const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
   Tensor error = torch::stable::new_empty(x, {}, ScalarType::Double),

@@ -130,7 +130,7 @@ inline bool at_once() { return draw() % 2 == 0; }
 inline Place launcher;
 inline Block* block;  // the block of the running thread
 inline constexpr unsigned kMostOfCluster = 2;
-inline Block* members[kMostOfCluster];         // the blocks of the running cluster
+inline Block* cluster_blocks[kMostOfCluster];  // the blocks of the running cluster
 inline unsigned blocks_run = 0, launches = 0;  // blocks_run: also counts clusters
 inline std::function<void()> body;
 inline bool cooperative = false;
@@ -233,7 +233,7 @@ void launch_clusters(unsigned size, unsigned blocks, unsigned count, Kernel kern
     ++blocks_run;
     for (unsigned rank = 0; rank < size; ++rank) {
       Block& own = cluster.emplace_back(first + rank, rank, count);
-      own.cluster = &barrier, members[rank] = &own;
+      own.cluster = &barrier, cluster_blocks[rank] = &own;
       begin(own, rank * count, rank == last ? late : ready);
     }
     launcher.leave_for(next());

@@ -35,7 +35,8 @@ inline std::map<const void*, CountingBarrier> counting_barriers;
 // Returns the same place in the shared memory of another block of the cluster.
 template <class T>
 T* in_block(T* place, unsigned rank) {
-  if (rank != block->rank && members[rank]->barrier.expected == 0) refuse("memory of a block that has ended");
+  if (rank != block->rank && cluster_blocks[rank]->barrier.expected == 0)
+    refuse("memory of a block that has ended");
   return place + (shared[rank] - shared[block->rank]) / static_cast<ptrdiff_t>(sizeof(T));
 }
 inline CountingBarrier& at(const void* barrier) {

@@ -23,16 +23,16 @@ struct TestCodebook {
   template <class T, class Row>
   TestCodebook(const std::vector<T>& codebook, const uefl::cuda::Shape& shape, const Row* x,
                unsigned blocks = 3)
-      : starts(shape.books * shape.padded_k / uefl::cuda::kBlockCodewords * uefl::cuda::kStarts / 4),
-        exact(shape.books * shape.k * shape.d, NAN),
-        bounds(4 * shape.books, NAN),
-        longest(shape.books * shape.padded_k / uefl::cuda::kPackCodewords, NAN),
+      : starts(shape.codebooks * shape.padded_k / uefl::cuda::kBlockCodewords * uefl::cuda::kStarts / 4),
+        exact(shape.codebooks * shape.k * shape.d, NAN),
+        bounds(4 * shape.codebooks, NAN),
+        longest(shape.codebooks * shape.padded_k / uefl::cuda::kPackCodewords, NAN),
         ones(1000, 1),
-        center(shape.books * shape.d, NAN),
-        sampled(shape.books * uefl::cuda::kSampledRows, NAN) {
+        center(shape.codebooks * shape.d, NAN),
+        sampled(shape.codebooks * uefl::cuda::kSampledRows, NAN) {
     namespace cuda = uefl::cuda;
     const int64_t width = (shape.d + cuda::kBlockElements - 1) / cuda::kBlockElements * cuda::kBlockElements;
-    halves.resize(shape.books * shape.padded_k * width / 8);
+    halves.resize(shape.codebooks * shape.padded_k * width / 8);
     packed.exact = exact.data(), packed.bounds = bounds.data(), packed.center = center.data();
     packed.halves = reinterpret_cast<uint16_t*>(halves.data());
     packed.starts = reinterpret_cast<float*>(starts.data());

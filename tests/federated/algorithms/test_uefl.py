@@ -21,9 +21,9 @@ def test_all_clients_get_the_same_averaged_codebook():
     algorithm, _, _ = arm(settings(rounds=[3]))
     before = visible(algorithm, "silo-0").clone()
     turns(algorithm, 3)
-    books = [visible(algorithm, f"silo-{k}") for k in range(3)]
-    assert all(torch.equal(books[0], book) for book in books)
-    assert not torch.equal(before, books[0])
+    codebooks = [visible(algorithm, f"silo-{k}") for k in range(3)]
+    assert all(torch.equal(codebooks[0], codebook) for codebook in codebooks)
+    assert not torch.equal(before, codebooks[0])
 
 
 def test_dropout_passes_differ_between_measurements_of_a_model():
@@ -148,7 +148,7 @@ def test_the_cap_on_iterations_repeats_the_last_number_of_rounds():
 
 @pytest.mark.parametrize("share", ["none", "group"])
 def test_new_codewords_may_start_from_noise(share):
-    books = {}
+    codebooks = {}
     for start in ("kmeans", "normal"):
         algorithm, _, _ = arm(
             settings(extend="all", rounds=[1, 1, 1], lr=1e-12, new_codewords=start, ext_share=share)
@@ -157,12 +157,12 @@ def test_new_codewords_may_start_from_noise(share):
         assert [(r["codewords"], r["extended"]) for r in records] == [(4, False)] * 3 + [(8, True)] * 3 + [
             (12, True)
         ] * 3
-        books[start] = visible(algorithm, "silo-0")
-    assert torch.equal(books["kmeans"][:4], books["normal"][:4])
-    drawn_ones = books["normal"][4:]
+        codebooks[start] = visible(algorithm, "silo-0")
+    assert torch.equal(codebooks["kmeans"][:4], codebooks["normal"][:4])
+    drawn_ones = codebooks["normal"][4:]
     assert (drawn_ones < 0).float().mean() > 0.2  # where features, which come after a ReLU, have none
-    assert torch.unique(books["normal"], dim=0).shape == (12, 4)
-    private = not torch.equal(books["normal"], visible(algorithm, "silo-1"))
+    assert torch.unique(codebooks["normal"], dim=0).shape == (12, 4)
+    private = not torch.equal(codebooks["normal"], visible(algorithm, "silo-1"))
     assert private is (share == "none")
 
 
@@ -205,7 +205,7 @@ def test_group_sharing_gives_one_block_to_the_extended_clients():
     group = list(state(algorithm).plain["uncertain"])
     assert len(group) == 2
     turns(algorithm, 2)
-    assert state(algorithm).plain["members"][1] == group
+    assert state(algorithm).plain["block_clients"][1] == group
     assert torch.equal(visible(algorithm, group[0]), visible(algorithm, group[1]))
     assert len(visible(algorithm, group[0])) == 8
 
@@ -213,8 +213,8 @@ def test_group_sharing_gives_one_block_to_the_extended_clients():
 def test_a_private_block_belongs_to_one_client():
     algorithm, _, _ = arm(settings(gamma=0.0))
     finish(algorithm)
-    books = [visible(algorithm, name)[4:] for name in ("silo-0", "silo-1", "silo-2")]
-    grown = [book for book in books if len(book)]
+    codebooks = [visible(algorithm, name)[4:] for name in ("silo-0", "silo-1", "silo-2")]
+    grown = [codebook for codebook in codebooks if len(codebook)]
     assert len(grown) == 2
     assert not torch.equal(*grown)
 

@@ -69,7 +69,9 @@ def test_codewords_learn_where_features_are():
         before = visible(algorithm, "silo-0").clone()
         turns(algorithm, 4)
         tokens = features(workspace, algorithm, "silo-0")
-        start, end = (quantization_error(tokens, book) for book in (before, visible(algorithm, "silo-0")))
+        start, end = (
+            quantization_error(tokens, codebook) for codebook in (before, visible(algorithm, "silo-0"))
+        )
         assert end < 0.5 * start
 
 
@@ -77,11 +79,11 @@ def test_an_extension_lowers_the_quantization_error():
     for keys in ({}, {"extension": "residual"}, {"segment_codebooks": True}, {"ema_decay": 0.9}):
         algorithm, workspace, _ = arm(settings(extend="all", rounds=[2, 1], lr=1e-6, **keys))
         turns(algorithm, 4)
-        tokens, book = features(workspace, algorithm, "silo-1"), visible(algorithm, "silo-1")
+        tokens, codebook = features(workspace, algorithm, "silo-1"), visible(algorithm, "silo-1")
         quantize = algorithm.members[0].algorithm.quantizer
         errors = [
             float((tokens - quantize(tokens, part).values).square().mean())
-            for part in (book[..., :4, :], book)
+            for part in (codebook[..., :4, :], codebook)
         ]
         assert errors[1] < 0.5 * errors[0]
 
@@ -96,8 +98,8 @@ def features(workspace, algorithm, client):
         return workspace.net.tokens(workspace.normalize(data.train.images))
 
 
-def quantization_error(tokens, book):
-    return float((tokens - Quantizer()(tokens, book).values).square().mean())
+def quantization_error(tokens, codebook):
+    return float((tokens - Quantizer()(tokens, codebook).values).square().mean())
 
 
 def test_codebook_lr_is_a_multiple_of_the_networks_lr():
@@ -117,15 +119,15 @@ def test_codebook_lr_is_a_multiple_of_the_networks_lr():
 
 
 def test_moving_averages_equal_the_definition():
-    moving, book = quantizer.moving_start(torch.eye(2)), torch.eye(2)
+    moving, codebook = quantizer.moving_start(torch.eye(2)), torch.eye(2)
     tokens = torch.tensor([[[[3.0, 0.0], [5.0, 1.0]]]])
-    out = Quantizer(decay=0.75)(tokens, book, with_sums=True)
+    out = Quantizer(decay=0.75)(tokens, codebook, with_sums=True)
     moving = quantizer.moved(moving, out, 0.75)
     assert moving.tolist() == [[0.75 + 0.25 * 8.0, 0.25, 0.75 + 0.25 * 2], [0.0, 0.75, 0.75]]
-    found = quantizer.codewords(moving, book)
+    found = quantizer.codewords(moving, codebook)
     torch.testing.assert_close(found, torch.tensor([[2.75 / 1.25, 0.25 / 1.25], [0.0, 1.0]]))
     unused = torch.zeros(2, 3)
-    assert torch.equal(quantizer.codewords(unused, book), book)
+    assert torch.equal(quantizer.codewords(unused, codebook), codebook)
     # only the commitment
     assert float(out.loss) == pytest.approx(0.25 * float((tokens - out.values).square().mean()))
 
@@ -148,28 +150,28 @@ def test_the_server_averages_sums_and_counts_of_moving_averages():
 
 
 def test_dead_codewords_move_next_to_the_most_used_ones():
-    book = torch.arange(12.0).view(4, 3) + 1
-    new = quantizer.revived(book, torch.tensor([0, 90, 9, 1]), 0.1)
-    assert torch.equal(new[1:3], book[1:3])
-    assert float((new[0] - book[1]).abs().max()) < 0.05 * float(book[1].abs().max())
-    assert not torch.equal(new[0], book[1])
-    assert float((new[3] - book[2]).abs().max()) < 0.05 * float(book[2].abs().max())
-    assert torch.equal(quantizer.revived(book, torch.tensor([5, 5, 5, 5]), 0.1), book)
+    codebook = torch.arange(12.0).view(4, 3) + 1
+    new = quantizer.revived(codebook, torch.tensor([0, 90, 9, 1]), 0.1)
+    assert torch.equal(new[1:3], codebook[1:3])
+    assert float((new[0] - codebook[1]).abs().max()) < 0.05 * float(codebook[1].abs().max())
+    assert not torch.equal(new[0], codebook[1])
+    assert float((new[3] - codebook[2]).abs().max()) < 0.05 * float(codebook[2].abs().max())
+    assert torch.equal(quantizer.revived(codebook, torch.tensor([5, 5, 5, 5]), 0.1), codebook)
     of_segments = quantizer.revived(
-        torch.stack([book, book]), torch.tensor([[5, 5, 5, 5], [0, 90, 9, 1]]), 0.1
+        torch.stack([codebook, codebook]), torch.tensor([[5, 5, 5, 5], [0, 90, 9, 1]]), 0.1
     )
-    assert torch.equal(of_segments[0], book)
-    assert not torch.equal(of_segments[1], book)
+    assert torch.equal(of_segments[0], codebook)
+    assert not torch.equal(of_segments[1], codebook)
 
 
 def test_averages_of_a_revived_codeword_start_again():
     one = arm(settings(extend="none", ema_decay=0.9, revive_below=0.5))[0]
     one.turn()
     tensors = state(one).tensors
-    book, averages = tensors["block.0"].clone(), tensors["moving.0"].clone()
+    codebook, averages = tensors["block.0"].clone(), tensors["moving.0"].clone()
     one.members[0].algorithm.revive(state(one), 0, torch.tensor([0, 5, 5, 5]))
-    assert not torch.equal(tensors["block.0"][0], book[0])
-    assert torch.equal(tensors["block.0"][1:], book[1:])
+    assert not torch.equal(tensors["block.0"][0], codebook[0])
+    assert torch.equal(tensors["block.0"][1:], codebook[1:])
     # as of one segment, equal to it
     assert torch.equal(tensors["moving.0"][0], torch.cat([tensors["block.0"][0], torch.ones(1)]))
     assert torch.equal(tensors["moving.0"][1:], averages[1:])
@@ -211,15 +213,15 @@ def test_a_cosine_schedule_decays_lr_to_nearly_zero():
 
 
 def test_cosine_search_chooses_the_smallest_angle():
-    book = torch.tensor([[1.0, 0.0], [10.0, 10.0]])
+    codebook = torch.tensor([[1.0, 0.0], [10.0, 10.0]])
     tokens = torch.tensor([[[[1.0, 0.9]]]])
-    assert Quantizer()(tokens, book).values.flatten().tolist() == [1.0, 0.0]
-    assert Quantizer(search="cosine")(tokens, book).values.flatten().tolist() == [10.0, 10.0]
+    assert Quantizer()(tokens, codebook).values.flatten().tolist() == [1.0, 0.0]
+    assert Quantizer(search="cosine")(tokens, codebook).values.flatten().tolist() == [10.0, 10.0]
 
 
 def test_segments_with_own_codebooks_use_own_codewords():
-    book = torch.tensor([[[0.0], [1.0]], [[10.0], [11.0]]])
-    out = Quantizer(segment_codebooks=True)(torch.tensor([[[[0.8, 0.9]]], [[[0.1, 12.0]]]]), book)
+    codebook = torch.tensor([[[0.0], [1.0]], [[10.0], [11.0]]])
+    out = Quantizer(segment_codebooks=True)(torch.tensor([[[[0.8, 0.9]]], [[[0.1, 12.0]]]]), codebook)
     assert out.values.flatten(1).tolist() == [[1.0, 10.0], [0.0, 11.0]]
     assert out.codes.tolist() == [[1, 2], [0, 3]]
     assert out.counts.tolist() == [[1, 1], [1, 1]]
@@ -247,9 +249,9 @@ def test_new_codewords_per_segment_are_k_means_of_that_segment():
 
 
 def test_residual_stages_quantize_residuals_with_one_gradient():
-    book = torch.tensor([[0.0], [10.0], [1.0], [-1.0]])
+    codebook = torch.tensor([[0.0], [10.0], [1.0], [-1.0]])
     tokens = torch.tensor([[[[8.8]]]], requires_grad=True)
-    out = Quantizer(commitment=0.0, stage=2)(tokens, book)
+    out = Quantizer(commitment=0.0, stage=2)(tokens, codebook)
     assert float(out.values.detach()) == 9.0
     assert out.codes.tolist() == [[1, 3]]
     assert out.counts.tolist() == [0, 1, 0, 1]
@@ -312,7 +314,7 @@ def test_a_rebuilt_codebook_is_shared_and_keeps_extensions():
     before = [visible(algorithm, name).clone() for name in NAMES]
     algorithm.turn()
     after = [visible(algorithm, name) for name in NAMES]
-    assert all(torch.equal(after[0][:4], book[:4]) for book in after)
+    assert all(torch.equal(after[0][:4], codebook[:4]) for codebook in after)
     for old, new in zip(before, after, strict=True):
         assert not torch.equal(old[:4], new[:4])
         torch.testing.assert_close(old[4:], new[4:8], atol=1e-6, rtol=0)  # lr 1e-12: training moved nothing
@@ -323,9 +325,9 @@ def test_personal_codebooks_are_never_averaged(after):
     algorithm, _, _ = arm(settings(extend="none", personal=True, rounds=[2, 1], codebook_after=after))
     assert (len({tuple(visible(algorithm, name).flatten().tolist()) for name in NAMES})) == 1
     finish(algorithm)
-    books = [visible(algorithm, name) for name in NAMES]
-    assert [len(book) for book in books] == [4] * 3
-    assert len({tuple(book.flatten().tolist()) for book in books}) == 3
+    codebooks = [visible(algorithm, name) for name in NAMES]
+    assert [len(codebook) for codebook in codebooks] == [4] * 3
+    assert len({tuple(codebook.flatten().tolist()) for codebook in codebooks}) == 3
 
 
 @pytest.mark.parametrize("after", [0, 1])

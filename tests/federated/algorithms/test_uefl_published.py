@@ -99,7 +99,7 @@ def test_a_client_uses_at_most_two_blocks():
     algorithm, _, _ = start(legacy(gamma=0.0, reference="min", rounds=[1, 1, 1], max_iterations=3))
     records = finish(algorithm)
     assert {r["codewords"] for r in records} <= {4, 8}
-    assert max(state(algorithm).plain["book"].values()) == 3
+    assert max(state(algorithm).plain["own_block"].values()) == 3
     # shared and spare, one more spare after each of two extensions
     assert len(state(algorithm).tensors["main"]) == 2 + 2
     assert all(
@@ -110,7 +110,7 @@ def test_a_client_uses_at_most_two_blocks():
 def test_an_older_extension_is_no_longer_seen():
     algorithm, _, _ = start(legacy(gamma=0.0, reference="min", rounds=[1, 1, 1]))
     turns(algorithm, 4)
-    name = next(n for n in state(algorithm).plain["uncertain"] if state(algorithm).plain["book"][n] == 2)
+    name = next(n for n in state(algorithm).plain["uncertain"] if state(algorithm).plain["own_block"][n] == 2)
     turns(algorithm, 1)
     turn = turn_of(algorithm, algorithm.context.clients, measure=True)
     seen = algorithm.members[0].algorithm.visible(state(algorithm), name, turn)

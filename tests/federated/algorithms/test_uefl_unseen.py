@@ -37,20 +37,20 @@ def test_the_best_codebook_has_the_least_quantization_error():
     torch.manual_seed(0)
     net = torch.nn.Module()
     net.head = Head(1, 4, 2, 0.0, False)
-    blocks, books = (
+    blocks, codebooks = (
         torch.tensor([[9.0], [0.0], [2.9]]),
         torch.tensor([[True, True, False], [True, False, True]]),
     )
-    found = unseen.choices(Quantizer(), net, tokens, Message({"blocks": blocks, "books": books}))
+    found = unseen.choices(Quantizer(), net, tokens, Message({"blocks": blocks, "codebooks": codebooks}))
     torch.testing.assert_close(found["error"], torch.tensor([[1.0, 3.61], [9.0, 0.01]]))
     of_union = net.head.stochastic(net.head.prefix(torch.tensor([[0.0], [2.9]]))).softmax(-1)
     torch.testing.assert_close(found["probs.union"], of_union)
     # the first codebook says class 0, the second class 1
-    by_class = found | {"probs.books": torch.eye(2).expand(2, 2, 2)}
+    by_class = found | {"probs.codebooks": torch.eye(2).expand(2, 2, 2)}
     work = SimpleNamespace(test=SimpleNamespace(labels=torch.tensor([1, 1])))
     assert unseen.measured(work, [by_class])["accuracy_best"] == 1
     assert "probs.union" not in unseen.choices(
-        Quantizer(stage=1), net, tokens, Message({"blocks": blocks, "books": books})
+        Quantizer(stage=1), net, tokens, Message({"blocks": blocks, "codebooks": codebooks})
     )
 
 
@@ -68,7 +68,7 @@ class Overheard:
 
 
 @pytest.mark.parametrize(
-    ("keys", "blocks", "books"),
+    ("keys", "blocks", "codebooks"),
     [
         ({}, 4, 3),  # the shared block, and one of each client
         ({"personal": True}, 6, 3),
@@ -78,7 +78,7 @@ class Overheard:
     ],
     ids=["private", "personal", "lists", "group", "doubled"],
 )
-def test_unseen_clients_get_every_block_and_codebook(keys, blocks, books):
+def test_unseen_clients_get_every_block_and_codebook(keys, blocks, codebooks):
     overheard = []
 
     def overhear(engine):
@@ -95,7 +95,7 @@ def test_unseen_clients_get_every_block_and_codebook(keys, blocks, books):
     assert len({tuple(block.flatten().tolist()) for block in every}) == blocks, (
         "no block stands for another one"
     )
-    seen = [sent["blocks"][chosen] for chosen in sent["books"]]
-    assert len(seen) == books
+    seen = [sent["blocks"][chosen] for chosen in sent["codebooks"]]
+    assert len(seen) == codebooks
     for client in fed.clients:
-        assert sum(torch.equal(book, visible(algorithm, client.name)) for book in seen) == 1
+        assert sum(torch.equal(codebook, visible(algorithm, client.name)) for codebook in seen) == 1

@@ -55,8 +55,10 @@ class FedLLP(SetAlgorithm):
         Leave out sets of a single image, which batch norm cannot process.
         """
         data = work.sets
-        members = [(data.sets == m).nonzero().flatten() for m in range(len(data.priors))]
-        yield from (members[m] for m in torch.randperm(len(members)).tolist() if len(members[m]) > 1)
+        rows_of_set = [(data.sets == m).nonzero().flatten() for m in range(len(data.priors))]
+        yield from (
+            rows_of_set[m] for m in torch.randperm(len(rows_of_set)).tolist() if len(rows_of_set[m]) > 1
+        )
 
     def loss(self, work: Work, batch: Batch) -> torch.Tensor:
         """Return the loss of one set."""

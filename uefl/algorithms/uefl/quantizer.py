@@ -62,15 +62,15 @@ class Quantizer(NamedTuple):
         """Quantize ``tokens [B, H', W', D]``."""
         rest, outs, codes, sums, first = tokens, [], [], [], 0
         options = {"metric": self.search, "commitment_weight": self.commitment, "estimator": self.estimator}
-        for book in codebook.split(self.stage or codebook.shape[_ROW], _ROW):
+        for part in codebook.split(self.stage or codebook.shape[_ROW], _ROW):
             if with_sums:
-                out, of_book = uefl_kernels.vq_with_sums(rest, book, codebook_weight=0.0, **options)  # type: ignore[arg-type]
-                sums.append(of_book)
+                out, added = uefl_kernels.vq_with_sums(rest, part, codebook_weight=0.0, **options)  # type: ignore[arg-type]
+                sums.append(added)
             else:
-                out = uefl_kernels.vq(rest, book, **options)  # type: ignore[arg-type]
+                out = uefl_kernels.vq(rest, part, **options)  # type: ignore[arg-type]
             outs.append(out)
             codes.append(self._positions(out.indices, codebook.shape) + first)
-            rest, first = rest - out.quantized.detach(), first + book.shape[_ROW]
+            rest, first = rest - out.quantized.detach(), first + part.shape[_ROW]
         values, loss = outs[0].quantized, outs[0].loss
         for out in outs[1:]:  # the gradient of the values passes with the first
             values, loss = values + out.quantized.detach(), loss + out.loss
@@ -138,7 +138,7 @@ def revived(codebook: torch.Tensor, usage: torch.Tensor, below: float) -> torch.
     Source: the splitting of Linde, Buzo and Gray 1980. No feature leaves a client.
     """
     if codebook.dim() == 3:
-        return torch.stack([revived(book, use, below) for book, use in zip(codebook, usage, strict=True)])
+        return torch.stack([revived(part, use, below) for part, use in zip(codebook, usage, strict=True)])
     dead = (usage < below * usage.double().mean()).nonzero().flatten()
     if len(dead) == 0:
         return codebook

@@ -83,13 +83,13 @@ class UEFL(CodebookAlgorithm):
     def server_state(self, values: torch.Tensor, buffers: torch.Tensor, net: torch.nn.Module) -> State:
         """Return the state of FedAvg, the blocks of codewords, and the clients to extend.
 
-        ``members``: the clients that see each block. ``uncertain``: clients above the threshold after the
-        last iteration. ``pending``: clients that still need new codewords. ``extended``: clients extended in
-        the last round. ``at_silo``: number of rows of a client's codebook that its silo has trained and
+        ``block_clients``: the clients that see each block. ``uncertain``: clients above the threshold after
+        the last iteration. ``pending``: clients that still need new codewords. ``extended``: clients extended
+        in the last round. ``at_silo``: number of rows of a client's codebook that its silo has trained and
         keeps, by client.
         """
         state = super().server_state(values, buffers, net)
-        state.plain = {"members": [], "threshold": None, "uncertain": [], "pending": [], "extended": []}
+        state.plain = {"block_clients": [], "threshold": None, "uncertain": [], "pending": [], "extended": []}
         state.plain["at_silo"] = {}
         for clients in self.sharing:
             self.extend(state, clients, self.start(self.length(net)).to(values.device))
@@ -103,8 +103,8 @@ class UEFL(CodebookAlgorithm):
 
     def extend(self, state: State, clients: list[str], block: torch.Tensor) -> None:
         """Give clients a new block of codewords, ``[..., v, d]``."""
-        state.plain["members"].append(sorted(clients))
-        self.put(state, len(state.plain["members"]) - 1, block)
+        state.plain["block_clients"].append(sorted(clients))
+        self.put(state, len(state.plain["block_clients"]) - 1, block)
 
     def put(self, state: State, i: int, block: torch.Tensor) -> None:
         """Replace the codewords ``[..., v, d]`` of a block."""
@@ -117,11 +117,13 @@ class UEFL(CodebookAlgorithm):
 
         An unseen client has the blocks shared by all, or every block if there are none.
         """
-        members = state.plain["members"]
+        block_clients = state.plain["block_clients"]
         own = [
-            i for i, names in enumerate(members) if client in names or len(names) == len(self.context.clients)
+            i
+            for i, names in enumerate(block_clients)
+            if client in names or len(names) == len(self.context.clients)
         ]
-        return own or list(range(len(members)))
+        return own or list(range(len(block_clients)))
 
     def visible(self, state: State, client: str, what: str = "block") -> torch.Tensor:
         """Return the codebook of a client, ``[..., V, d]``, or its ``moving`` averages.
@@ -142,9 +144,9 @@ class UEFL(CodebookAlgorithm):
 
     def first_own_row(self, state: State, client: str) -> int:
         """Return the first row of a client's codebook that no other client shares."""
-        members = state.plain["members"]
+        block_clients = state.plain["block_clients"]
         first = self.seen(state, client)[0]
-        return 0 if members[first] == [client] else int(state.tensors[f"block.{first}"].shape[-2])
+        return 0 if block_clients[first] == [client] else int(state.tensors[f"block.{first}"].shape[-2])
 
     def quantized(self, round: int) -> bool:
         """Return False in the first ``codebook_after`` rounds, before there is a codebook."""
@@ -184,7 +186,7 @@ class UEFL(CodebookAlgorithm):
         state.scratch |= {"new": {}, "growing": [], "usage": {}}
         first = turn.trained > 0 and turn.round == self.parameters.codebook_after > 0
         if first or (self.parameters.reinit and turn.iteration > 0 and turn.trained == 0):
-            for i, names in enumerate(state.plain["members"][: len(self.sharing)]):
+            for i, names in enumerate(state.plain["block_clients"][: len(self.sharing)]):
                 self.put(state, i, self.pooled_kmeans(state, names, "codebook", turn))
         pending, group = state.plain["pending"], self.parameters.ext_share == "group"
         normal = self.parameters.new_codewords == "normal"
@@ -259,11 +261,11 @@ class UEFL(CodebookAlgorithm):
 
         These are all codewords, and a mask of rows for each trained client's codebook.
         """
-        blocks = [state.tensors[f"block.{i}"] for i in range(len(state.plain["members"]))]
-        books = sorted({tuple(self.seen(state, name)) for name in self.context.clients})
+        blocks = [state.tensors[f"block.{i}"] for i in range(len(state.plain["block_clients"]))]
+        codebooks = sorted({tuple(self.seen(state, name)) for name in self.context.clients})
         block_of = [i for i, block in enumerate(blocks) for _ in range(block.shape[-2])]
-        mask = torch.tensor([[i in book for i in block_of] for book in books], device=device)
-        return {"blocks": joined(blocks), "books": mask}
+        mask = torch.tensor([[i in codebook for i in block_of] for codebook in codebooks], device=device)
+        return {"blocks": joined(blocks), "codebooks": mask}
 
     def update(self, work: Work) -> dict[str, torch.Tensor]:
         """Return the update without the codewords that the silo keeps.
@@ -379,12 +381,12 @@ class UEFL(CodebookAlgorithm):
         super().aggregate(state, averages)
         tensors, moving = state.tensors, bool(self.parameters.ema_decay)
         if moving:
-            for i in range(len(state.plain["members"])):
+            for i in range(len(state.plain["block_clients"])):
                 tensors[f"block.{i}"] = codewords(tensors[f"moving.{i}"], tensors[f"block.{i}"])
         for client, sent in state.scratch["new"].items():
             self.extend(state, [client], codewords(sent, sent[..., :-1]) if moving else sent)
             if moving:
-                tensors[f"moving.{len(state.plain['members']) - 1}"] = sent
+                tensors[f"moving.{len(state.plain['block_clients']) - 1}"] = sent
         if self.parameters.revive_below:
             for i, usage in state.scratch["usage"].items():
                 self.revive(state, i, usage)

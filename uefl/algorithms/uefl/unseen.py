@@ -5,7 +5,7 @@ pass with dropout off. ``accuracy_union`` uses all codewords of all clients. ``a
 codebook of the trained client that fits the images best, by the mean squared quantization error, without
 labels.
 
-A message to such a client has all codewords, ``blocks [..., V, d]``, and a mask ``books [K, V]`` of the
+A message to such a client has all codewords, ``blocks [..., V, d]``, and a mask ``codebooks [K, V]`` of the
 codewords of each client.
 """
 
@@ -36,17 +36,17 @@ def choices(
 ) -> dict[str, torch.Tensor]:
     """Return quantization errors and predictions for the choice of an unseen client.
 
-    There are none for a trained client. For B images and K books these are ``error [B, K]``,
-    ``probs.books [B, K, C]`` and ``probs.union [B, C]``.
+    There are none for a trained client. For B images and K codebooks these are ``error [B, K]``,
+    ``probs.codebooks [B, K, C]`` and ``probs.union [B, C]``.
     """
-    if "books" not in message.tensors:
+    if "codebooks" not in message.tensors:
         return {}
     errors, probs = [], []
-    for book in message.tensors["books"]:
-        values = quantizer(tokens, message.tensors["blocks"][..., book, :]).values
+    for codebook in message.tensors["codebooks"]:
+        values = quantizer(tokens, message.tensors["blocks"][..., codebook, :]).values
         errors.append((tokens - values).float().square().flatten(1).mean(1))
         probs.append(of_head(net.head, values, 0).probs)
-    found = {"error": torch.stack(errors, 1), "probs.books": torch.stack(probs, 1)}
+    found = {"error": torch.stack(errors, 1), "probs.codebooks": torch.stack(probs, 1)}
     if not quantizer.stage:  # the stages of different clients do not follow each other
         union = quantizer(tokens, message.tensors["blocks"]).values
         found["probs.union"] = of_head(net.head, union, 0).probs
@@ -60,7 +60,7 @@ def measured(work: Work, extras: list[dict[str, torch.Tensor]]) -> dict[str, Any
     """
     if "error" not in extras[0] or work.test is None:
         return {}
-    best = [extra["probs.books"][:, int(extra["error"].double().mean(0).argmin())] for extra in extras]
+    best = [extra["probs.codebooks"][:, int(extra["error"].double().mean(0).argmin())] for extra in extras]
     said = {"accuracy_best": best}
     if "probs.union" in extras[0]:
         said["accuracy_union"] = [extra["probs.union"] for extra in extras]

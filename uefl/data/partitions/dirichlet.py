@@ -121,11 +121,11 @@ def _over_clients(
     if clients * classes > len(labels):
         few = f"{len(labels)} images are too few for {clients} clients with {classes} images each"
         raise UserError(f"{few}, one per class; raise train_per_client")
-    members = [np.flatnonzero(labels == k) for k in range(classes)]
+    by_class = [np.flatnonzero(labels == k) for k in range(classes)]
     shorts: list[int] = []
     for attempt in range(1, _ATTEMPTS + 1):
         pieces, sizes = [], np.zeros(clients, np.int64)
-        for of_class in members:
+        for of_class in by_class:
             drawn = rng.permutation(of_class)
             weights = rng.dirichlet(np.full(clients, alpha)) * (sizes < len(labels) / clients)
             if weights.sum() == 0:  # the clients with room for more images drew a share of zero

@@ -147,11 +147,11 @@ def _vmap(
     given, (of_x, of_codebook, *_) = composed.Arguments(*arguments), in_dims
     if of_x is None or of_codebook is None or given.x.device.type not in _JOINED_ON:
         return one_by_one(op, info, in_dims, *arguments)
-    x, books = given.x.movedim(of_x, 0), given.codebook.movedim(of_codebook, 0)
-    n, d = len(x), books.shape[-1]
+    x, codebooks = given.x.movedim(of_x, 0), given.codebook.movedim(of_codebook, 0)
+    n, d = len(x), codebooks.shape[-1]
     segments = x.shape[-1] // d
-    shared = books.dim() == 3  # [n, K, d]: the segments of an element have one codebook
-    each = books.unsqueeze(1).expand(-1, segments, -1, -1) if shared else books
+    shared = codebooks.dim() == 3  # [n, K, d]: the segments of an element have one codebook
+    each = codebooks.unsqueeze(1).expand(-1, segments, -1, -1) if shared else codebooks
     each = each.flatten(0, 1)
     joined = x.movedim(0, -2).flatten(-2)
     found = op(joined, each, given.metric, given.exact, given.with_sums, 0.0, 0.0, given.rotation)

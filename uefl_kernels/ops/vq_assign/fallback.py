@@ -29,13 +29,13 @@ def search(x: torch.Tensor, codebook: torch.Tensor, metric: str) -> torch.Tensor
     x, codebook = x.detach(), codebook.detach()
     d = codebook.shape[-1]
     segments = x.reshape(-1, x.shape[-1] // d, d)
-    books = [codebook] * segments.shape[1] if codebook.dim() == 2 else list(codebook)
+    codebooks = [codebook] * segments.shape[1] if codebook.dim() == 2 else list(codebook)
     shared = _PackedCodebook(codebook, metric, x.dtype) if codebook.dim() == 2 else None
     found = [
-        (shared or _PackedCodebook(book, metric, x.dtype)).nearest(segments[:, s])
-        for s, book in enumerate(books)
+        (shared or _PackedCodebook(own, metric, x.dtype)).nearest(segments[:, s])
+        for s, own in enumerate(codebooks)
     ]
-    return torch.stack(found, 1).reshape(*x.shape[:-1], len(books))
+    return torch.stack(found, 1).reshape(*x.shape[:-1], len(codebooks))
 
 
 class _PackedCodebook:

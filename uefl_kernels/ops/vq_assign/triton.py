@@ -19,9 +19,9 @@ For cosine mu = 0, c is the unit codeword and the score is -x.c. Rows and codebo
 two into the range of float16.
 
 A thread holds every eighth column of a tile of scores. It writes the number of the column into the lowest
-mantissa bits and keeps the two least of each residue, so the order costs three minima a score; the columns of
-a row, which lie in different lanes, meet once, after the last tile. Interpreted and compiled in the tests;
-right on an H100 in small cases, not timed.
+mantissa bits and keeps the best and the second best of each residue. So the order costs three minima a
+score. The columns of a row are in different lanes, and meet once, after the last tile. The tests interpret
+and compile these kernels. On an H100 they were right in small cases, and were not timed.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -58,7 +58,7 @@ _COLUMNS = tl.constexpr(8)
 _SCAN, _CANDIDATES = 32, 128
 # Run-time values: a new N or K does not recompile. Strides stay special: whether 1, or divisible by 16,
 # decides the loads.
-_SHAPE = ["outputs", "outer", "segments", "books", "k"]
+_SHAPE = ["outputs", "outer", "segments", "codebooks", "k"]
 
 
 class TileConfig(NamedTuple):
@@ -130,8 +130,8 @@ def _halve(tile, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 
 @triton.jit
-def _least_two(packed, ROWS: tl.constexpr, CODES: tl.constexpr):
-    """Return the least and the second least of every residue of the columns modulo _COLUMNS."""
+def _top_two(packed, ROWS: tl.constexpr, CODES: tl.constexpr):
+    """Return the best and the second-best score of every residue of the columns modulo _COLUMNS."""
     left, right = _halve(packed, ROWS, CODES)
     best, second = tl.minimum(left, right), tl.maximum(left, right)
     if CODES >= 4 * _COLUMNS:
@@ -177,15 +177,25 @@ def _products(
 
 @triton.jit
 def _error_bound(
-    header, book, norm, half_square, book_exponent, L2: tl.constexpr, SPLIT: tl.constexpr, D: tl.constexpr
+    header,
+    codebook,
+    norm,
+    half_square,
+    codebook_exponent,
+    L2: tl.constexpr,
+    SPLIT: tl.constexpr,
+    D: tl.constexpr,
 ):
     """Bound the error of the scores of rows of at most these norms.
 
     It has fp16_error() and score_error_fp16x3() of csrc/common/certificate.h. Their roundings, in float32
     here, vanish in the factors of 1.01.
     """
-    radius, book_unit = _field(header, book, _RADIUS), _power(book_exponent - 14)
-    rest, last = _field(header, book, _REST) * book_unit, _field(header, book, _LAST) * book_unit
+    radius, codebook_unit = _field(header, codebook, _RADIUS), _power(codebook_exponent - 14)
+    rest, last = (
+        _field(header, codebook, _REST) * codebook_unit,
+        _field(header, codebook, _LAST) * codebook_unit,
+    )
     if SPLIT:
         left_out = 1.02 * 2.0**-22 * radius + 1.01 * last + 1.02 * 2.0**-11 * (rest + last)
     else:
@@ -203,7 +213,7 @@ def _error_bound(
 
 @triton.jit
 def _score(
-    x, mu, packed_codebook, half_norms, header, book, begin, valid, padded_k, stride_d,
+    x, mu, packed_codebook, half_norms, header, codebook, begin, valid, padded_k, stride_d,
     EXACT: tl.constexpr, L2: tl.constexpr, SPLIT: tl.constexpr,
     D: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, CODES: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
@@ -213,9 +223,9 @@ def _score(
     """
     WHOLE: tl.constexpr = WIDTH == CHUNK and not SPLIT
     BITS: tl.constexpr = CODES // _COLUMNS - 1
-    mu += book * WIDTH
-    packed_codebook += book * padded_k * (2 * WIDTH)
-    half_norms += book * padded_k
+    mu += codebook * WIDTH
+    packed_codebook += codebook * padded_k * (2 * WIDTH)
+    half_norms += codebook * padded_k
     columns, elements = tl.arange(0, CODES), tl.arange(0, CHUNK)
 
     # A row is scaled to a length in [2^14, 2^15); one far shorter than the codewords need not be.
@@ -227,10 +237,10 @@ def _score(
         for start in tl.range(0, WIDTH, CHUNK):
             y = _load(x, mu, begin, valid, start, stride_d, D, CHUNK)
             square += tl.sum(y * y, 1)
-    book_exponent = _exponent(header, book)
-    norm = tl.maximum(tl.sqrt(1.01 * square + D * 2.0**-125), _power(book_exponent - 60))
+    codebook_exponent = _exponent(header, codebook)
+    norm = tl.maximum(tl.sqrt(1.01 * square + D * 2.0**-125), _power(codebook_exponent - 60))
     exponent = tl.minimum((norm.to(tl.int32, bitcast=True) >> 23) - 127, 60)
-    up, down = _power(14 - exponent), _power(exponent + book_exponent - 28)
+    up, down = _power(14 - exponent), _power(exponent + codebook_exponent - 28)
     high = up  # not used unless WHOLE
     if WHOLE:
         high, _ = _parts(y, up)
@@ -245,32 +255,32 @@ def _score(
         )
         score = tl.load(half_norms + first + columns)[None, :] - dot * down[:, None]
         packed = (score.to(tl.int32, bitcast=True) & ~BITS) | (columns // _COLUMNS)[None, :]
-        least, next_least = _least_two(packed.to(tl.float32, bitcast=True), ROWS, CODES)
-        tile = tl.where(least < best, first // CODES, tile)
+        tile_best, tile_second = _top_two(packed.to(tl.float32, bitcast=True), ROWS, CODES)
+        tile = tl.where(tile_best < best, first // CODES, tile)
         if EXACT:
-            second = tl.minimum(tl.minimum(second, next_least), tl.maximum(best, least))
-        best = tl.minimum(best, least)
+            second = tl.minimum(tl.minimum(second, tile_second), tl.maximum(best, tile_best))
+        best = tl.minimum(best, tile_best)
 
     code = (
         tile * CODES + (best.to(tl.int32, bitcast=True) & BITS) * _COLUMNS + tl.arange(0, _COLUMNS)[None, :]
     )
-    least = tl.min(best, 1)
-    index = tl.min(tl.where(best == least[:, None], code, 0x7FFFFFFF), 1)
-    half_square = _field(header, book, _HALF_SQUARE)
+    row_best = tl.min(best, 1)
+    index = tl.min(tl.where(best == row_best[:, None], code, 0x7FFFFFFF), 1)
+    half_square = _field(header, codebook, _HALF_SQUARE)
     certain = norm < tl.where(half_square < 2.0**120, 2.0**60, 0.0)  # of what float16 can hold, scaled
     if EXACT:
-        runner_up = tl.min(tl.where(code == index[:, None], second, best), 1)
-        error = _error_bound(header, book, norm, half_square, book_exponent, L2, SPLIT, D)
+        row_second = tl.min(tl.where(code == index[:, None], second, best), 1)
+        error = _error_bound(header, codebook, norm, half_square, codebook_exponent, L2, SPLIT, D)
         # The number of the column replaced the lowest bits.
-        error += (BITS + 1) * 2.0**-24 * (tl.abs(least) + tl.abs(runner_up))
-        certain = certain & (runner_up - least > 2.02 * error)
+        error += (BITS + 1) * 2.0**-24 * (tl.abs(row_best) + tl.abs(row_second))
+        certain = certain & (row_second - row_best > 2.02 * error)
     return index.to(tl.int64), certain
 
 
 @triton.jit(do_not_specialize=_SHAPE)
 def _search(
     x, mu, packed_codebook, half_norms, header, indices, listed,
-    outputs: tl.int64, outer: tl.int64, segments: tl.int64, books: tl.int64, k,
+    outputs: tl.int64, outer: tl.int64, segments: tl.int64, codebooks: tl.int64, k,
     stride_a: tl.int64, stride_b: tl.int64, stride_d: tl.int64,
     opened, errors, counts, codewords, rounded, quantized, sums, scales, largest, middle, weights, mass_scale,
     EXACT: tl.constexpr, L2: tl.constexpr, FLAT: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
@@ -278,22 +288,22 @@ def _search(
 ):  # fmt: skip
     """Write the best codeword to indices[row, segment].
 
-    Outputs that are not certain are listed in their book. With ``counts`` run the epilogue of the certain
+    Outputs that are not certain are listed in their codebook. With ``counts`` run the epilogue of the certain
     rows, and mark the others in ``opened``.
     """
     program = tl.program_id(0).to(tl.int64)
-    book, rows = program % books, outputs // books
+    codebook, rows = program % codebooks, outputs // codebooks
     # Output row * segments + segment: row m of the search in a codebook is every output, or every one of its
     # segment.
-    m = (program // books) * ROWS + tl.arange(0, ROWS)
-    output, valid = m * books + book, m < rows
+    m = (program // codebooks) * ROWS + tl.arange(0, ROWS)
+    output, valid = m * codebooks + codebook, m < rows
     if FLAT:  # without a division
-        begin = m * stride_b + book * D * stride_d
+        begin = m * stride_b + codebook * D * stride_d
     else:
-        begin = _begin(output, book, segments, books, outer, stride_a, stride_b, stride_d, False, D)
+        begin = _begin(output, codebook, segments, codebooks, outer, stride_a, stride_b, stride_d, False, D)
     padded_k = (k + 127) // 128 * 128
     index, certain = _score(
-        x, mu, packed_codebook, half_norms, header, book, begin, valid, padded_k, stride_d,
+        x, mu, packed_codebook, half_norms, header, codebook, begin, valid, padded_k, stride_d,
         EXACT, L2, False, D, WIDTH, ROWS, CODES, CHUNK,
     )  # fmt: skip
     index = tl.where(index < k, index, 0)  # beyond: of a row that is not finite
@@ -301,12 +311,14 @@ def _search(
     doubt = valid & ~certain
     number = doubt.to(tl.int32)
     total = tl.sum(number, 0)
-    base = tl.atomic_add(header + book * _FIELDS + _COUNT, total.to(tl.int64), mask=total > 0, sem="relaxed")
-    tl.store(listed + book * rows + base + tl.cumsum(number, 0) - 1, output, mask=doubt)
+    base = tl.atomic_add(
+        header + codebook * _FIELDS + _COUNT, total.to(tl.int64), mask=total > 0, sem="relaxed"
+    )
+    tl.store(listed + codebook * rows + base + tl.cumsum(number, 0) - 1, output, mask=doubt)
     if counts is not None:
         tl.store(opened + output, number.to(tl.int8), mask=valid)
         error = _finish(
-            x, begin, valid & certain, output, book * k + index, stride_d,
+            x, begin, valid & certain, output, codebook * k + index, stride_d,
             counts, codewords, rounded, quantized, sums, scales, largest, middle, weights, mass_scale,
             D, ROWS, ELEMENTS,
         )  # fmt: skip
@@ -316,7 +328,7 @@ def _search(
 @triton.jit(do_not_specialize=_SHAPE)
 def _search_listed(
     x, mu, packed_codebook, half_norms, header, indices, listed,
-    outputs: tl.int64, outer: tl.int64, segments: tl.int64, books: tl.int64, k,
+    outputs: tl.int64, outer: tl.int64, segments: tl.int64, codebooks: tl.int64, k,
     stride_a: tl.int64, stride_b: tl.int64, stride_d: tl.int64,
     L2: tl.constexpr, FLAT: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
     ROWS: tl.constexpr, CODES: tl.constexpr, CHUNK: tl.constexpr,
@@ -325,19 +337,19 @@ def _search_listed(
 
     Certain rows leave the list: their place becomes -1.
     """
-    book = tl.program_id(0).to(tl.int64) % books
-    listed += book * (outputs // books)
-    count = tl.load(header + book * _FIELDS + _COUNT)
+    codebook = tl.program_id(0).to(tl.int64) % codebooks
+    listed += codebook * (outputs // codebooks)
+    count = tl.load(header + codebook * _FIELDS + _COUNT)
     padded_k = (k + 127) // 128 * 128
     for tile in tl.range(
-        tl.program_id(0).to(tl.int64) // books, tl.cdiv(count, ROWS), tl.num_programs(0) // books
+        tl.program_id(0).to(tl.int64) // codebooks, tl.cdiv(count, ROWS), tl.num_programs(0) // codebooks
     ):
         place = tile * ROWS + tl.arange(0, ROWS)
         valid = place < count
         output = tl.load(listed + place, mask=valid, other=0)
-        begin = _begin(output, book, segments, books, outer, stride_a, stride_b, stride_d, FLAT, D)
+        begin = _begin(output, codebook, segments, codebooks, outer, stride_a, stride_b, stride_d, FLAT, D)
         index, certain = _score(
-            x, mu, packed_codebook, half_norms, header, book, begin, valid, padded_k, stride_d,
+            x, mu, packed_codebook, half_norms, header, codebook, begin, valid, padded_k, stride_d,
             True, L2, True, D, WIDTH, ROWS, CODES, CHUNK,
         )  # fmt: skip
         tl.store(indices + output, index, mask=valid & certain)
@@ -347,7 +359,7 @@ def _search_listed(
 @triton.jit(do_not_specialize=_SHAPE)
 def _rescore(
     x, exact, header, indices, listed,
-    outputs: tl.int64, outer: tl.int64, segments: tl.int64, books: tl.int64, k,
+    outputs: tl.int64, outer: tl.int64, segments: tl.int64, codebooks: tl.int64, k,
     stride_a: tl.int64, stride_b: tl.int64, stride_d: tl.int64,
     L2: tl.constexpr, FLAT: tl.constexpr, D: tl.constexpr, SCAN: tl.constexpr, CODES: tl.constexpr,
 ):  # fmt: skip
@@ -355,17 +367,19 @@ def _rescore(
 
     Launched without contraction to FMA, which would round differently.
     """
-    book = tl.program_id(0).to(tl.int64) % books
-    listed += book * (outputs // books)
-    count = tl.load(header + book * _FIELDS + _COUNT)
+    codebook = tl.program_id(0).to(tl.int64) % codebooks
+    listed += codebook * (outputs // codebooks)
+    count = tl.load(header + codebook * _FIELDS + _COUNT)
     for block in tl.range(
-        tl.program_id(0).to(tl.int64) // books, tl.cdiv(count, SCAN), tl.num_programs(0) // books
+        tl.program_id(0).to(tl.int64) // codebooks, tl.cdiv(count, SCAN), tl.num_programs(0) // codebooks
     ):
         place = block * SCAN + tl.arange(0, SCAN)
         pending = tl.load(listed + place, mask=place < count, other=-1)
         output = tl.max(pending, 0)
         while output >= 0:
-            offset = _begin(output, book, segments, books, outer, stride_a, stride_b, stride_d, FLAT, D)
+            offset = _begin(
+                output, codebook, segments, codebooks, outer, stride_a, stride_b, stride_d, FLAT, D
+            )
             best = tl.full((CODES,), float("inf"), tl.float64)
             winner = tl.zeros((CODES,), tl.int32)
             for first in range(0, k, CODES):
@@ -373,7 +387,7 @@ def _rescore(
                 total = tl.zeros((CODES,), tl.float64)
                 for j in range(0, D):
                     value = tl.load(x + offset + j * stride_d).to(tl.float64)
-                    c = tl.load(exact + (book * D + j) * k + code, mask=code < k, other=float("nan"))
+                    c = tl.load(exact + (codebook * D + j) * k + code, mask=code < k, other=float("nan"))
                     if L2:
                         total += (value - c) * (value - c)
                     else:
@@ -398,7 +412,7 @@ def _device(index: int | None) -> tuple[tuple[int, int], int]:
 
 
 def _rows(x: torch.Tensor, codebook: torch.Tensor) -> tuple[torch.Tensor, bool, tuple[int, ...]]:
-    """Return x as [1, outputs / books, books * d] and True if a view can have that shape.
+    """Return x as [1, outputs / codebooks, codebooks * d] and True if a view can have that shape.
 
     Else return it as [A, B, D], copied if two strides cannot describe it.
 
@@ -447,11 +461,14 @@ def assign(
     first, second = config(capability, width), config_listed(width)
     with torch.cuda.device_of(x):
         packed = _packed(codebook, l2)
-        books = packed.mu.shape[0]
+        codebooks = packed.mu.shape[0]
         listed = torch.empty(outputs, dtype=torch.int64, device=x.device)
-        shape: tuple[Any, ...] = (outputs, rows.shape[1], s, books, k, *strides)
+        shape: tuple[Any, ...] = (outputs, rows.shape[1], s, codebooks, k, *strides)
         arrays = (rows, packed.mu, packed.codebook, packed.half_norms, packed.header, indices, listed)
-        programs, wanted = triton.cdiv(outputs // books, first.rows) * books, epilogue.counts is not None
+        programs, wanted = (
+            triton.cdiv(outputs // codebooks, first.rows) * codebooks,
+            epilogue.counts is not None,
+        )
         later = triton.cdiv(outputs, _OPEN_ROWS) if wanted else 0
         errors = torch.zeros(programs + later if wanted else 0, dtype=torch.float64, device=x.device)
         opened = torch.empty(outputs if later else 0, dtype=torch.int8, device=x.device)
@@ -461,7 +478,9 @@ def assign(
             *arrays, *shape, *follow, exact, l2, flat, d, width, *first[:3], elements,
             num_warps=first.warps, num_stages=first.stages,
         )  # fmt: skip
-        blocks = min(triton.cdiv(outputs // books, _SCAN), triton.cdiv(8 * processors, books)) * books
+        blocks = (
+            min(triton.cdiv(outputs // codebooks, _SCAN), triton.cdiv(8 * processors, codebooks)) * codebooks
+        )
         if exact:
             _search_listed[(blocks,)](
                 *arrays, *shape, l2, flat, d, width, *second[:3],

@@ -28,7 +28,7 @@ class Epilogue(NamedTuple):
     counts: torch.Tensor | None = None
     """``[C]`` int64, zeroed: the number of rows; with ``mass_scale``, the sum of round(weight * mass_scale)
     over the rows (weight 1 without weights)"""
-    codebook: torch.Tensor | None = None
+    codewords: torch.Tensor | None = None
     """``[C, d]``: the codewords, for ``quantized [outputs, d]``; ``rounded`` has them in the dtype of x, if
     this is another dtype"""
     rounded: torch.Tensor | None = None
@@ -46,14 +46,23 @@ class Epilogue(NamedTuple):
 
 @triton.jit
 def _begin(
-    output, book, segments, books, outer, stride_a, stride_b, stride_d, FLAT: tl.constexpr, D: tl.constexpr
+    output,
+    codebook,
+    segments,
+    codebooks,
+    outer,
+    stride_a,
+    stride_b,
+    stride_d,
+    FLAT: tl.constexpr,
+    D: tl.constexpr,
 ):
     """Return the place in x where an output begins.
 
-    With FLAT, x is [outputs / books, books * D], otherwise [A, B, segments * D].
+    With FLAT, x is [outputs / codebooks, codebooks * D], otherwise [A, B, segments * D].
     """
     if FLAT:
-        return (output // books) * stride_b + book * D * stride_d
+        return (output // codebooks) * stride_b + codebook * D * stride_d
     row = output // segments
     return (row // outer) * stride_a + (row % outer) * stride_b + output % segments * D * stride_d
 
@@ -80,7 +89,7 @@ def _finish(
     code,
     stride_d,
     counts,
-    codebook,
+    codewords,
     rounded,
     quantized,
     sums,
@@ -112,7 +121,7 @@ def _finish(
         value = tl.load(x + begin[:, None] + j[None, :] * stride_d, mask=inside, other=0.0).to(tl.float64)
         place = code[:, None] * D + j[None, :]
         if quantized is not None:
-            target = tl.load(codebook + place, mask=inside, other=0.0)
+            target = tl.load(codewords + place, mask=inside, other=0.0)
             taken = target
             if rounded is not None:
                 taken = tl.load(rounded + place, mask=inside, other=0.0)
@@ -136,14 +145,14 @@ def _finish(
     return tl.sum(error, 0)
 
 
-@triton.jit(do_not_specialize=["outputs", "outer", "segments", "books", "k", "first"])
+@triton.jit(do_not_specialize=["outputs", "outer", "segments", "codebooks", "k", "first"])
 def _finish_open(
     x,
     indices,
     opened,
     errors,
     counts,
-    codebook,
+    codewords,
     rounded,
     quantized,
     sums,
@@ -155,7 +164,7 @@ def _finish_open(
     outputs: tl.int64,
     outer: tl.int64,
     segments: tl.int64,
-    books: tl.int64,
+    codebooks: tl.int64,
     k,
     stride_a: tl.int64,
     stride_b: tl.int64,
@@ -173,9 +182,9 @@ def _finish_open(
     output = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     valid = tl.load(opened + output, mask=output < outputs, other=0) != 0
     if tl.max(valid.to(tl.int32), 0) > 0:
-        book = output % books
-        begin = _begin(output, book, segments, books, outer, stride_a, stride_b, stride_d, FLAT, D)
-        code = book * k + tl.load(indices + output, mask=valid, other=0)
+        codebook = output % codebooks
+        begin = _begin(output, codebook, segments, codebooks, outer, stride_a, stride_b, stride_d, FLAT, D)
+        code = codebook * k + tl.load(indices + output, mask=valid, other=0)
         error = _finish(
             x,
             begin,
@@ -184,7 +193,7 @@ def _finish_open(
             code,
             stride_d,
             counts,
-            codebook,
+            codewords,
             rounded,
             quantized,
             sums,

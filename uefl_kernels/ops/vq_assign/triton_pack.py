@@ -16,9 +16,9 @@ import triton.language as tl
 
 # The score of padding: beaten by every finite one that passes the certificate.
 _NEVER = tl.constexpr(2.0**127)
-# Fields of the header of a book, 64 bits each: rows on the list, and as the bits of doubles the largest |c -
-# mu| of an element, |b|^2 / 2, |b|, and |b| less its first, and less its first and second float16 part, these
-# in units of the packed codebook.
+# Fields of the header of a codebook, 64 bits each: rows on the list, and as the bits of doubles the largest
+# |c - mu| of an element, |b|^2 / 2, |b|, and |b| less its first, and less its first and second float16 part,
+# these in units of the packed codebook.
 _COUNT, _PEAK, _HALF_SQUARE, _RADIUS, _REST, _LAST = (tl.constexpr(i) for i in range(6))
 _FIELDS = tl.constexpr(6)
 # Codewords are padded to this many, tiles of 64 and 128 divide it.
@@ -32,30 +32,30 @@ def _power(exponent):
 
 
 @triton.jit
-def _field(header, book, FIELD: tl.constexpr):
+def _field(header, codebook, FIELD: tl.constexpr):
     """Return a double of the header in float32, rounded up."""
-    return (tl.load(header + book * _FIELDS + FIELD).to(tl.float64, bitcast=True) * (1 + 2.0**-20)).to(
+    return (tl.load(header + codebook * _FIELDS + FIELD).to(tl.float64, bitcast=True) * (1 + 2.0**-20)).to(
         tl.float32
     )
 
 
 @triton.jit
-def _raise(header, book, FIELD: tl.constexpr, value):
+def _raise(header, codebook, FIELD: tl.constexpr, value):
     """Raise a field to a double that is not negative: those order as their bits do."""
-    tl.atomic_max(header + book * _FIELDS + FIELD, value.to(tl.int64, bitcast=True), sem="relaxed")
+    tl.atomic_max(header + codebook * _FIELDS + FIELD, value.to(tl.int64, bitcast=True), sem="relaxed")
 
 
 @triton.jit
-def _exponent(header, book):
-    """Return e with |c - mu| < 2^(e + 1) for every element of the book."""
+def _exponent(header, codebook):
+    """Return e with |c - mu| < 2^(e + 1) for every element of the codebook."""
     return tl.minimum(
-        tl.maximum(((tl.load(header + book * _FIELDS + _PEAK) >> 52) - 1023).to(tl.int32), -35), 60
+        tl.maximum(((tl.load(header + codebook * _FIELDS + _PEAK) >> 52) - 1023).to(tl.int32), -35), 60
     )
 
 
 @triton.jit(do_not_specialize=["k"])
 def _center(
-    codebook,
+    codewords,
     mu,
     header,
     k,
@@ -67,7 +67,7 @@ def _center(
 ):
     """Compute mu, the mean of finite codewords (0 for cosine), and the largest |c - mu|."""
     program = tl.program_id(0).to(tl.int64)
-    book, j = (
+    codebook, j = (
         program // (WIDTH // ELEMENTS),
         program % (WIDTH // ELEMENTS) * ELEMENTS + tl.arange(0, ELEMENTS),
     )
@@ -80,7 +80,7 @@ def _center(
         code = first + tl.arange(0, CODES)
         inside = (code < k)[:, None] & (j < D)[None, :]
         c = tl.load(
-            codebook + (book * k + code.to(tl.int64)[:, None]) * D + j[None, :], mask=inside, other=0.0
+            codewords + (codebook * k + code.to(tl.int64)[:, None]) * D + j[None, :], mask=inside, other=0.0
         ).to(tl.float64)
         finite = inside & (tl.abs(c) < float("inf"))
         total += tl.sum(tl.where(finite, c, 0.0), 0)
@@ -90,19 +90,19 @@ def _center(
     mean = tl.where(number > 0, total / tl.maximum(number, 1).to(tl.float64), 0.0).to(tl.float32)
     if not L2:
         mean = tl.zeros((ELEMENTS,), tl.float32)
-    tl.store(mu + book * WIDTH + j, mean)
+    tl.store(mu + codebook * WIDTH + j, mean)
     peak = tl.maximum(high - mean.to(tl.float64), mean.to(tl.float64) - low)
     peak = (
         tl.max(tl.where(number > 0, tl.minimum(peak, 1.7e308), 0.0), 0)
         if L2
         else tl.full((), 1.0, tl.float64)
     )
-    _raise(header, book, _PEAK, peak)
+    _raise(header, codebook, _PEAK, peak)
 
 
 @triton.jit(do_not_specialize=["k"])
 def _pack(
-    codebook,
+    codewords,
     mu,
     header,
     exact,
@@ -121,8 +121,9 @@ def _pack(
     """
     padded_k = (k + 127) // 128 * 128
     program = tl.program_id(0).to(tl.int64)
-    book, code = program // (padded_k // CODES), program % (padded_k // CODES) * CODES + tl.arange(0, CODES)
-    source = codebook + (book * k + code) * D
+    programs = padded_k // CODES  # of a codebook
+    codebook, code = program // programs, program % programs * CODES + tl.arange(0, CODES)
+    source = codewords + (codebook * k + code) * D
     finite, square = code < k, tl.zeros((CODES,), tl.float64)
     for element in range(0, D):  # one after the other: the order of the definition
         c = tl.load(source + element, mask=code < k, other=0.0).to(tl.float64)
@@ -130,7 +131,7 @@ def _pack(
         square += c * c
     norm = tl.where(square == 0, 1.0, tl.sqrt(square))
 
-    up = _power(14 - _exponent(header, book)).to(tl.float64)
+    up = _power(14 - _exponent(header, codebook)).to(tl.float64)
     square, rest, last = (
         tl.zeros((CODES,), tl.float64),
         tl.zeros((CODES,), tl.float64),
@@ -142,42 +143,42 @@ def _pack(
         c = tl.load(source[:, None] + j[None, :], mask=inside, other=0.0).to(tl.float64)
         if not L2:
             c = c / norm[:, None]
-        place = exact + (book * D + j[None, :]) * k + code[:, None]
+        place = exact + (codebook * D + j[None, :]) * k + code[:, None]
         tl.store(
             place, tl.where(finite[:, None], c, float("nan")), mask=(code < k)[:, None] & (j < D)[None, :]
         )
-        b = tl.where(inside, c - tl.load(mu + book * WIDTH + j)[None, :].to(tl.float64), 0.0)
+        b = tl.where(inside, c - tl.load(mu + codebook * WIDTH + j)[None, :].to(tl.float64), 0.0)
         scaled = b * up
         high = scaled.to(tl.float32).to(tl.float16)
         left = scaled - high.to(tl.float64)
         low = left.to(tl.float32).to(tl.float16)
         left_last = left - low.to(tl.float64)
-        place = packed_codebook + (book * padded_k + code[:, None]) * (2 * WIDTH) + j[None, :]
+        place = packed_codebook + (codebook * padded_k + code[:, None]) * (2 * WIDTH) + j[None, :]
         tl.store(place, high)
         tl.store(place + WIDTH, low)
         square += tl.sum(b * b, 1)
         rest += tl.sum(left * left, 1)
         last += tl.sum(left_last * left_last, 1)
     half_norm = square / 2 if L2 else square * 0
-    tl.store(half_norms + book * padded_k + code, tl.where(finite, half_norm.to(tl.float32), _NEVER))
-    _raise(header, book, _HALF_SQUARE, tl.max(half_norm, 0))
-    _raise(header, book, _RADIUS, tl.sqrt(tl.max(square, 0)))
-    _raise(header, book, _REST, tl.sqrt(tl.max(rest, 0)))
-    _raise(header, book, _LAST, tl.sqrt(tl.max(last, 0)))
+    tl.store(half_norms + codebook * padded_k + code, tl.where(finite, half_norm.to(tl.float32), _NEVER))
+    _raise(header, codebook, _HALF_SQUARE, tl.max(half_norm, 0))
+    _raise(header, codebook, _RADIUS, tl.sqrt(tl.max(square, 0)))
+    _raise(header, codebook, _REST, tl.sqrt(tl.max(rest, 0)))
+    _raise(header, codebook, _LAST, tl.sqrt(tl.max(last, 0)))
 
 
 class _Packed(NamedTuple):
-    """A codebook as the passes read it, books = 1 or S.
+    """A codebook as the passes read it, codebooks = 1 or S.
 
     K is padded to a multiple of 128, and d to the width.
     """
 
-    header: torch.Tensor  # [books, fields] int64
-    mu: torch.Tensor  # [books, width] float32
-    # [books, padded K, 2, width] float16: both parts of b; zero where there is no finite codeword
+    header: torch.Tensor  # [codebooks, fields] int64
+    mu: torch.Tensor  # [codebooks, width] float32
+    # [codebooks, padded K, 2, width] float16: both parts of b; zero where there is no finite codeword
     codebook: torch.Tensor
-    half_norms: torch.Tensor  # [books, padded K] float32: |b|^2 / 2, zero for cosine
-    # [books, d, K] float64: codewords, of unit length for cosine; NaN throughout where one is not finite
+    half_norms: torch.Tensor  # [codebooks, padded K] float32: |b|^2 / 2, zero for cosine
+    # [codebooks, d, K] float64: codewords, of unit length for cosine; NaN throughout where one is not finite
     exact: torch.Tensor
 
 
@@ -188,17 +189,17 @@ def _width(d: int) -> int:
 
 def _packed(codebook: torch.Tensor, l2: bool) -> _Packed:
     k, d = codebook.shape[-2:]
-    books, padded_k, width = codebook.numel() // (k * d), triton.cdiv(k, _PADDING) * _PADDING, _width(d)
+    codebooks, padded_k, width = codebook.numel() // (k * d), triton.cdiv(k, _PADDING) * _PADDING, _width(d)
     packed = _Packed(
-        torch.zeros(books, _FIELDS.value, dtype=torch.int64, device=codebook.device),
-        torch.empty(books, width, dtype=torch.float32, device=codebook.device),
-        torch.empty(books, padded_k, 2, width, dtype=torch.float16, device=codebook.device),
-        torch.empty(books, padded_k, dtype=torch.float32, device=codebook.device),
-        torch.empty(books, d, k, dtype=torch.float64, device=codebook.device),
+        torch.zeros(codebooks, _FIELDS.value, dtype=torch.int64, device=codebook.device),
+        torch.empty(codebooks, width, dtype=torch.float32, device=codebook.device),
+        torch.empty(codebooks, padded_k, 2, width, dtype=torch.float16, device=codebook.device),
+        torch.empty(codebooks, padded_k, dtype=torch.float32, device=codebook.device),
+        torch.empty(codebooks, d, k, dtype=torch.float64, device=codebook.device),
     )
     codebook = codebook.contiguous()
-    _center[(books * width // 16,)](codebook, packed.mu, packed.header, k, l2, d, width, 128, 16)
-    _pack[(books * padded_k // 16,)](
+    _center[(codebooks * width // 16,)](codebook, packed.mu, packed.header, k, l2, d, width, 128, 16)
+    _pack[(codebooks * padded_k // 16,)](
         codebook,
         packed.mu,
         packed.header,

@@ -20,7 +20,7 @@ from . import Arguments
 _ROWS, _ELEMENTS = 16, 64
 # Run-time values: a new N or stride does not recompile. The stride of an element stays special, being 1
 # nearly always.
-_SHAPE = ["outputs", "inner", "segments", "books", "k", "d", "x_a", "x_b", "g_a", "g_b", "out_a", "out_b"]
+_SHAPE = ["outputs", "inner", "segments", "codebooks", "k", "d", "x_a", "x_b", "g_a", "g_b", "out_a", "out_b"]
 
 
 @triton.jit
@@ -73,7 +73,7 @@ def _backward(
     outputs: tl.int64,
     inner: tl.int64,
     segments: tl.int64,
-    books: tl.int64,
+    codebooks: tl.int64,
     k: tl.int64,
     d: tl.int64,
     x_a: tl.int64,
@@ -98,7 +98,7 @@ def _backward(
     at_x = _begin(row, inner, segment, d, x_a, x_b, x_d)
     at_g = _begin(row, inner, segment, d, g_a, g_b, g_d)
     at_out = _begin(row, inner, segment, d, out_a, out_b, out_d)
-    at_code = ((segment % books * k + index) * d)[:, None]
+    at_code = ((segment % codebooks * k + index) * d)[:, None]
     elements = tl.arange(0, ELEMENTS)
     live = (output < outputs)[:, None]
     known = ((index >= 0) & (index < k))[:, None]

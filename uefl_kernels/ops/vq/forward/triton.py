@@ -31,12 +31,12 @@ def vq_forward(given: Arguments) -> Result:
     quantized = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     rounded = codebook.to(x.dtype) if codebook.dtype != x.dtype else None
     sums = Epilogue(sums=fixed, scales=scales, largest=largest) if with_sums else Epilogue()
-    epilogue = sums._replace(counts=counts, codebook=codebook, rounded=rounded, quantized=quantized)
+    epilogue = sums._replace(counts=counts, codewords=codebook, rounded=rounded, quantized=quantized)
     indices, errors = assign(x, codebook, metric, exact, epilogue)
     return quantized, indices, errors.sum(), counts, largest, fixed
 
 
-@triton.jit(do_not_specialize=["outputs", "outer", "segments", "books", "k"])
+@triton.jit(do_not_specialize=["outputs", "outer", "segments", "codebooks", "k"])
 def _add(
     x,
     indices,
@@ -46,7 +46,7 @@ def _add(
     outputs: tl.int64,
     outer: tl.int64,
     segments: tl.int64,
-    books: tl.int64,
+    codebooks: tl.int64,
     k: tl.int64,
     stride_a: tl.int64,
     stride_b: tl.int64,
@@ -59,9 +59,9 @@ def _add(
     if tl.load(wanted) != 0:
         output = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
         valid = output < outputs
-        book = output % books
-        begin = _begin(output, book, segments, books, outer, stride_a, stride_b, stride_d, FLAT, D)
-        code = book * k + tl.load(indices + output, mask=valid, other=0)
+        codebook = output % codebooks
+        begin = _begin(output, codebook, segments, codebooks, outer, stride_a, stride_b, stride_d, FLAT, D)
+        code = codebook * k + tl.load(indices + output, mask=valid, other=0)
         scale = tl.load(scales + code, mask=valid, other=0.0)
         valid = valid & (scale > 0)
         for start in tl.range(0, D, ELEMENTS):
