@@ -5,26 +5,27 @@ The server knows only counts and hashes of the silos' images.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..config import Config
 from ..data import manifest as record
-from ..data.federation import ClientData, Federation, LabeledData, ServerData, SetData, Sizes
-from ..data.inputs import Inputs
+from ..data.federation import ClientData, Federation, LabeledData, ServerData, SetData
 from ..data.notes import listed
 from ..data.partitions.leave_one_out import LeaveOneOut
 from ..data.partitions.natural import Natural
 from ..data.prepare import Preparation, prepare_for, statistics_of
 from ..data.sources import own_sets
-from ..data.unlabeled_sets import USE, LabeledRows, PriorCoverage, check_doubts, doubts_of_all
+from ..data.unlabeled_sets import USE, LabeledRows, check_doubts, doubts_of_all
 from ..errors import UserError
 
 if TYPE_CHECKING:
-    from ..engines.flower.roster import Report
+    from .report import SiloReport
 
+Reports = Mapping[str, "SiloReport"]
+"""by name"""
 Shape = tuple[int, ...]
 _NAMED = 8
 """columns in a message"""
@@ -65,30 +66,28 @@ def check_asked(cfg: Config) -> None:
         )
 
 
-def fitting(reports: Mapping[str, Report], cfg: Config) -> tuple[list[str], dict[str, str]]:
+def fitting(reports: Reports, cfg: Config) -> tuple[list[str], dict[str, str]]:
     """Find the most silos that can be trained together.
 
     Args:
-        reports: by name, in their order of arrival; each has passed :func:`.report.refusal`.
+        reports: by name, in their order of arrival.
         cfg: of the run.
 
     Returns:
         Their names, and for the name of each other silo the reason against it.
     """
     why = {}
-    for name, (header, parts) in reports.items():
-        if cfg.data.normalize == "standard" and header["inputs"]["kind"] == "columns" and not parts:
+    groups: dict[Hashable, list[str]] = {}
+    for name, report in reports.items():
+        if cfg.data.normalize == "standard" and report.inputs.kind == "columns" and not report.parts:
             why[name] = "its report has no moments of its columns, which data.normalize = 'standard' needs"
-    reports = {name: report for name, report in reports.items() if name not in why}
-    groups: dict[Any, list[str]] = {}
-    for name, (header, _) in reports.items():
-        key: Any = tuple(header["shape"][1:]) if header["inputs"]["kind"] == "images" else _form(header)
-        if _sets(cfg):
-            key = (key, tuple(header["classes"]), bool(header["sizes"]["test"]))
-        groups.setdefault(key, []).append(name)
+            continue
+        shape = report.shape[1:] if report.inputs.kind == "images" else report.shape
+        of_sets = (report.classes, report.sizes.test > 0) if _sets(cfg) else None
+        groups.setdefault((shape, report.inputs, of_sets), []).append(name)
     most = max(groups.values(), key=len, default=[])
-    for name in reports.keys() - set(most):
-        pair = {one: reports[one][0] for one in (most[0], name)}
+    for name in reports.keys() - why.keys() - set(most):
+        pair = {one: reports[one] for one in (most[0], name)}
         try:
             _shape(pair, {}, cfg.data.image_size)
             _classes(pair, cfg)
@@ -97,7 +96,7 @@ def fitting(reports: Mapping[str, Report], cfg: Config) -> tuple[list[str], dict
     return most, why
 
 
-def agree(reports: Mapping[str, Report], cfg: Config, place: str) -> Federation:
+def agree(reports: Reports, cfg: Config, place: str) -> Federation:
     """Return the federation of these silos.
 
     Their images cannot be read here.
@@ -115,32 +114,33 @@ def agree(reports: Mapping[str, Report], cfg: Config, place: str) -> Federation:
     Raises:
         UserError: silos that cannot be trained together; the message names the one that differs.
     """
-    headers = {name: reports[name][0] for name in sorted(reports)}
-    for name, header in headers.items():
-        if header["kind"] != cfg.kind:
-            raise UserError(f"silo {name!r} has {header['kind']} data, the arms need {cfg.kind}")
+    reports = {name: reports[name] for name in sorted(reports)}
+    for name, report in reports.items():
+        if report.kind != cfg.kind:
+            raise UserError(f"silo {name!r} has {report.kind} data, the arms need {cfg.kind}")
     scheme = cfg.data.partition or Natural()
     apart = scheme.domain if isinstance(scheme, LeaveOneOut) else None
-    if apart is not None and (apart not in headers or len(headers) == 1):
+    if apart is not None and (apart not in reports or len(reports) == 1):
         raise UserError(
-            f"key 'domain': expected one of several silos that are there, {', '.join(headers)}; got {apart!r}"
+            f"key 'domain': expected one of several silos that are there, {', '.join(reports)}; got {apart!r}"
         )
-    classes = _classes(headers, cfg)
+    classes = _classes(reports, cfg)
     server = own_sets.read_server(cfg.data.path, classes) if _sets(cfg) and cfg.data.path is not None else {}
-    notes = _notes(headers, cfg, classes, server)
-    shape, inputs = _shape(headers, server, cfg.data.image_size), _inputs(next(iter(headers.values())))
+    notes = _notes(reports, cfg, classes, server)
+    shape = _shape(reports, server, cfg.data.image_size)
+    inputs = next(iter(reports.values())).inputs
     held = {}
     for part, rows in server.items():  # of arms on unlabeled sets, which are images
         _, height, width = shape
         prepare = Preparation(shape[0], cfg.data.image_size, (shape[0], height, width))
         held[part] = rows.load(prepare)
     statistics = statistics_of(shape, inputs, cfg.data.normalize == "standard")
-    for name in headers:
-        statistics.join(reports[name][1])
+    for report in reports.values():
+        statistics.join(report.parts)
     if "labeled" in held:
         statistics.add(held["labeled"].images)
     content = record.ImageHashes()
-    entries = {name: _entry(header, classes) for name, header in headers.items()}
+    entries = {name: _entry(report, classes) for name, report in reports.items()}
     manifest = {
         "schema": record.SCHEMA,
         "kind": cfg.kind,
@@ -158,7 +158,7 @@ def agree(reports: Mapping[str, Report], cfg: Config, place: str) -> Federation:
             for part, rows in server.items()
         },
     }
-    silos = [ClientData(name, Sizes(**_sizes(header)), _elsewhere(name)) for name, header in headers.items()]
+    silos = [ClientData(name, report.sizes, _elsewhere(name)) for name, report in reports.items()]
     return Federation(
         cfg.kind,  # type: ignore[arg-type]
         tuple(silo for silo in silos if silo.name != apart),
@@ -176,28 +176,24 @@ def agree(reports: Mapping[str, Report], cfg: Config, place: str) -> Federation:
 
 
 def _notes(
-    headers: Mapping[str, Mapping[str, Any]], cfg: Config, classes: tuple[str, ...], server: Mapping[str, Any]
+    reports: Reports, cfg: Config, classes: tuple[str, ...], server: Mapping[str, LabeledRows]
 ) -> tuple[str, ...]:
     """Return notes on priors, the server's images, precisions and versions.
 
     With ``data.strict``, doubtful priors are refused.
     """
-    doubts = (
-        check_doubts(
-            doubts_of_all([PriorCoverage(**header["reach"]) for header in headers.values()], classes),
-            strict=cfg.data.strict,
-        )
-        if _sets(cfg)
-        else []
-    )
-    if _sets(cfg) and not server:
-        doubts.append(
-            f"the server has no images of its own: {cfg.data.path} holds neither labeled nor validation"
-            " images"
-        )
-    versions = {header["torch"] for header in headers.values()} | {torch.__version__}
-    exact = [name for name, header in headers.items() if header["precision"] == "fp32"]
-    if 0 < len(exact) < len(headers):
+    doubts = []
+    if _sets(cfg):
+        coverages = [report.reach for report in reports.values() if report.reach is not None]
+        doubts += check_doubts(doubts_of_all(coverages, classes), strict=cfg.data.strict)
+        if not server:
+            doubts.append(
+                f"the server has no images of its own: {cfg.data.path} holds neither labeled nor validation"
+                " images"
+            )
+    versions = {report.torch for report in reports.values()} | {torch.__version__}
+    exact = [name for name, report in reports.items() if report.precision == "fp32"]
+    if 0 < len(exact) < len(reports):
         doubts.append(
             f"{listed(exact)} compute{'s' if len(exact) == 1 else ''} in float32, the others in bfloat16:"
             " with run.precision = 'fp32' all do the same"
@@ -214,48 +210,45 @@ def _sets(cfg: Config) -> bool:
     return cfg.kind == "sets"
 
 
-def _classes(headers: Mapping[str, Mapping[str, Any]], cfg: Config) -> tuple[str, ...]:
+def _classes(reports: Reports, cfg: Config) -> tuple[str, ...]:
     """Return the classes of a run.
 
     Sets are refused if only some silos have test images.
     """
     if not _sets(cfg):
-        classes = tuple(sorted({one for header in headers.values() for one in header["classes"]}))
+        classes = tuple(sorted({one for report in reports.values() for one in report.classes}))
         if len(classes) < 2:
             raise UserError(f"all silos have one class, {classes[0]!r}; a classifier needs two or more")
         return classes
-    first = next(iter(headers))
-    for name, header in headers.items():
-        if header["classes"] != headers[first]["classes"]:
-            these, those = (", ".join(headers[one]["classes"]) for one in (name, first))
+    first, example = next(iter(reports.items()))
+    for name, report in reports.items():
+        if report.classes != example.classes:
+            these, those = ", ".join(report.classes), ", ".join(example.classes)
             raise UserError(
                 f"silo {name!r} has the classes {these}, silo {first!r} {those}; write the columns of"
                 " priors.csv alike"
             )
-        if bool(header["sizes"]["test"]) != bool(headers[first]["sizes"]["test"]):
-            with_them, without = (name, first) if header["sizes"]["test"] else (first, name)
+        if (report.sizes.test > 0) != (example.sizes.test > 0):
+            with_them, without = (name, first) if report.sizes.test else (first, name)
             raise UserError(
                 f"silo {with_them!r} has test images, silo {without!r} has none; give them to all or to none"
             )
-    return tuple(headers[first]["classes"])
+    return example.classes
 
 
-def _shape(
-    headers: Mapping[str, Mapping[str, Any]], server: Mapping[str, LabeledRows], image_size: int
-) -> Shape:
+def _shape(reports: Reports, server: Mapping[str, LabeledRows], image_size: int) -> Shape:
     """Return the shape of one input of all silos and of the server."""
-    first, *others = headers
-    for name in others:
-        if headers[first]["inputs"]["kind"] == headers[name]["inputs"]["kind"] == "images":
-            continue
-        if _form(headers[name]) != _form(headers[first]):
-            pair = ", ".join(f"silo {each!r} has {_inputs_in_words(headers[each])}" for each in (name, first))
+    first, example = next(iter(reports.items()))
+    for name, report in reports.items():
+        same_length = report.inputs.kind == "images" or report.shape == example.shape
+        if report.inputs != example.inputs or not same_length:
+            pair = f"silo {name!r} has {_inputs(report)}, silo {first!r} has {_inputs(example)}"
             raise UserError(
                 f"{pair}; all silos need the same inputs, with the same columns in the same order"
             )
-    if headers[first]["inputs"]["kind"] != "images":
-        return tuple(headers[first]["shape"])
-    shapes = {f"silo {name!r}": tuple(header["shape"]) for name, header in headers.items()}
+    if example.inputs.kind != "images":
+        return example.shape
+    shapes = {f"silo {name!r}": report.shape for name, report in reports.items()}
     if server:
         shapes["the server"] = prepare_for([rows.images for rows in server.values()], image_size).shape
     who_is_first, (_, h0, w0) = next(iter(shapes.items()))
@@ -268,39 +261,22 @@ def _shape(
     return max(channels for channels, *_ in shapes.values()), h0, w0
 
 
-def _form(header: Mapping[str, Any]) -> Any:
-    """Return the properties of inputs that all silos must share."""
-    told = header["inputs"]
-    return told["kind"], tuple(told["names"]), told["vocabulary"], tuple(header["shape"])
-
-
-def _inputs(header: Mapping[str, Any]) -> Inputs:
-    """Return the kind of the inputs of a report."""
-    told = header["inputs"]
-    return Inputs(told["kind"], tuple(told["names"]), told["vocabulary"])
-
-
-def _inputs_in_words(header: Mapping[str, Any]) -> str:
+def _inputs(report: SiloReport) -> str:
     """Return the inputs of a silo in words."""
-    told = header["inputs"]
-    names = f" ({', '.join(told['names'][:_NAMED])})" if told["names"] else ""
-    return f"{told['kind']} {list(header['shape'])}{names}"
+    names = f" ({', '.join(report.inputs.names[:_NAMED])})" if report.inputs.names else ""
+    return f"{report.inputs.kind} {list(report.shape)}{names}"
 
 
-def _sizes(header: dict[str, Any]) -> dict[str, Any]:
-    return {**header["sizes"], "sets": tuple(header["sizes"]["sets"])}
-
-
-def _entry(header: dict[str, Any], classes: tuple[str, ...]) -> dict[str, Any]:
+def _entry(report: SiloReport, classes: tuple[str, ...]) -> dict[str, Any]:
     """Return a silo's part of the manifest, with its classes numbered among all classes."""
-
-    def of(split: dict[str, Any]) -> dict[str, Any]:
-        if "images_of_class" not in split:  # of unlabeled sets
-            return dict(split)
-        counts = dict(zip(header["classes"], split["images_of_class"], strict=True))
-        return {"sha256": split["sha256"], "images_of_class": [counts.get(name, 0) for name in classes]}
-
-    return {part: of(split) for part, split in header["content"].items()}
+    entry: dict[str, Any] = {
+        part: split.model_dump(exclude_unset=True) for part, split in report.content.items()
+    }
+    for split in entry.values():
+        if "images_of_class" in split:  # not of unlabeled sets
+            counts = dict(zip(report.classes, split["images_of_class"], strict=True))
+            split["images_of_class"] = [counts.get(name, 0) for name in classes]
+    return entry
 
 
 def _elsewhere(name: str) -> Any:

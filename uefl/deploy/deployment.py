@@ -29,12 +29,10 @@ from ..errors import RunError, UserError
 from ..folder import Silos
 from ..server.checks import printable
 from .agreement import agree, check_asked, fitting
-from .report import refusal
+from .report import SiloReport, read
 from .setting import Setting, greeting, task, without_files
 
 _START = 120.0  # seconds for processes on this machine to be there
-_OF_DATA = ("kind", "classes", "shape", "inputs", "sizes", "content", "reach")
-"""keys of a report that do not change when a silo starts again"""
 Notice = Callable[[str], None]
 Started = Callable[[str], None]
 Joined = tuple[Federation, Callable[[Header, Started], Engine], Silos]
@@ -122,13 +120,14 @@ def _start(cfg: Config, root: Path | None, device: str, processes: Processes, st
     silos: Silos = {}
 
     def admit(report: Report) -> str | None:
-        same = report[0].get("federation") == federation.digest
-        why = refusal(report) or (
-            None if same and report[0]["client"] in names else "it has other images than the server expects"
-        )
-        if why is None:
-            silos[report[0]["client"]] = _program_facts(report)
-        return why
+        try:
+            found = read(report)
+        except UserError as error:
+            return str(error)
+        if report.header.get("federation") != federation.digest or found.client not in names:
+            return "it has other images than the server expects"
+        silos[found.client] = found.program
+        return None
 
     try:
         address.wait(_START, superlink)
@@ -197,25 +196,25 @@ def gather(
     Raises:
         UserError: silos do not connect, or cannot be trained together.
     """
-    reports: dict[str, Report] = {}
+    reports: dict[str, SiloReport] = {}
     begun: list[bool] = []
 
-    def admit(report: Report) -> str | None:
-        why = refusal(report)
-        name = report[0]["client"]
-        if why is not None:
-            return printable(f"silo {name!r}: {why}")
+    def admit(packet: Report) -> str | None:
+        name = packet.header["client"]
+        try:
+            report = read(packet)
+        except UserError as error:
+            return printable(f"silo {name!r}: {error}")
         if name in reports:
-            before = reports[name]
-            if any(before[0][key] != report[0][key] for key in _OF_DATA):
+            if not report.has_data_of(reports[name]):
                 return f"silo {name!r} came again with other data"
-            _note_change(name, _program_facts(before), _program_facts(report), "before it came again", notice)
+            _note_change(name, reports[name].program, report.program, "before it came again", notice)
             reports[name] = report
             return None
         if begun:
             return f"silo {name!r} came after the run had its {silos} silos"
-        if report[0]["kind"] != cfg.kind:
-            return f"silo {name!r} has {report[0]['kind']} data, the arms need {cfg.kind}"
+        if report.kind != cfg.kind:
+            return f"silo {name!r} has {report.kind} data, the arms need {cfg.kind}"
         reports[name] = report
         there, why_not = fitting(reports, cfg)
         notice(
@@ -247,15 +246,10 @@ def gather(
         roster.refuse(name, unfit.get(name, f"silo {name!r} came after the run had its {silos} silos"))
         del reports[name]
     federation = agree(reports, cfg, address.place)
-    found = {name: _program_facts(report) | _key(roster, name) for name, report in sorted(reports.items())}
+    found = {name: report.program | _key(roster, name) for name, report in sorted(reports.items())}
     for name, of in found.items():
         _note_change(name, known.get(name, {}), of, "before the run was resumed", notice)
     return federation, partial(FlowerEngine, link, roster), found
-
-
-def _program_facts(report: Report) -> dict[str, str]:
-    """Return the facts about a silo's program that the run folder keeps."""
-    return {key: report[0][key] for key in ("precision", "torch")}
 
 
 def _note_change(

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from tests.federated.deploy.machines import images
+from tests.federated.deploy.reports import agreed, refusal
 from uefl import config
 from uefl.data import build
 from uefl.deploy.agreement import agree
-from uefl.deploy.report import refusal
+from uefl.deploy.report import read
 from uefl.deploy.setting import greeting
 from uefl.deploy.silo import SiloProgram
 from uefl.deploy.sources import OwnFolder
@@ -32,15 +33,11 @@ def report(cfg, path):
     return SiloProgram(OwnFolder(path, path.name), torch.device("cpu"))(Packet(greeting(cfg), {}))
 
 
-def agreed(cfg, reports):
-    return agree(reports, cfg, "there:1")
-
-
 @pytest.mark.parametrize("legacy_holdout", [True, False])
 def test_agreement_equals_what_the_server_would_have_read(folder, legacy_holdout):
     cfg = settings(folder, legacy_holdout=legacy_holdout)
     whole = build(cfg.data, kind="labeled", seed=0)
-    found = agreed(cfg, {name: report(cfg, folder / name) for name in ("b", "a")})
+    found = agreed({name: report(cfg, folder / name) for name in ("b", "a")}, cfg)
     assert not found.here
     for field in ("classes", "shape", "mean", "std", "kind"):
         assert getattr(found, field) == getattr(whole, field), field
@@ -70,7 +67,7 @@ def test_reports_have_no_file_names_and_no_pixels(folder):
 def test_the_images_cannot_be_read_at_the_server(folder):
     cfg = settings(folder)
     with pytest.raises(UserError, match=r"images .*silo 'a' "):
-        agreed(cfg, {"a": report(cfg, folder / "a")}).clients[0].load()
+        agreed({"a": report(cfg, folder / "a")}, cfg).clients[0].load()
 
 
 def test_a_silo_that_differs_is_named(folder):
@@ -78,10 +75,11 @@ def test_a_silo_that_differs_is_named(folder):
     cfg = settings(folder)
     reports = {name: report(cfg, folder / name) for name in "abc"}
     with pytest.raises(UserError, match=r"silo 'c' .*10x10, silo 'a' .*8x8; .*image_size"):
-        agreed(cfg, reports)
-    reports["b"][0]["kind"] = "sets"
+        agreed(reports, cfg)
+    found = {name: read(packet) for name, packet in reports.items()}
+    found["b"] = found["b"].model_copy(update={"kind": "sets"})
     with pytest.raises(UserError, match=r"silo 'b' .*sets.*labeled"):
-        agreed(cfg, reports)
+        agree(found, cfg, "there:1")
 
 
 def test_data_that_cannot_be_used_are_a_code(folder, caplog):

@@ -11,12 +11,12 @@ import torch
 
 from tests.federated import tiny, tiny_sets
 from tests.federated.data.test_own_sets import ROWS, write
+from tests.federated.deploy import reports as reports_of
 from tests.federated.deploy.machines import images
 from tests.federated.engines.memory_link import MemoryLink
 from uefl import config
 from uefl.data import build
-from uefl.deploy.agreement import agree, check_asked
-from uefl.deploy.report import refusal
+from uefl.deploy.agreement import check_asked
 from uefl.deploy.setting import Setting, greeting, task
 from uefl.deploy.silo import SiloProgram
 from uefl.deploy.sources import own
@@ -32,12 +32,12 @@ def programs(*folders):
 
 def reports(cfg, nodes):
     found = [program(Packet(greeting(cfg), {})) for program in nodes.values()]
-    assert [refusal(report) for report in found] == [None] * len(found)
+    assert [reports_of.refusal(report) for report in found] == [None] * len(found)
     return {report.header["client"]: report for report in found}
 
 
 def agreed(cfg, nodes):
-    return agree(reports(cfg, nodes), cfg, "there:1")
+    return reports_of.agreed(reports(cfg, nodes), cfg)
 
 
 def check_same(cfg, whole, there, nodes):
@@ -48,7 +48,7 @@ def check_same(cfg, whole, there, nodes):
         assert [(s.name, s.sizes) for s in getattr(there, group)] == [
             (s.name, s.sizes) for s in getattr(whole, group)
         ]
-    roster = ClientNodes(MemoryLink(nodes), greeting(cfg), refusal)
+    roster = ClientNodes(MemoryLink(nodes), greeting(cfg), reports_of.refusal)
     for _ in range(2):
         roster._looked = 0.0
         roster.refresh()
@@ -167,7 +167,7 @@ def test_incompatible_silos_and_server_are_one_line(sets, change, line):
         for header, _ in found.values():
             header["reach"]["full_rank"] = False
     with pytest.raises(UserError, match=line):
-        agree(found, cfg, "there:1")
+        reports_of.agreed(found, cfg)
 
 
 def test_a_server_without_images_of_its_own_is_noted(sets):

@@ -11,11 +11,11 @@ import torch
 pytest.importorskip("opacus", reason="the extra 'privacy' is not installed")
 
 from tests.federated import tiny
+from tests.federated.deploy.reports import refusal
 from tests.federated.deploy.source_in_memory import SourceInMemory
 from tests.federated.engines.conformance import messages
 from uefl.deploy.command import silo as serve
 from uefl.deploy.privacy_floor import PrivacyFloor
-from uefl.deploy.report import refusal
 from uefl.deploy.setting import Setting, greeting, task
 from uefl.deploy.silo import SiloProgram
 from uefl.engines.codec import Packet, packed_message, reply_of

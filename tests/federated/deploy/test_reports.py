@@ -8,8 +8,8 @@ import torch
 from tests.federated import tiny_sets
 from tests.federated.data.test_own_sets import ROWS, write
 from tests.federated.deploy.machines import images
+from tests.federated.deploy.reports import refusal
 from uefl import config
-from uefl.deploy.report import refusal
 from uefl.deploy.setting import greeting
 from uefl.deploy.silo import SiloProgram
 from uefl.deploy.sources import OwnFolder, own
@@ -65,6 +65,7 @@ def test_one_of_sets(tmp_path):
         ("classes", ["cat", "dog\x1b[2J"]),
         ("classes", ["cat", "cat"]),
         ("classes", "ab"),
+        ("classes", ["cat", "\ud800"]),
         ("torch", "2\n"),
         ("torch", 2),
         ("precision", "fp64"),
@@ -76,6 +77,7 @@ def test_one_of_sets(tmp_path):
         ("content", {"train": {"sha256": HASH, "images_of_class": [1, -1]}}),
         ("content", {"train": {"sha256": HASH, "files": ["a.png"]}}),
         ("content", {"train": 3}),
+        ("content", {"train": {"sha256": HASH, "images_of_class": None}}),
         ("content", {"train": [1, 2, 3]}),
         ("torch", "<script>alert(1)</script>"),
         ("torch", 1000 * "2"),
@@ -84,6 +86,7 @@ def test_one_of_sets(tmp_path):
         ("shape", [1, 1_000_000, 1_000_000]),
         ("shape", [1, 8, 9]),
         ("sizes", {"train": 10**30, "holdout": 0, "test": 8, "sets": []}),
+        ("sizes", {"train": 12, "holdout": -4, "test": 8, "sets": []}),
         ("sizes", {"train": 9, "holdout": 4, "test": 8, "sets": []}),
         ("sizes", {"train": 12, "holdout": 0, "test": 8, "sets": [12]}),
     ],

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from tests.federated.data.test_tables import KEYS, UEFL, frame, write
+from tests.federated.deploy.reports import agreed, refusal
 from uefl import config
 from uefl.data import build
-from uefl.deploy.agreement import agree, fitting
-from uefl.deploy.report import refusal
+from uefl.deploy.agreement import fitting
+from uefl.deploy.report import read
 from uefl.deploy.setting import Setting, greeting
 from uefl.deploy.silo import SiloProgram
 from uefl.deploy.sources import own
@@ -54,7 +55,7 @@ def test_silos_and_one_process_agree_on_the_federation(split, normalize):
     found = reports(split, cfg)
     assert {refusal(each) for each in found.values()} == {None}
     assert all(bool(parts) == (normalize == "standard") for _, parts in found.values())
-    there = agree(found, cfg, "there:1")
+    there = agreed(found, cfg)
     here = build(settings(split, normalize=normalize).data, kind="labeled", seed=0)
     for field in ("classes", "shape", "mean", "std", "inputs"):
         assert getattr(there, field) == getattr(here, field), field
@@ -62,7 +63,7 @@ def test_silos_and_one_process_agree_on_the_federation(split, normalize):
 
 
 def test_the_setting_of_a_run_travels_as_json(folder):
-    there = agree(reports(folder, settings()), settings(), "there:1")
+    there = agreed(reports(folder, settings()), settings())
     setting = Setting.of(settings(), there, 0)
     assert Setting.from_plain(json.loads(json.dumps(setting.plain()))) == setting
     assert setting.context().inputs == there.inputs
@@ -91,14 +92,15 @@ def test_a_silo_itself_names_its_column_of_labels(tmp_path):
 
 def test_a_silo_with_other_columns_is_refused(folder):
     frame(5, "abdce").to_csv(folder / "other.csv", index=False)
-    names, why = fitting(reports(folder, settings()), settings())
+    found = {name: read(packet) for name, packet in reports(folder, settings()).items()}
+    names, why = fitting(found, settings())
     assert sorted(names) == ["silo-0", "silo-1", "silo-2"]
     assert "columns" in why["other"]
 
 
 def test_a_silo_without_moments_is_refused(folder):
-    found = reports(folder, settings())
-    found["silo-1"][1].clear()
+    found = {name: read(packet) for name, packet in reports(folder, settings()).items()}
+    found["silo-1"].parts = {}
     names, why = fitting(found, settings())
     assert sorted(names) == ["silo-0", "silo-2"]
     assert "moments" in why["silo-1"]
