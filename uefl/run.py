@@ -360,11 +360,11 @@ class _Run:
             observer,
         )
         self.metrics = Metrics(out)
-        self.clients = Clients((*federation.clients, *federation.unseen), device)
+        self.clients = Clients(federation.by_name.values(), device)
         names = tuple(sorted(client.name for client in federation.clients))
         examples = {client.name: client.sizes.train for client in federation.clients}
         about = (federation.classes, federation.shape, names, network, examples)
-        tested = {client.name: client.sizes.test for client in (*federation.clients, *federation.unseen)}
+        tested = {name: client.sizes.test for name, client in federation.by_name.items()}
         self.context = Context(
             cfg.run.seed,
             cfg.run,

@@ -24,7 +24,7 @@ import logging
 import secrets
 import statistics
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -78,7 +78,7 @@ class DataCache:
 class Clients:
     """Run all clients of a run in this process, and keep their images from one arm to the next."""
 
-    def __init__(self, clients: tuple[ClientData, ...], device: torch.device) -> None:
+    def __init__(self, clients: Iterable[ClientData], device: torch.device) -> None:
         self.key = secrets.token_bytes(32)
         """secret key of the noise of clients that add it themselves"""
         self.secrets: Mapping[str, bytes] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -152,6 +153,11 @@ class Federation:
     """whether the images of the clients can be read in this process"""
     inputs: Inputs = IMAGES
     """the kind of the inputs in ``images`` of a split"""
+
+    @cached_property
+    def by_name(self) -> dict[str, ClientData]:
+        """Return every client, also the ones that are only measured, by name."""
+        return {client.name: client for client in (*self.clients, *self.unseen)}
 
     def describe(self) -> str:
         """Return one line: clients, images, shape of an image, images of the server, classes."""

@@ -44,20 +44,14 @@ class Deployment:
 
     Args:
         join: waits for the clients, given the stored facts of a resumed run.
-        threads: CPU threads of every client; 0: each client decides.
-        told: the part of the configuration that a client gets.
-        clients_keep_states: whether clients keep their private states themselves.
+        own_data: whether the clients are silos with data of their own. Silos choose their number of threads,
+            get no names of files, and keep their private states themselves.
     """
 
     def __init__(
-        self,
-        join: Callable[[Config, Path | None, Silos], Joined],
-        threads: Callable[[], int],
-        told: Callable[[Config], Config] = lambda cfg: cfg,
-        clients_keep_states: bool = False,
+        self, join: Callable[[Config, Path | None, Silos], Joined], *, own_data: bool = False
     ) -> None:
-        self._join, self._threads, self._told = join, threads, told
-        self.clients_keep_states = clients_keep_states
+        self._join, self.clients_keep_states = join, own_data
         self.silos: Silos = {}
 
     def federation(self, cfg: Config, data_root: Path | None, known: Silos) -> Federation:
@@ -67,20 +61,20 @@ class Deployment:
             UserError, RunError: clients do not connect, or cannot be trained together.
         """
         self._federation, self._engine, self.silos = self._join(cfg, data_root, known)
-        self._cfg = self._told(cfg)
+        self._cfg = without_files(cfg) if self.clients_keep_states else cfg
         return self._federation
 
     def engine(self, arm: str, started: Started) -> Engine:
         """Return an engine for the clients in one arm."""
-        # not before the run has chosen its threads
-        setting = Setting.of(self._cfg, self._federation, self._threads())
+        threads = 0 if self.clients_keep_states else torch.get_num_threads()
+        setting = Setting.of(self._cfg, self._federation, threads)
         return self._engine(task(setting, arm), started)
 
 
 def simulated(cfg: Config, data_root: Path | None) -> tuple[Federation, list[str]]:
     """Return the federation that a configuration describes, and the names of all its clients."""
     federation = build(cfg.data, kind=cfg.kind, seed=cfg.run.seed, data_root=data_root)  # type: ignore[arg-type]
-    return federation, [client.name for client in (*federation.clients, *federation.unseen)]
+    return federation, list(federation.by_name)
 
 
 @contextmanager
@@ -101,9 +95,7 @@ def on_this_machine(device: str, notice: Notice) -> Iterator[Deployment]:
 
     with ExitStack() as stack:
         stack.callback(stop)
-        yield Deployment(
-            lambda cfg, root, _: _start(cfg, root, device, processes, stack), torch.get_num_threads
-        )
+        yield Deployment(lambda cfg, root, _: _start(cfg, root, device, processes, stack))
 
 
 def _start(cfg: Config, root: Path | None, device: str, processes: Processes, stack: ExitStack) -> Joined:
@@ -172,7 +164,7 @@ def joined(
                 raise UserError(str(error)) from None
             return gather(cfg, link, address, silos, patience, notice, known)
 
-        yield Deployment(join, lambda: 0, without_files, clients_keep_states=True)
+        yield Deployment(join, own_data=True)
 
 
 def _too_few(together: list[str], wanted: str, refused: list[str]) -> UserError:

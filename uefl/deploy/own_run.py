@@ -11,8 +11,6 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from .. import api
 from ..config import Config
 from ..engines.flower.address import Address, Unreachable
@@ -25,7 +23,6 @@ from ..run import chosen_device
 from .agreement import check_asked
 from .choices import Flower
 from .deployment import Deployment, Joined, Notice, gather, simulated
-from .setting import without_files
 from .silo import SiloProgram
 from .silo_folder import SiloFolder, next_to
 from .sources import PartitionedSource, own
@@ -88,7 +85,7 @@ def _with_silos(link: Link, silos: int, patience: float, notice: Notice) -> Depl
         keys = any(node.key for node in link.nodes())
         return gather(cfg, link, Address(_PLACE, insecure=not keys), silos, patience, notice, known)
 
-    return Deployment(join, lambda: 0, without_files, clients_keep_states=True)
+    return Deployment(join, own_data=True)
 
 
 def _simulated(link: Link) -> Deployment:
@@ -96,7 +93,7 @@ def _simulated(link: Link) -> Deployment:
         federation, names = simulated(cfg, root)
         return federation, partial(FlowerEngine, link, AnyNode(link, names)), {}
 
-    return Deployment(join, torch.get_num_threads)
+    return Deployment(join)
 
 
 def train(end: socket.socket, run_config: Mapping[str, Any]) -> None:

@@ -59,12 +59,8 @@ class PrivacyFloor:
         if not 0 <= max_epsilon < float("inf"):
             raise UserError(f"--max-epsilon: expected a number of 0 or more; got {max_epsilon:g}")
         privacy.check_accountant("--noise-multiplier")
-        self.noise_multiplier, self.delta, self.max_epsilon, self.path = (
-            noise_multiplier,
-            delta,
-            max_epsilon,
-            path,
-        )
+        self.noise_multiplier, self.delta = noise_multiplier, delta
+        self.max_epsilon, self.path = max_epsilon, path
         self._updates = _read(path)
 
     @contextmanager

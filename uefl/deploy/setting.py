@@ -43,30 +43,18 @@ class Setting:
         """Return the setting of a run over this federation."""
         federation = without_statistics(cfg, federation)
         names = tuple(sorted(client.name for client in federation.clients))
-        return cls(
-            cfg.to_toml(),
-            federation.classes,
-            federation.shape,
-            federation.mean,
-            federation.std,
-            names,
-            threads,
-            federation.inputs,
-        )
-
-    def plain(self) -> dict[str, Any]:
-        """Return a dict for JSON."""
-        return asdict(self)
+        about = (federation.classes, federation.shape, federation.mean, federation.std)
+        return cls(cfg.to_toml(), *about, names, threads, federation.inputs)
 
     @classmethod
-    def from_plain(cls, values: dict[str, Any]) -> Setting:
-        """Restore a setting from the result of :meth:`plain`.
+    def of_header(cls, header: dict[str, Any]) -> Setting:
+        """Return the setting that the header of :func:`task` has.
 
         Raises:
             Unreadable: a value of another type, or out of its range.
         """
         try:
-            return _SETTING.validate_json(json.dumps(values), strict=True)
+            return _SETTING.validate_json(json.dumps(header["setting"]), strict=True)
         except ValidationError as error:
             raise Unreadable(str(error)) from None
 
@@ -75,17 +63,9 @@ class Setting:
 
         The number of threads is left out, because a resumed run reads it from its checkpoint.
         """
-        return json.dumps(
-            [
-                self.cfg().with_run(threads=0).to_toml(),
-                self.classes,
-                self.shape,
-                self.mean,
-                self.std,
-                self.clients,
-                asdict(self.inputs),
-            ]
-        )
+        values = asdict(replace(self, config=self.cfg().with_run(threads=0).to_toml()))
+        del values["threads"]
+        return json.dumps(list(values.values()))
 
     def cfg(self) -> Config:
         """Return the configuration."""
@@ -119,17 +99,4 @@ def greeting(cfg: Config) -> dict[str, Any]:
 
 def task(setting: Setting, arm: str) -> dict[str, Any]:
     """Return the header of every message of an arm."""
-    return {"protocol": PROTOCOL, "uefl": __version__, "ask": "work", "arm": arm, "setting": setting.plain()}
-
-
-def version_of(header: dict[str, Any]) -> str:
-    """Return the version that sent a header.
-
-    A stranger wrote it: print it with ``printable``.
-    """
-    return str(header.get("uefl"))
-
-
-def understood(header: dict[str, Any]) -> bool:
-    """Return True if this version can reply."""
-    return header.get("protocol") == PROTOCOL and version_of(header) == __version__
+    return {"protocol": PROTOCOL, "uefl": __version__, "ask": "work", "arm": arm, "setting": asdict(setting)}

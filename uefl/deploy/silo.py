@@ -36,7 +36,7 @@ from ..seeds import make_repeatable
 from ..server.checks import printable
 from ..threads import threads_for
 from .privacy_floor import NoiseTooLow, PrivacyBudgetSpent, PrivacyFloor
-from .setting import Setting, understood, version_of
+from .setting import PROTOCOL, Setting
 from .silo_folder import SiloFolder, StateNotFound, States
 from .sources import ClientSource
 
@@ -99,13 +99,9 @@ class SiloProgram:
             if packet is None:
                 raise Unreadable("it is not a message")
             header, _ = packet
-            if not understood(header):
-                other = printable(version_of(header), 20)
-                self._log.warning(
-                    "a run of another version of uefl gets no reply: it has %s, this is %s",
-                    other,
-                    __version__,
-                )
+            if (header.get("protocol"), header.get("uefl")) != (PROTOCOL, __version__):
+                words = "a run of another version of uefl gets no reply: it has %s, this is %s"
+                self._log.warning(words, printable(str(header.get("uefl")), 20), __version__)
                 return _fault(client, faults.VERSION)
             if header["ask"] == "refused":
                 self._log.warning("refused by a run: %s", printable(str(header["why"])))
@@ -142,9 +138,7 @@ class SiloProgram:
             self._log.warning("note: %s", note)
         if self._source.name is None:  # the server has built the same, and asks whether it is the same
             return Packet({"client": "", "error": None, "federation": federation.digest}, {})
-        (silo,) = (
-            client for client in (*federation.clients, *federation.unseen) if client.name == self._source.name
-        )
+        silo = federation.by_name[self._source.name]
         found = silo.load()
         reach = None
         if isinstance(found, SetData):
@@ -189,7 +183,7 @@ class SiloProgram:
         The server gets the names of the new ones.
         """
         assert self._arm is not None
-        setting, workspace, members = Setting.from_plain(header["setting"]), self._arm[2], split(message)
+        setting, workspace, members = Setting.of_header(header), self._arm[2], split(message)
         if any(part.private or not isinstance(part.options.get("state"), str) for part in members):
             raise Unreadable("a private state stays at its silo, and a message names it")
         if self._kept is None:
@@ -222,7 +216,7 @@ class SiloProgram:
         """Return a client in the arm of its message, on a network that stays loaded between messages."""
         place = json.dumps(header["setting"])
         if self._arm is None or (place, header["arm"]) != self._arm[:2]:
-            setting = Setting.from_plain(header["setting"])
+            setting = Setting.of_header(header)
             workspace = self._workspace(setting, header["arm"])  # before anything is replaced: it may fail
             if self._arm is None or place != self._arm[0]:
                 read = partial(

@@ -5,16 +5,17 @@ This is its own folder, or shares of a data set if one machine simulates a feder
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING
 
 import torch
 
 from ..config import Config, from_toml
 from ..data import build, labeled, priors, unlabeled_sets
-from ..data.federation import ClientData, Federation, LabeledData, SetData, Split
+from ..data.federation import Federation, LabeledData, SetData, Split
 from ..data.folder_listing import visible
 from ..data.notes import check_names
 from ..data.partitions.base import Deal
@@ -24,24 +25,36 @@ from ..data.sources import own_folder, own_sets, own_table
 from ..errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ..data.dataset import DataSet
     from ..data.settings import Data
 
-T = TypeVar("T")
 
+class ClientSource(ABC):
+    """The data of one client, or of all.
 
-class ClientSource(Protocol):
-    """The data of one client, or of all."""
+    Args:
+        name: of the client; None: the source has the data of all clients.
+    """
 
-    name: str | None
-    """name of the client; None: the source has the data of all clients"""
+    def __init__(self, name: str | None) -> None:
+        self.name = name
+        self._built = lru_cache(2)(lambda text: self._build(from_toml(text)))
 
     def federation(self, cfg: Config) -> Federation:
-        """Return a federation that contains this client, with the classes and the shape of its own images."""
-        ...
+        """Return a federation that contains this client, with the classes and the shape of its own images.
 
+        The last two federations are kept.
+
+        Raises:
+            UserError: the run needs other data than this client has.
+        """
+        return self._built(cfg.to_toml())
+
+    @abstractmethod
+    def _build(self, cfg: Config) -> Federation:
+        """Build the federation of a configuration."""
+
+    @abstractmethod
     def data(
         self, client: str, cfg: Config, classes: tuple[str, ...], channels: int
     ) -> LabeledData | SetData:
@@ -49,7 +62,6 @@ class ClientSource(Protocol):
 
         Labels count in ``classes``.
         """
-        ...
 
 
 def own(path: Path, name: str | None, label: str = "label") -> OwnFolder | OwnSets:
@@ -76,7 +88,7 @@ def own(path: Path, name: str | None, label: str = "label") -> OwnFolder | OwnSe
     return OwnFolder(path, name)
 
 
-class OwnFolder:
+class OwnFolder(ClientSource):
     """Images in ``FOLDER/CLASS/image.png`` or ``FOLDER/train|test/CLASS/image.png``.
 
     Only the sizes and splits of the configuration have an effect.
@@ -89,20 +101,17 @@ class OwnFolder:
     """
 
     def __init__(self, path: Path, name: str) -> None:
-        self.name: str | None = name
-        table = own_folder.read_one(path, name)
-        self._table: Callable[[Data], DataSet] = lambda data: table
-        self._read = _kept(self._federation)
+        super().__init__(name)
+        self._read = own_folder.read_one(path, name)
 
-    def federation(self, cfg: Config) -> Federation:
-        """Return a federation of this silo."""
+    def _table(self, data: Data) -> DataSet:
+        return self._read
+
+    def _build(self, cfg: Config) -> Federation:
         if cfg.kind != "labeled":
             raise UserError(
                 "this silo has labeled images; the arms need unlabeled sets, as clients/NAME/SET/*.png"
             )
-        return self._read(cfg)
-
-    def _federation(self, cfg: Config) -> Federation:
         data = cfg.data.model_copy(update={"clients": None, "partition": None})
         scheme, table = cfg.data.partition, self._table(data)
         if isinstance(scheme, LeaveOneOut) and scheme.domain == self.name:
@@ -114,7 +123,7 @@ class OwnFolder:
     def data(self, client: str, cfg: Config, classes: tuple[str, ...], channels: int) -> LabeledData:
         """Return the images of this silo."""
         federation = self.federation(cfg)
-        (silo,) = (*federation.clients, *federation.unseen)
+        (silo,) = federation.by_name.values()
         found = silo.load()
         assert isinstance(found, LabeledData)
         unknown = [name for name in federation.classes if name not in classes]
@@ -144,27 +153,19 @@ class OwnTable(OwnFolder):
     """
 
     def __init__(self, path: Path, name: str, label: str = "label") -> None:
-        self.name: str | None = name
-        self._label = label
-        frame = own_table.frame_of(path, label)
-        self._table = lambda data: own_table.data_set(path, frame, data, name)
-        self._read = _kept(self._federation)
+        ClientSource.__init__(self, name)
+        self._path, self._label, self._frame = path, label, own_table.frame_of(path, label)
 
-    def federation(self, cfg: Config) -> Federation:
-        """Return a federation of this silo.
-
-        Raises:
-            UserError: the run takes the labels from another column.
-        """
-        if cfg.data.label != self._label:
+    def _table(self, data: Data) -> DataSet:
+        if data.label != self._label:
             raise UserError(
-                f"the run has data.label = {cfg.data.label!r}; the labels of this silo are in column"
+                f"the run has data.label = {data.label!r}; the labels of this silo are in column"
                 f" {self._label!r} (--label)"
             )
-        return super().federation(cfg)
+        return own_table.data_set(self._path, self._frame, data, self.name)
 
 
-class OwnSets:
+class OwnSets(ClientSource):
     """The folder of one client with its own unlabeled sets.
 
     Images are ``FOLDER/clients/NAME/SET/image.png`` or ``FOLDER/clients/NAME.npz``, with
@@ -197,19 +198,11 @@ class OwnSets:
                 " or rename it"
             )
         check_names("silo", names)
-        self.name: str | None = names[0]
-        self._read = _kept(self._federation)
+        super().__init__(names[0])
 
-    def federation(self, cfg: Config) -> Federation:
-        """Return a federation of this silo.
-
-        Its priors are not smoothed.
-        """
+    def _build(self, cfg: Config) -> Federation:
         if cfg.kind != "sets":
             raise UserError("this silo has unlabeled sets; the arms need labeled images, as CLASS/*.png")
-        return self._read(cfg)
-
-    def _federation(self, cfg: Config) -> Federation:
         data = cfg.data.model_copy(update={"prior_smoothing": 0.0})
         return unlabeled_sets.federate(self._made, {"scheme": "given"}, data, cfg.run.seed, whole=False)
 
@@ -232,12 +225,6 @@ class OwnSets:
         )
 
 
-def _kept(build: Callable[[Config], T]) -> Callable[[Config], T]:
-    """Return a function that keeps the results of its last two configurations."""
-    of_text = lru_cache(2)(lambda text: build(from_toml(text)))
-    return lambda cfg: of_text(cfg.to_toml())
-
-
 def _in_color(images: torch.Tensor, channels: int) -> torch.Tensor:
     """Return the images in the given number of channels.
 
@@ -248,7 +235,7 @@ def _in_color(images: torch.Tensor, channels: int) -> torch.Tensor:
     return images.expand(-1, channels, -1, -1).contiguous()
 
 
-class PartitionedSource:
+class PartitionedSource(ClientSource):
     """Clients of the federation that the configuration describes, which this process builds again for itself.
 
     Args:
@@ -257,23 +244,14 @@ class PartitionedSource:
     """
 
     def __init__(self, name: str | None, data_root: Path | None = None) -> None:
-        self.name = name
+        super().__init__(name)
         self._root = data_root
-        self._built = _kept(self._build)
 
-    def federation(self, cfg: Config) -> Federation:
-        """Return all clients.
-
-        :meth:`data` reads their images.
-        """
-        return self._built(cfg)[0]
-
-    def _build(self, cfg: Config) -> tuple[Federation, dict[str, ClientData]]:
-        federation = build(cfg.data, kind=cfg.kind, seed=cfg.run.seed, data_root=self._root)  # type: ignore[arg-type]
-        return federation, {client.name: client for client in (*federation.clients, *federation.unseen)}
+    def _build(self, cfg: Config) -> Federation:
+        return build(cfg.data, kind=cfg.kind, seed=cfg.run.seed, data_root=self._root)  # type: ignore[arg-type]
 
     def data(
         self, client: str, cfg: Config, classes: tuple[str, ...], channels: int
     ) -> LabeledData | SetData:
         """Return the images of a client."""
-        return self._built(cfg)[1][client].load()
+        return self.federation(cfg).by_name[client].load()

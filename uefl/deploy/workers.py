@@ -1,9 +1,14 @@
-"""The server's side of a run with clients dealt over workers on this machine."""
+"""A run with clients dealt over workers, processes of this machine: the server's side, and a worker's.
+
+A worker is ``python -m uefl.deploy.workers SOCKET RANK DEVICE [DATA_ROOT]``.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,20 +21,22 @@ import torch
 from ..config import Config
 from ..engines import faults
 from ..engines.codec import Packet, decode
-from ..engines.distributed import DistributedEngine, Worker
+from ..engines.distributed import DistributedEngine, Worker, serve
 from ..engines.frames import ConnectionLost
-from ..engines.processes import Processes
+from ..engines.processes import Processes, end_with_parent
 from ..errors import RunError
 from ..folder import Silos
 from .deployment import Deployment, Joined, Notice, simulated
 from .setting import greeting
+from .silo import SiloProgram
+from .sources import ClientSource, PartitionedSource
 
 _MOMENT = 5.0  # seconds
 
 
 @contextmanager
 def on_workers(
-    count: int, device: str, notice: Notice, go_on: str, module: str = "uefl.deploy.worker"
+    count: int, device: str, notice: Notice, go_on: str, module: str = "uefl.deploy.workers"
 ) -> Iterator[Deployment]:
     """Start worker processes that end with the context.
 
@@ -62,7 +69,7 @@ def on_workers(
         return federation, partial(DistributedEngine, workers, names), {}
 
     try:
-        yield Deployment(join, torch.get_num_threads)
+        yield Deployment(join)
     except ConnectionLost as error:
         raise RunError(f"{_ended_process(processes) or error}; continue with: {go_on}") from None
     finally:
@@ -101,3 +108,26 @@ def _note_oversubscription(processes: int, device: str, notice: Notice) -> None:
     if device == "cpu" and threads > 1 and processes * threads > cores:
         crowd = f"{processes} processes with {threads} threads each on {cores} cores slow each other down"
         notice(f"note: {crowd}; set threads = {max(1, cores // processes)}")
+
+
+def work(end: int, rank: int, device: str, source: ClientSource) -> None:
+    """Reply to the server, as a worker, until one of the two ends.
+
+    Args:
+        end: file descriptor of this worker's socket.
+        rank: of this process, from 1 on.
+        device: ``cpu`` or ``cuda``: then this worker takes the GPU with its number, where there are enough.
+        source: the data of all clients.
+    """
+    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
+    end_with_parent(interrupted=False)  # even in the middle of a client's work
+    where = torch.device(device)
+    if device != "cpu":
+        where = torch.device("cuda", (rank - 1) % torch.cuda.device_count())
+        torch.cuda.set_device(where)
+    serve(socket.socket(fileno=end), SiloProgram(source, where))
+
+
+if __name__ == "__main__":
+    end, rank, device, *root = sys.argv[1:]
+    work(int(end), int(rank), device, PartitionedSource(None, Path(root[0]) if root else None))

@@ -11,7 +11,7 @@ from uefl import config
 from uefl.data import build
 from uefl.deploy.agreement import fitting
 from uefl.deploy.report import read
-from uefl.deploy.setting import Setting, greeting
+from uefl.deploy.setting import Setting, greeting, task
 from uefl.deploy.silo import SiloProgram
 from uefl.deploy.sources import own
 from uefl.engines import faults
@@ -65,7 +65,7 @@ def test_silos_and_one_process_agree_on_the_federation(split, normalize):
 def test_the_setting_of_a_run_travels_as_json(folder):
     there = agreed(reports(folder, settings()), settings())
     setting = Setting.of(settings(), there, 0)
-    assert Setting.from_plain(json.loads(json.dumps(setting.plain()))) == setting
+    assert Setting.of_header(json.loads(json.dumps(task(setting, "uefl")))) == setting
     assert setting.context().inputs == there.inputs
 
 

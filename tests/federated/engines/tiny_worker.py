@@ -12,7 +12,7 @@ import time
 from dataclasses import replace
 
 from tests.federated.engines.conformance import DIES, LATE, RAISES, federation
-from uefl.deploy.worker import work
+from uefl.deploy.workers import work
 
 
 class Tiny:
