@@ -370,10 +370,7 @@ def _federation(cfg: Config, clients: Any, federation: Federation | None) -> Fed
 
 
 def _tables(arms: Mapping[str, Any] | Sequence[str]) -> Any:
-    """Return tables that describe algorithm instances in a configuration.
-
-    Register their classes by name.
-    """
+    """Return tables that describe algorithm instances in a configuration, and register their classes."""
     if not isinstance(arms, Mapping):
         return [arms] if isinstance(arms, str) else list(arms)
     return {name: _table(name, arm) for name, arm in arms.items()}

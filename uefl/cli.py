@@ -721,10 +721,7 @@ def report(
 
 
 def _written(folder: Path) -> RunFolder:
-    """Write the report of a run and return the run.
-
-    A folder that is read-only gets a note instead.
-    """
+    """Write the report of a run, or a note if its folder is read-only, and return the run."""
     from . import report as reports
 
     try:
@@ -758,10 +755,7 @@ def doctor() -> None:
 
 
 class _Terminated(KeyboardInterrupt):
-    """A signal that ends a run as Ctrl-C does.
-
-    Its argument is the number of the signal.
-    """
+    """A signal, by its number, that ends a run as Ctrl-C does."""
 
     def __init__(self, number: int = signal.SIGTERM) -> None:
         super().__init__(number)

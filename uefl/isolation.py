@@ -147,10 +147,7 @@ _ATTRIBUTES: list[tuple[Any, str, Any]] = [
 
 
 def _matmul_precision() -> str | None:
-    """Return torch's float32 matmul precision from the older getter.
-
-    Return None if the caller has set it by the newer names: then the older getter raises an error.
-    """
+    """Return torch's float32 matmul precision, or None if the caller has set it by the newer names."""
     try:
         return torch.get_float32_matmul_precision()
     except RuntimeError:

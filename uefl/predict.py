@@ -198,10 +198,7 @@ def _images_of(paths: Sequence[Path], skipped: list[Path]) -> ImageList:
 
 
 def _rows_of(model: SavedModel, paths: Sequence[Path]) -> Vectors:
-    """Return the rows of tables, by file and number.
-
-    Columns that the model does not know are passed over.
-    """
+    """Return the rows of tables, by file and number, without columns that the model does not know."""
     parts, names = [], []
     for path in paths:
         if path.suffix.lower() not in own_table.SUFFIXES:
@@ -213,10 +210,7 @@ def _rows_of(model: SavedModel, paths: Sequence[Path]) -> Vectors:
 
 
 def _files(path: Path, skipped: list[Path]) -> Iterator[Path]:
-    """Yield the image files of a path, by name.
-
-    In a folder these are the files in formats that Pillow reads.
-    """
+    """Yield the image files of a path, or of a folder in the formats that Pillow reads, by name."""
     check_name(path, "the image")
     if not path.is_dir() or special(path) is not None:
         yield path

@@ -265,10 +265,7 @@ def _epsilon(divergence: npt.NDArray[np.float64], delta: float) -> float:
 
 
 def _of_update(noise: float) -> npt.NDArray[np.float64]:
-    """Return the Renyi divergence of an update with ``local``.
-
-    A different update may differ by twice the clipping norm.
-    """
+    """Return the Renyi divergence of an update with ``local``, which may differ by twice the norm."""
     return _divergence(1.0, noise / 2)
 
 

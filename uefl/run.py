@@ -227,10 +227,7 @@ def resume(
 def _with_more_rounds(
     out: Path, cfg: Config, rounds: int, preset: str, prepared: Callable[[Config, dict[str, Any]], _Run]
 ) -> _Run:
-    """Return a finished run with more rounds.
-
-    Its folder is changed once all checks have passed.
-    """
+    """Return a finished run with more rounds, and change its folder once all checks have passed."""
     longer = extend.with_more_rounds(cfg, rounds)
     try:
         then = extend.stage(out, cfg, rounds, _digest(longer), preset)
@@ -256,10 +253,7 @@ def _prepare(
     network: Callable[[], nn.Module] | None,
     deployment: ClientPool | None,
 ) -> _Run:
-    """Build and check all that the configuration names.
-
-    So a mistake in it is found before anything is written.
-    """
+    """Build and check all that the configuration names, before anything is written."""
     kinds = {find(arm.algorithm) for arm in cfg.arms.values()}
     try:
         for op in sorted({op for kind in kinds for op in kind.ops}):
@@ -643,10 +637,7 @@ def chosen_device(name: str) -> torch.device:
 def _events(
     out: Path, metrics: Metrics, columns: Iterable[str], weighted: Iterable[str]
 ) -> Iterator[report.EventWriter | None]:
-    """Yield a writer of events that starts with the metrics so far.
-
-    The events of a killed run may be ahead of them.
-    """
+    """Yield a writer of events that starts with the metrics so far: those of a killed run may be ahead."""
     records, _ = report.parted(metrics.lines())
     writer = report.open_event_writer(out, records, columns, weighted)
     try:

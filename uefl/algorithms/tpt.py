@@ -209,10 +209,7 @@ class TPT(Algorithm):
 
 
 def _features(work: Work) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the input ``[N, D]`` of the last linear layer for all training images, and the logits.
-
-    Logits are ``[N, C]``. Both are float32.
-    """
+    """Return the input ``[N, D]`` of the last linear layer, and logits ``[N, C]``, float32, of all images."""
     kept: list[torch.Tensor] = []
     hook = linear_layers(work.net)[-1].register_forward_pre_hook(
         lambda _, inputs: kept.append(inputs[0].float())

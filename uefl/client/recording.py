@@ -165,10 +165,7 @@ class _Replayed:
         self._work.counted.update(images)
 
     def _recorded(self, batch: Batch) -> _Recording:
-        """Record a step.
-
-        Its Python code runs during the recording, so its counts are reset.
-        """
+        """Record a step, and reset the counts of its Python code, which runs during the recording."""
         place = Batch(*(tensor.clone() for tensor in batch))
         step, counted = self._work.step, self._work.counted.copy()
         replay = self._recorder.record(lambda: self._step(place))

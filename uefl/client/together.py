@@ -194,12 +194,7 @@ class _Module(nn.Module):
 
 
 class _Stack:
-    """The stacked networks of n models.
-
-    Args:
-        values: ``[P]`` of each model.
-        buffers: ``[Q]`` of each model.
-    """
+    """The stacked networks of n models: ``values`` ``[P]`` and ``buffers`` ``[Q]`` of each."""
 
     def __init__(self, workspace: Workspace, values: list[torch.Tensor], buffers: list[torch.Tensor]) -> None:
         flat = workspace.flat
@@ -350,10 +345,7 @@ def _group_norm(
 
 
 def _train(workspace: Workspace, trainees: list[Trainee]) -> None:
-    """Train models of one kind.
-
-    Their ``values``, ``buffers`` and ``outcome`` have the result.
-    """
+    """Train models of one kind, and set their ``values``, ``buffers`` and ``outcome``."""
     try:
         _Training(workspace, trainees).run()
     except RuntimeError as error:  # out of memory: an error of these clients, not of the run

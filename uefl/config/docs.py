@@ -140,10 +140,7 @@ def _values(field: FieldInfo) -> str:
 
 
 def _kind(annotation: Any) -> str:
-    """Return a value as text.
-
-    It is empty for None and for values that are not plain.
-    """
+    """Return a value as text, empty for None and for values that are not plain."""
     depth = 0
     while get_origin(annotation) is tuple:
         depth, annotation = depth + 1, get_args(annotation)[0]

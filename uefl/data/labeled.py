@@ -137,10 +137,7 @@ def _measured(table: DataSet, prepare: Preparation | NoPreparation, split: _Clie
 def _split(
     table: DataSet, shares: tuple[Share, ...], data: Data, seed: int, *, one_class: bool
 ) -> list[_ClientSplit]:
-    """Take a test split where there is none, then the holdout.
-
-    One generator makes all draws, client by client.
-    """
+    """Take a test split where there is none, then the holdout, client by client from one generator."""
     generator = torch.Generator().manual_seed(seed)
     share = data.test_per_client / (data.train_per_client + data.test_per_client)
     whole = []

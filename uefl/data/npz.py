@@ -47,10 +47,7 @@ def read(path: Path, names: tuple[str, ...]) -> Arrays:
 
 
 def _check_sizes(file: zipfile.ZipFile, names: tuple[str, ...]) -> None:
-    """Refuse a name that is there twice, and arrays that claim more than the stored bytes or the memory.
-
-    The check comes before any array is made.
-    """
+    """Refuse a repeated name, and arrays that claim more than the stored bytes or the memory."""
     total, seen = 0, set[str]()
     for info in file.infolist():
         name = info.filename.removesuffix(".npy")

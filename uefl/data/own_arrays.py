@@ -166,10 +166,7 @@ def _labels(labels: Any, count: int, where: str) -> Labels:
 def _read(
     part: Part, where: str, kinds: Counter[str], vocabulary: int
 ) -> tuple[list[torch.Tensor] | Vectors, Labels]:
-    """Return images ``[C, H, W]`` uint8, columns or tokens, and labels.
-
-    Counts the kinds of change in ``kinds``.
-    """
+    """Return images ``[C, H, W]`` uint8, columns or tokens, with labels, and count ``kinds`` of change."""
     if isinstance(part, Split):
         part = part.images, part.labels
     if isinstance(part, (tuple, list)) and len(part) == 2 and (is_array(part[0]) or is_frame(part[0])):
@@ -204,11 +201,7 @@ def _read(
 
 
 def _check_order(rows: Any, labels: Any, where: str) -> None:
-    """Refuse a DataFrame and a Series that have one index in two orders.
-
-    Raises:
-        UserError: they do. Rows and labels are paired by position, as in scikit-learn.
-    """
+    """Refuse a DataFrame and a Series that have one index in two orders: they are paired by position."""
     if not is_frame(rows) or not hasattr(labels, "to_numpy"):
         return
     one, other = rows.index, labels.index

@@ -178,10 +178,7 @@ def agree(reports: Reports, cfg: Config, place: str) -> Federation:
 def _notes(
     reports: Reports, cfg: Config, classes: tuple[str, ...], server: Mapping[str, LabeledRows]
 ) -> tuple[str, ...]:
-    """Return notes on priors, the server's images, precisions and versions.
-
-    With ``data.strict``, doubtful priors are refused.
-    """
+    """Return notes on priors (errors, with ``data.strict``), the server's images, precisions and versions."""
     doubts = []
     if _sets(cfg):
         coverages = [report.reach for report in reports.values() if report.reach is not None]
@@ -211,10 +208,7 @@ def _sets(cfg: Config) -> bool:
 
 
 def _classes(reports: Reports, cfg: Config) -> tuple[str, ...]:
-    """Return the classes of a run.
-
-    Sets are refused if only some silos have test images.
-    """
+    """Return the classes of a run, and refuse sets if only some silos have test images."""
     if not _sets(cfg):
         classes = tuple(sorted({one for report in reports.values() for one in report.classes}))
         if len(classes) < 2:

@@ -178,10 +178,7 @@ class SiloProgram:
         return reply
 
     def _with_own_state(self, header: Header, client: Callable[[Message], Reply], message: Message) -> Reply:
-        """Return the reply of a client that keeps its private states here.
-
-        The server gets the names of the new ones.
-        """
+        """Return the reply of a client that keeps its private states here, with the names of new ones."""
         assert self._arm is not None
         setting, workspace, members = Setting.of_header(header), self._arm[2], split(message)
         if any(part.private or not isinstance(part.options.get("state"), str) for part in members):

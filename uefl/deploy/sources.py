@@ -226,10 +226,7 @@ class OwnSets(ClientSource):
 
 
 def _in_color(images: torch.Tensor, channels: int) -> torch.Tensor:
-    """Return the images in the given number of channels.
-
-    Gray ones may become color images. Columns and tokens stay as they are.
-    """
+    """Return images, which may be gray, in this number of channels, and columns or tokens as they are."""
     if images.dim() != 4:
         return images
     return images.expand(-1, channels, -1, -1).contiguous()

@@ -89,10 +89,7 @@ def _start(processes: Processes, module: str, rank: int, *arguments: str) -> Wor
 
 
 def _ended_process(processes: Processes) -> str | None:
-    """Return which process has ended and why, or None.
-
-    Wait a moment: its connection closes first.
-    """
+    """Return which process has ended and why, or None after a moment: its connection closes first."""
     until = time.monotonic() + _MOMENT
     while time.monotonic() < until:
         for name in processes.all:

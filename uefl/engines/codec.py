@@ -115,10 +115,7 @@ def received(packet: Packet, client: str) -> Reply:
 
 
 def _is_metric(value: Any) -> bool:
-    """Return True for a value that a metric may have.
-
-    This is a number, None if it was not measured, or a list of numbers.
-    """
+    """Return whether a value is a number, None (not measured), or a list of numbers."""
     numbers = value if isinstance(value, list) else [] if value is None else [value]
     return all(type(number) in (int, float) for number in numbers)
 
@@ -175,11 +172,7 @@ def _raw(tensor: torch.Tensor) -> memoryview:
 
 
 def _tensor(frame: bytearray, place: int, kind: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
-    """Return the tensor that begins at a place of a frame.
-
-    Raises:
-        RuntimeError, TypeError, ValueError: there is no such tensor.
-    """
+    """Return the tensor that begins at a place of a frame, or raise any of the errors of a packet."""
     if len(shape) > _DIMENSIONS or min(shape, default=0) < 0:
         raise ValueError(f"a tensor of {len(shape)} dimensions, or of a negative size")
     count = math.prod(shape)

@@ -138,10 +138,7 @@ def check(net: nn.Module, normalize: Callable[[torch.Tensor], torch.Tensor], fed
 
 
 def _check_parameters(net: nn.Module) -> None:
-    """Refuse a network unless it can be sent and stored.
-
-    All parameters must fit one float32 tensor, and a file of tensors must hold the state.
-    """
+    """Refuse a network whose parameters do not fit one float32 tensor, or whose state no file can hold."""
     if not any(True for _ in net.parameters()):
         raise UserError("model: it has no parameters to train")
     if not any(parameter.requires_grad for parameter in net.parameters()):

@@ -292,10 +292,7 @@ class SavedModel:
         return all(own.keys() < net for own in self.members[0].clients.values())
 
     def _misfits(self, pixels: torch.Tensor) -> dict[str, float]:
-        """Return the mean misfit over the images and the members by client.
-
-        Return nothing for algorithms without a misfit.
-        """
+        """Return the mean misfit over the images and the members by client, empty without a misfit."""
         found: dict[str, float] = {}
         for client in self.clients if self._choices() else ():
             total = 0.0
@@ -477,10 +474,7 @@ def _parts(networks: Sequence[tuple[Tensors, Mapping[str, Tensors]]]) -> Iterato
 
 
 class _Description(Section):
-    """The metadata of a file.
-
-    The types and ranges are checked, because the file may be a stranger's.
-    """
+    """The metadata of a file, checked because the file may be a stranger's."""
 
     algorithm: str
     parameters: dict[str, Any]

@@ -328,10 +328,7 @@ def _legend(figure: Figure, run: RunFolder, key: str) -> None:
 
 
 def _marker(values: Matrix) -> str:
-    """Return the marker of a curve.
-
-    A single round has no line.
-    """
+    """Return the marker of a curve, because a single round has no line."""
     return "o" if len(values) == 1 else ""
 
 

@@ -312,10 +312,7 @@ def summarize(
 
 
 def _late(rounds: list[list[Record]], joins: Mapping[str, int]) -> Record:
-    """Return the outcome of the clients that joined later.
-
-    Each number is null if one of these clients has no measurement.
-    """
+    """Return the outcome of the clients that joined later, null where one has no measurement."""
     found = [_course(rounds[first - 2 :], name, joins) for name, first in joins.items()]
     caught_up = [_caught_up(course) for course in found]
     whole = all(found)
@@ -357,10 +354,7 @@ def _worst(accuracies: list[float]) -> float | None:
 
 
 def _selected(rounds: list[list[Record]]) -> dict[str, Record]:
-    """Return the first round with the best validation accuracy.
-
-    The mapping is empty without validation images.
-    """
+    """Return the first round with the best validation accuracy, empty without validation images."""
     scores = [
         float(chunk[0]["validation_accuracy"])
         for chunk in rounds
@@ -373,10 +367,7 @@ def _selected(rounds: list[list[Record]]) -> dict[str, Record]:
 
 
 def _spread(values: list[float]) -> Record:
-    """Return mean and sample deviation.
-
-    The deviation of a single value is 0, and both are None for no value.
-    """
+    """Return mean and sample deviation, which is 0 for a single value, or None twice for no value."""
     sd = statistics.stdev(values) if len(values) > 1 else 0.0
     return {"mean": statistics.fmean(values), "sd": sd} if values else {"mean": None, "sd": None}
 
@@ -388,10 +379,7 @@ def _grouped(records: list[Record], key: str) -> list[tuple[Any, list[Record]]]:
 def _read_lines(
     path: Path, finished: bool, config: configuration.Config
 ) -> tuple[list[Record], list[Record]]:
-    """Read metrics.jsonl.
-
-    See :func:`parted`.
-    """
+    """Read metrics.jsonl into the parts of :func:`parted`."""
     from ..client.work import RESERVED
 
     kinds = [find(arm.algorithm) for arm in config.arms.values()]
@@ -483,10 +471,7 @@ def _is_measurement(value: Any) -> bool:
 
 
 def _agrees(found: Any, expected: Any) -> bool:
-    """Return whether a part of a summary is the one that is computed from the metrics.
-
-    It may have further numbers, such as seconds.
-    """
+    """Return whether a part of a summary has the numbers that the metrics give."""
     if isinstance(expected, dict):
         return (
             isinstance(found, dict)
@@ -554,10 +539,7 @@ def _is_manifest(found: Any) -> bool:
 
 
 def _read_made(path: Path) -> Record:
-    """Read made.json.
-
-    If the file is absent or damaged, the result is empty, since no number depends on it.
-    """
+    """Read made.json, or return nothing if it is absent or damaged: no number depends on it."""
     try:
         made = parse_json((path / "made.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -137,10 +137,7 @@ class ServerModel:
         )
 
     def _fault(self, message: Message, reply: Reply) -> str | None:
-        """Return the reason to reject an updated model with very large elements.
-
-        The other clients would overflow in one round of training.
-        """
+        """Return why an updated model is rejected, whose large elements would overflow in other clients."""
         if not {"values", "buffers"} <= message.tensors.keys() & reply.tensors.keys():
             return None
         sent, found = message.tensors["values"], reply.tensors["values"]

@@ -170,10 +170,7 @@ class PrivateStates(Mapping[str, Tensors]):
 
 
 def _name(data: bytes, owner: str) -> str:
-    """Return the file name.
-
-    It depends on the client, so that a damaged file names its owner.
-    """
+    """Return the file name, which depends on the client, so that a damaged file names its owner."""
     return hashlib.sha256(owner.encode() + b"\0" + data).hexdigest()[:32]
 
 

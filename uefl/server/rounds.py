@@ -226,10 +226,7 @@ class ServerLoop:
         return Turn(*place, notice, partial(self._ask, each))
 
     def _ask(self, each: ServerModel, messages: Mapping[str, Message]) -> Iterator[Reply]:
-        """Run an exchange that the algorithm started.
-
-        Its bytes count for the round.
-        """
+        """Run an exchange that the algorithm started, and count its bytes for the round."""
         self._asked += 1
         place = f"{self.iteration}/{self.trained}/{self._asked}"
         for client, message in messages.items():

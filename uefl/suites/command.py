@@ -87,10 +87,7 @@ def _finish(
     device: str,
     data_root: Path | None,
 ) -> dict[Path, str]:
-    """Run the jobs that are not among those finished ``before``.
-
-    Return the errors by run folder.
-    """
+    """Run the jobs that are not among those finished ``before``, and return errors by run folder."""
     errors: dict[Path, str] = {}
     said: set[tuple[str, str]] = set()
     with _progress(console) as progress:

@@ -248,10 +248,7 @@ def absent(result: Result) -> list[str]:
 
 
 def _measures(result: Result) -> list[str]:
-    """Return the names of measures of the first run of an arm.
-
-    Include their means over the clients of each angle.
-    """
+    """Return the names of measures of each arm's first run, with their means over the clients of an angle."""
     names: dict[str, None] = {}
     for (_, arm), runs in result.runs.items():
         run = runs[min(runs)]
@@ -356,10 +353,7 @@ def _value(run: RunFolder, arm: str, measure: str) -> float | None:
 
 
 def _accuracy_at_angle(run: RunFolder, arm: str, measure: str, angle: str) -> float | None:
-    """Return the accuracy, or another column, of clients with images turned by an angle.
-
-    It is taken over the rounds that :func:`_value` takes.
-    """
+    """Return a column of the clients with images turned by an angle, over the rounds of :func:`_value`."""
     several = measure == "accuracy" or measure.endswith("_last4")
     series = run.series(arm, measure.removesuffix("_last4"))[-4 if several else -1 :]
     chosen = (
@@ -474,10 +468,7 @@ def _curve(run: RunFolder, arm: str, key: str) -> np.ndarray:
 
 
 def _draw_sweep(result: Result, measure: str) -> Figure:
-    """Draw a measure over the places of the cases, and below it the difference to the arm compared with.
-
-    Each panel has a column.
-    """
+    """Draw a measure and, below it, its difference to the reference arm over the cases of each panel."""
     cases, arms = result.suite.cases, _all_arms(result)
     names = list(dict.fromkeys(case.panel for case in cases.values() if case.x is not None))
     figure = canvas(max(5.6, 4.4 * len(names)), 6.0)
@@ -546,10 +537,7 @@ def _draw_front(result: Result, measures: tuple[str, str]) -> Figure:
 
 
 def _draw_clients(result: Result) -> Iterator[Drawing]:
-    """Draw entropies and counts, such as codewords, for the first seed of some arms.
-
-    These are the arms whose clients differ in the count.
-    """
+    """Draw entropies and counts, for the first seed of the arms whose clients differ in the count."""
     for (case, arm), runs in result.runs.items():
         run = runs[min(runs)]
         shares = run.findings[arm].shares if arm in run.findings else None

@@ -62,10 +62,7 @@ def work(text: str, folder: Path, device: str, data_root: Path | None, log: Path
 
 
 def _end_with_suite() -> None:
-    """End this process when the process of the suite is gone.
-
-    A run that went on would hold the lock of its folder.
-    """
+    """End this process with the suite: a run that went on would hold the lock of its folder."""
     suite = parent_process()
     assert suite is not None
     connection.wait([suite.sentinel])

@@ -166,10 +166,7 @@ def _usage(history: History, shared: int) -> Shares | None:
 
 
 def _is_usage(found: Any, codewords: Any) -> bool:
-    """Return whether a metric of a client has a count for each of its codewords.
-
-    The metric may be any value.
-    """
+    """Return whether a metric, which may be any value, has a count for each codeword of a client."""
     numbers = isinstance(found, list) and all(isinstance(count, (int, float)) for count in found)
     return numbers and 0 < len(found) == codewords and min(found) >= 0
 

@@ -95,10 +95,7 @@ class Dirichlet(Scheme):
 def _supply(
     table: DataSet, data: Data, clients: int, *, own: bool, rng: np.random.Generator
 ) -> tuple[Rows, int, list[Rows | None]]:
-    """Return what may be dealt: images by label, their number, and each client's test images.
-
-    Test images are dealt evenly.
-    """
+    """Return images by label, their number, and each client's test images, which are dealt evenly."""
     s, t = clients * data.train_per_client, clients * data.test_per_client
     if own:
         everything = table.train if table.test is None else np.concatenate([table.train, table.test])
@@ -150,10 +147,7 @@ def _over_clients(
 def _over_classes(
     labels: Rows, clients: int, wanted: int, concentration: Matrix, rng: np.random.Generator
 ) -> list[Rows]:
-    """Return the positions of each client's images.
-
-    All clients get equally many, ``wanted`` in total, dealt one at a time to a random client.
-    """
+    """Return the positions of each client's images: ``wanted`` in total, one at a time to a random client."""
     classes = len(concentration)
     shares = rng.dirichlet(np.maximum(concentration, 1e-12), clients)
     supply = [list(rng.permutation(np.flatnonzero(labels == k))) for k in range(classes)]

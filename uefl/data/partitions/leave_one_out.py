@@ -69,10 +69,7 @@ class LeaveOneOut(Scheme):
         return Deal(tuple(shares), (measured_only(table, self.domain, *rows[self.domain]),))
 
     def _drawn(self, rng: np.random.Generator, train: Rows, test: Rows | None) -> tuple[Rows, Rows | None]:
-        """Draw the wanted number of images of a domain, in the order of the splits.
-
-        Each split keeps its share on average.
-        """
+        """Draw images of a domain, in the order of the splits, which keep their shares on average."""
         images = len(train) + (0 if test is None else len(test))
         if not self.per_domain or self.per_domain >= images:
             return train, test

@@ -165,10 +165,7 @@ def overlapping_sets(labels: Rows, theta: Matrix, rng: np.random.Generator) -> t
 def _deal_by_class(
     labels: Rows, weights: Matrix, rng: np.random.Generator, counts: Callable[[int, Matrix], Rows]
 ) -> list[Rows]:
-    """Deal the positions of the images of each class k to len(weights) parts.
-
-    The shares of class k are ``weights[:, k]``.
-    """
+    """Deal the positions of the images of each class k in the shares ``weights[:, k]``."""
     parts: list[list[Rows]] = [[] for _ in weights]
     for k in range(weights.shape[1]):
         of_class = rng.permutation(np.flatnonzero(labels == k))

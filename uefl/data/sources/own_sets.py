@@ -168,10 +168,7 @@ def _rows(
 def _labeled(
     root: Path, part: str, classes: tuple[str, ...], named_by: str
 ) -> tuple[LabeledRows, tuple[str, ...]] | None:
-    """Return images and labels of test, labeled or validation, and the classes of the labels.
-
-    A missing part is None.
-    """
+    """Return images and labels of test, labeled or validation, if any, and the classes of the labels."""
     if (root / part).is_dir():
         files = labeled(root / part, LAYOUT)
         if not files:

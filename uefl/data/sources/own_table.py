@@ -110,11 +110,7 @@ def _check_csv(path: Path) -> None:
 
 
 def _check_parquet(path: Path) -> None:
-    """Refuse a table that takes more than the memory: a page may store one value for many rows.
-
-    Raises:
-        UserError: it does.
-    """
+    """Refuse a table that takes more than the memory: a page may store one value for many rows."""
     try:
         from pyarrow import (  # type: ignore[import-not-found, unused-ignore]
             ArrowException,
@@ -148,10 +144,7 @@ def _check_parquet(path: Path) -> None:
 
 
 def _read_parquet(path: Path) -> pandas.DataFrame:
-    """Read a Parquet file.
-
-    A column that pandas takes for the index stays a column.
-    """
+    """Read a Parquet file, in which a column that pandas takes for the index stays a column."""
     import pandas
 
     frame = pandas.read_parquet(path)
@@ -159,11 +152,7 @@ def _read_parquet(path: Path) -> pandas.DataFrame:
 
 
 def _read_csv(path: Path, label: str) -> pandas.DataFrame:
-    """Read a CSV file, without what pandas renames, moves, drops, or reads as numbers though it is a name.
-
-    Raises:
-        UserError: names that are there twice, or rows with more cells than the header.
-    """
+    """Read a CSV file, without what pandas renames, moves, drops, or reads as numbers though it is a name."""
     import pandas
 
     header = pandas.read_csv(path, header=None, nrows=1, dtype=str).iloc[0].dropna().tolist()

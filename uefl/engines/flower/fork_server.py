@@ -115,10 +115,7 @@ def serve(place: str) -> None:
 
 
 def _end_after_failure() -> None:
-    """End this process if a fork has failed.
-
-    Otherwise the SuperNode would wait for the reply forever.
-    """
+    """End this process if a fork has failed: the SuperNode would wait for the reply forever."""
     with suppress(ChildProcessError):
         _, status = os.waitpid(-1, os.WNOHANG)
         if status:

@@ -135,10 +135,7 @@ class Link:
         raise Unreachable(f"lost the SuperLink at {self._place}: it does not answer")
 
     def _take(self) -> dict[str, Any] | None:
-        """Read a frame.
-
-        Returns its header, or None for a reply of a client.
-        """
+        """Read a frame, and return its header, or None for a reply of a client."""
         try:
             header, frame = receive(self._end)
         except ConnectionLost:
@@ -236,10 +233,7 @@ def _accepted(listener: socket.socket, processes: Processes, address: Address) -
 
 
 def _connection(address: Address, trust: list[str]) -> str:
-    """Return the file that names the SuperLink for ``flwr``.
-
-    ``trust`` is the one of :meth:`.Address.options`.
-    """
+    """Return the file that names the SuperLink for ``flwr``, from :meth:`.Address.options`."""
     lines = ["[superlink]", 'default = "here"', "[superlink.here]", f'address = "{address.place}"']
     if trust:
         lines.append(f"{trust[0].removeprefix('--')} = {json.dumps(trust[1]) if trust[1:] else 'true'}")

@@ -134,10 +134,7 @@ def _supernode(address: Address, key: Path | None, folder: Path) -> Iterator[Cal
 
 
 def _reply_to_all(listener: socket.socket, program: Program, healthy: Callable[[], bool]) -> bool:
-    """Reply to messages while the processes are healthy.
-
-    Return whether there was a message.
-    """
+    """Reply to messages while the processes are healthy, and return whether there was one."""
     had_message = False
     while healthy():
         with suppress(TimeoutError, ConnectionLost):

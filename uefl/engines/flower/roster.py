@@ -120,10 +120,7 @@ class ClientNodes:
         return name if moved else None
 
     def _key_conflict(self, name: str, key: str) -> str | None:
-        """Return why a key may not belong to a name, or None.
-
-        Each name has one key, and each key one name.
-        """
+        """Return why a key may not belong to a name, or None: a name has one key, and a key one name."""
         if self.keys is None:
             return None
         if self.keys.get(name, key) != key:
