@@ -25,6 +25,7 @@ import platform
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
@@ -330,30 +331,24 @@ def _keeps_what_predicts(workspace: Workspace) -> bool:
     return bool(workspace.private_names() or (algorithm.private_predicts and averaged))
 
 
+@dataclass
 class _Run:
-    def __init__(
-        self,
-        cfg: Config,
-        preset: str,
-        out: Path,
-        federation: Federation,
-        device: torch.device,
-        observer: Observer,
-        network: Callable[[], nn.Module] | None,
-        deployment: ClientPool | None,
-    ) -> None:
-        self._deployment, self._network = deployment, network
-        self._clients_keep_states = deployment is not None and deployment.clients_keep_states
+    """All arms of a run, checked and ready to begin or to continue."""
+
+    cfg: Config
+    preset: str
+    out: Path
+    federation: Federation
+    device: torch.device
+    observer: Observer
+    network: Callable[[], nn.Module] | None
+    deployment: ClientPool | None
+
+    def __post_init__(self) -> None:
+        cfg, federation, device, network = self.cfg, self.federation, self.device, self.network
+        self._clients_keep_states = self.deployment is not None and self.deployment.clients_keep_states
         self.privacy: privacy.Privacy | None = None
-        self.cfg, self.preset, self.out, self.federation, self.device, self.observer = (
-            cfg,
-            preset,
-            out,
-            federation,
-            device,
-            observer,
-        )
-        self.metrics = Metrics(out)
+        self.metrics = Metrics(self.out)
         self.clients = Clients(federation.by_name.values(), device)
         names = tuple(sorted(client.name for client in federation.clients))
         examples = {client.name: client.sizes.train for client in federation.clients}
@@ -421,8 +416,8 @@ class _Run:
         self.seconds: dict[str, float] = dict(plain["seconds"])
         self.cpu_seconds: dict[str, float] = dict(plain["cpu_seconds"])
         self.metrics.cut(plain["metrics_bytes"])
-        if self._deployment is not None and self._deployment.silos:
-            checkpoint.write_json(self.out / "silos.json", self._deployment.silos)
+        if self.deployment is not None and self.deployment.silos:
+            checkpoint.write_json(self.out / "silos.json", self.deployment.silos)
         if self.cfg.run.privacy != "none":
             self.clients.key = privacy.key_of(self.out, begun="made_with" in plain)
             self.privacy = privacy.Privacy(self.cfg.run, self.clients.key)
@@ -499,7 +494,7 @@ class _Run:
         def started(client: str) -> None:
             self.observer.client(name, arm.round, client)
 
-        if self.cfg.run.cuda_graphs and self._deployment is None and workspace.recorder is None:
+        if self.cfg.run.cuda_graphs and self.deployment is None and workspace.recorder is None:
             why = (
                 "its steps are not all the same"
                 if self.device.type == "cuda"
@@ -508,8 +503,8 @@ class _Run:
             self.observer.notice(f"note: arm {name!r} trains without run.cuda_graphs: {why}")
         clients = self.clients.handlers(workspace)
         engine: Engine = LocalEngine(clients, started, together.together(clients, workspace))
-        if self._deployment is not None:
-            engine = self._deployment.engine(name, started)
+        if self.deployment is not None:
+            engine = self.deployment.engine(name, started)
         teacher = Teacher.of(workspace.algorithm.server_data(self.federation), workspace)
         members = self.cfg.run.members if self.cfg.run.uncertainty == "ensemble" else 1
         seeds = [derive(seed, "member", i) if i else seed for i in range(members)]
@@ -581,7 +576,7 @@ class _Run:
         """Keep the most uncertain test images for the report."""
         names = [client.name for client in self.federation.clients]
         try:
-            model = saved.load(self.out / f"model-{arm}.safetensors", self._network).to(self.device)
+            model = saved.load(self.out / f"model-{arm}.safetensors", self.network).to(self.device)
             report.write_uncertain(self.out, arm, model, names, self.clients.data)
         except UserError as error:  # a model without an answer for some client
             self.observer.notice(f"note: no uncertain images of arm {arm!r}: {error}")
@@ -590,7 +585,7 @@ class _Run:
         arms = report.outcomes(self.metrics.lines(), self.cfg)
         for name, outcome in arms.items():
             outcome["seconds"] = round(self.seconds[name], 3)
-            if self._deployment is None:  # else other processes train
+            if self.deployment is None:  # else other processes train
                 outcome["cpu_seconds"] = round(self.cpu_seconds[name], 3)
         summary = {"schema": 2, "preset": self.preset, "seed": self.cfg.run.seed, "arms": arms}
         if self.privacy is not None:

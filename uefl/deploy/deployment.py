@@ -238,7 +238,10 @@ def gather(
         roster.refuse(name, unfit.get(name, f"silo {name!r} came after the run had its {silos} silos"))
         del reports[name]
     federation = agree(reports, cfg, address.place)
-    found = {name: report.program | _key(roster, name) for name, report in sorted(reports.items())}
+    found = {name: report.program for name, report in sorted(reports.items())}
+    for name, key in (roster.keys or {}).items():
+        if name in found:
+            found[name]["key"] = key
     for name, of in found.items():
         _note_change(name, known.get(name, {}), of, "before the run was resumed", notice)
     return federation, partial(FlowerEngine, link, roster), found
@@ -254,7 +257,3 @@ def _note_change(
                 f"silo {name} computes {words} {now[key]}, {when} {words} {before[key]}: the results"
                 " differ in the last bits from a run without this change"
             )
-
-
-def _key(roster: ClientNodes, name: str) -> dict[str, str]:
-    return {} if roster.keys is None else {"key": roster.keys[name]}

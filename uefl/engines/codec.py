@@ -88,12 +88,18 @@ def reply_of(packet: Packet) -> Reply:
     header, parts = packet
     try:
         client, examples, metrics, error, training, states = (header[name] for name in _PLAIN)
+        # a metric is a number, None (not measured), or a list of numbers
+        lists = [each if isinstance(each, list) else [each] for each in metrics.values() if each is not None]
         known = (
-            isinstance(client, str) and type(examples) is int and (error is None or isinstance(error, str))
+            isinstance(client, str)
+            and type(examples) is int
+            and (error is None or isinstance(error, str))
+            and all(type(value) in (int, float) for value in training.values())
+            and all(type(value) in (int, float) for values in lists for value in values)
+            and isinstance(states, list)
+            and all(isinstance(state, str) for state in states)
         )
-        numbers = all(type(value) in (int, float) for value in training.values())
-        known = known and isinstance(states, list) and all(isinstance(state, str) for state in states)
-        if not known or not numbers or not all(_is_metric(value) for value in metrics.values()):
+        if not known:
             raise TypeError("a field of the reply has a wrong type")
         return Reply(client, examples, parts["update"], metrics, error, parts["private"], training, states)
     except (KeyError, TypeError, AttributeError) as error:
@@ -112,12 +118,6 @@ def received(packet: Packet, client: str) -> Reply:
     if reply.client != client:
         return Reply(client, error="the reply is of another client")
     return reply if reply.error is None else Reply(client, error=faults.describe(reply.error))
-
-
-def _is_metric(value: Any) -> bool:
-    """Return whether a value is a number, None (not measured), or a list of numbers."""
-    numbers = value if isinstance(value, list) else [] if value is None else [value]
-    return all(type(number) in (int, float) for number in numbers)
 
 
 def encode(packet: Packet) -> bytearray:

@@ -110,15 +110,13 @@ class DistributedEngine:
         there = self._sent.get(worker, {})
         self._sent[worker] = {name: (tensor, tensor._version) for name, tensor in message.tensors.items()}
         new = {
-            name: tensor for name, tensor in message.tensors.items() if not _is_there(tensor, there.get(name))
+            name: tensor
+            for name, tensor in message.tensors.items()
+            if name not in there or there[name][0] is not tensor or there[name][1] != tensor._version
         }
         header = self._header | {"client": client, "broadcast": list(message.tensors)}
         packet = packed_message(message, header)
         return worker.ask(Packet(packet.header, packet.parts | {"broadcast": new}))
-
-
-def _is_there(tensor: torch.Tensor, sent: tuple[torch.Tensor, int] | None) -> bool:
-    return sent is not None and sent[0] is tensor and sent[1] == tensor._version
 
 
 def serve(end: socket.socket, program: Callable[[Packet], Packet]) -> None:

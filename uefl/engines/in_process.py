@@ -37,9 +37,7 @@ class LocalEngine:
         started: Callable[[str], None] = lambda name: None,
         group: Group | None = None,
     ) -> None:
-        self._clients = clients
-        self._started = started
-        self._group = group
+        self._clients, self._started, self._group = clients, started, group
 
     def clients(self) -> list[str]:
         """Return names of the clients, sorted."""
@@ -59,13 +57,13 @@ class LocalEngine:
                 continue
             for name in some:
                 self._started(name)
-            if self._group is None:
-                yield self._alone(some[0], messages[some[0]])
-            else:
+            if self._group is not None:
                 yield from self._group({name: messages[name] for name in some})
-
-    def _alone(self, name: str, message: Message) -> Reply:
-        try:
-            return self._clients[name](message)
-        except RuntimeError as error:  # out of memory, values that are not finite: not an error of the run
-            return Reply.failed(name, error)
+                continue
+            try:
+                reply = self._clients[names[first]](messages[names[first]])
+            except (
+                RuntimeError
+            ) as error:  # out of memory, values that are not finite: not an error of the run
+                reply = Reply.failed(names[first], error)
+            yield reply

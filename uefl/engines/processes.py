@@ -57,11 +57,6 @@ class Processes:
         """Return the log file of a process."""
         return self.folder / f"{name}.log"
 
-    def last_line(self, name: str) -> str:
-        """Return the last line of a log, without the frames that Flower draws, or an empty text."""
-        lines = [line.strip(" │╭╮╰╯─") for line in self.log(name).read_text(errors="replace").splitlines()]
-        return next((line for line in reversed(lines) if line), "")
-
     def ended(self, name: str) -> str | None:
         """Return the last log line or the signal of a process that has ended, or None while it runs."""
         code = self.all[name].poll()
@@ -69,7 +64,9 @@ class Processes:
             return None
         if code < 0:
             return f"killed by {signal.Signals(-code).name}"
-        return self.last_line(name) or f"exit code {code}"
+        # without the frames that Flower draws
+        lines = [line.strip(" │╭╮╰╯─") for line in self.log(name).read_text(errors="replace").splitlines()]
+        return next((line for line in reversed(lines) if line), f"exit code {code}")
 
     def end(self) -> None:
         """End every process, the last one first."""

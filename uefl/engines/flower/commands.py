@@ -21,7 +21,8 @@ def folder_of_commands(folder: Path) -> str:
     Flower starts some of its commands by name, and its scripts need not be on the PATH of this process.
     """
     folder.mkdir()
-    for name in {point.name for point in entry_points(group="console_scripts") if _is_flowers(point.name)}:
+    names = {point.name for point in entry_points(group="console_scripts")}
+    for name in (each for each in names if each == "flwr" or each.startswith(("flwr-", "flower-"))):
         script = folder / name
         script.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, "-m", __name__, name])} "$@"\n')
         script.chmod(0o700)
@@ -33,10 +34,6 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def _is_flowers(name: str) -> bool:
-    return name == "flwr" or name.startswith(("flwr-", "flower-"))
 
 
 if __name__ == "__main__":

@@ -60,6 +60,7 @@ class InstalledFinder:
 
 _CHANGED = {"os.mkdir": (0,), "os.rename": (0, 1), "os.link": (1,), "os.symlink": (1,), "os.truncate": (0,)}
 """positions of the paths that an audit event changes"""
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 
 def write_only_in(folder: Path) -> None:
@@ -70,7 +71,7 @@ def write_only_in(folder: Path) -> None:
     inside = os.path.realpath(folder)
 
     def audit(event: str, arguments: tuple[object, ...]) -> None:
-        writes = event == "open" and _is_for_writing(arguments[2])
+        writes = event == "open" and isinstance(arguments[2], int) and bool(arguments[2] & _WRITES)
         for i in (0,) if writes else _CHANGED.get(event, ()):
             path = arguments[i]
             if isinstance(path, str | bytes | os.PathLike):
@@ -79,10 +80,6 @@ def write_only_in(folder: Path) -> None:
                     raise PermissionError(f"{place} is outside {inside}")
 
     sys.addaudithook(audit)
-
-
-def _is_for_writing(flags: object) -> bool:
-    return isinstance(flags, int) and bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC))
 
 
 def serve(place: str) -> None:

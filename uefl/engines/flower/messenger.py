@@ -207,7 +207,8 @@ class Messenger:
         except MemoryError:
             return LARGE
         except Exception as error:  # a silo can make Flower raise any
-            if _is_of_the_network(error):
+            # an error of the network, by its package: Flower's exceptions are private
+            if type(error).__module__.partition(".")[0] in ("httpx", "httpcore", "grpc"):
                 raise
             return NOT_READ
         finally:
@@ -219,11 +220,6 @@ def connected(name: str) -> socket.socket:
     end = socket.socket(socket.AF_UNIX)
     end.connect(os.environ[name])
     return end
-
-
-def _is_of_the_network(error: Exception) -> bool:
-    """Return whether an error comes from the network, by its package: Flower's exceptions are private."""
-    return type(error).__module__.partition(".")[0] in ("httpx", "httpcore", "grpc")
 
 
 def _data_of_this_process() -> int:
