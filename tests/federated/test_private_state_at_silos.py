@@ -8,15 +8,10 @@ import json
 import pytest
 import torch
 
-from tests.federated.deploy.source_in_memory import SourceInMemory
+from tests.federated.deploy.silos_in_memory import NAMES, Silos
 from tests.federated.tiny import arm, federation, finish, settings
-from uefl.deploy.setting import Setting, task
-from uefl.deploy.silo import SiloProgram
-from uefl.deploy.silo_folder import SiloFolder
-from uefl.engines.codec import decode, encode, packed_message, reply_of
 from uefl.errors import RunError
 
-NAMES = [f"silo-{i}" for i in range(3)]
 ALGORITHMS = {
     "scaffold": {},
     "fedper": {"private_mean": False},
@@ -26,36 +21,6 @@ ALGORITHMS = {
     "uefl": {"extend": "all", "rounds": [2, 2]},
     "fedper-ensemble": {"private_mean": False, "uncertainty": "ensemble", "members": 2},
 }
-
-
-class Silos:
-    """An engine over a program for each client, which keeps its state in a folder.
-
-    The engine counts the bytes of packets.
-    """
-
-    def __init__(self, cfg, fed, folder):
-        self._head = task(Setting.of(cfg, fed, torch.get_num_threads()), "arm")
-        self.sent, self.received, self.said, self.folder = 0, 0, [], folder
-        self.programs = {name: self.program(name, fed) for name in NAMES}
-
-    def program(self, name, fed):
-        kept = SiloFolder(self.folder / name, simulated=True)
-        return SiloProgram(SourceInMemory(name, fed), torch.device("cpu"), kept=kept)
-
-    def clients(self):
-        return sorted(self.programs)
-
-    def round(self, messages, deadline=None):
-        for name in sorted(messages):
-            asked = encode(packed_message(messages[name], self._head | {"client": name}))
-            found = self.programs[name](decode(asked))
-            assert found.parts["private"] == {}
-            frame = encode(found)
-            self.sent, self.received = self.sent + len(asked), self.received + len(frame)
-            reply = reply_of(decode(frame))
-            self.said.append(reply)
-            yield reply
 
 
 def configured(name):

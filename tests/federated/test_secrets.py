@@ -9,42 +9,26 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.federated.deploy.source_in_memory import SourceInMemory
+from tests.federated.deploy.silos_in_memory import Silos, asked, program
 from tests.federated.engines.conformance import messages
 from tests.federated.tiny import arm, federation, finish, settings, state
 from uefl.algorithms.base import registry
 from uefl.algorithms.fedbr import FedBR
-from uefl.deploy.setting import Setting, greeting, task
-from uefl.deploy.silo import SiloProgram
+from uefl.deploy.setting import greeting
 from uefl.deploy.silo_folder import SiloFolder
-from uefl.engines.codec import Packet, packed_message, reply_of
+from uefl.engines.codec import Packet
 from uefl.seeds import derive
 
 SECRETS = {f"silo-{i}": bytes([i]) * 32 for i in range(3)}
 
 
-class Programs:
-    """An engine over the program of one silo for each client.
+class SecretiveSilos(Silos):
+    """Silos that have these secrets in their folders."""
 
-    A client's secret is in a folder of its own.
-    """
-
-    def __init__(self, cfg, fed, folder):
-        self._head = task(Setting.of(cfg, fed, torch.get_num_threads()), "arm")
-        self._all = {}
-        for name, secret in SECRETS.items():
-            (folder / name).mkdir(parents=True)
-            (folder / name / "secret").write_bytes(secret)
-            self._all[name] = SiloProgram(
-                SourceInMemory(name, fed), torch.device("cpu"), kept=SiloFolder(folder / name)
-            )
-
-    def clients(self):
-        return sorted(self._all)
-
-    def round(self, messages, deadline=None):
-        for name in sorted(messages):
-            yield reply_of(self._all[name](packed_message(messages[name], self._head | {"client": name})))
+    def program(self, name, fed):
+        (self.folder / name).mkdir(parents=True)
+        (self.folder / name / "secret").write_bytes(SECRETS[name])
+        return program(fed, name, kept=SiloFolder(self.folder / name))
 
 
 def with_secrets(engine):
@@ -118,7 +102,7 @@ def test_silos_with_secrets_match_the_local_engine(tmp_path):
         remote = arm(
             cfg,
             fed,
-            lambda _, cfg=cfg, fed=fed, name=name: Programs(cfg, fed, tmp_path / name),
+            lambda _, cfg=cfg, fed=fed, name=name: SecretiveSilos(cfg, fed, tmp_path / name),
             clients_keep_states=True,
         )[0]
         assert repr(finish(remote)) == repr(finish(local))
@@ -149,11 +133,8 @@ def test_page_lists_what_each_algorithm_reveals():
 @pytest.mark.parametrize("accepted", [("fedavg", "fedprox"), ("fedbr",), None])
 def test_a_silo_accepts_the_algorithms_that_its_owner_names(accepted, caplog):
     cfg, fed = settings("fedbr"), federation()
-    program = SiloProgram(SourceInMemory("silo-0", fed), torch.device("cpu"), algorithms=accepted)
-    message = packed_message(
-        messages(cfg)["silo-0"], task(Setting.of(cfg, fed, 1), "arm") | {"client": "silo-0"}
-    )
-    for packet in (message, Packet(greeting(cfg), {})):
-        error = program(packet).header["error"]
+    one = program(fed, algorithms=accepted)
+    for packet in (asked(messages(cfg)["silo-0"], cfg, fed), Packet(greeting(cfg), {})):
+        error = one(packet).header["error"]
         assert (error == "algorithm") == (accepted == ("fedavg", "fedprox"))
     assert ("'fedbr'" in caplog.text) == (error == "algorithm")

@@ -11,14 +11,13 @@ import torch
 pytest.importorskip("opacus", reason="the extra 'privacy' is not installed")
 
 from tests.federated import tiny
+from tests.federated.deploy import silos_in_memory
 from tests.federated.deploy.reports import refusal
-from tests.federated.deploy.source_in_memory import SourceInMemory
 from tests.federated.engines.conformance import messages
 from uefl.deploy.command import silo as serve
 from uefl.deploy.privacy_floor import PrivacyFloor
-from uefl.deploy.setting import Setting, greeting, task
-from uefl.deploy.silo import SiloProgram
-from uefl.engines.codec import Packet, packed_message, reply_of
+from uefl.deploy.setting import greeting
+from uefl.engines.codec import Packet, reply_of
 from uefl.errors import UserError
 from uefl.privacy import Privacy, clip_factor, spent_by
 
@@ -39,7 +38,7 @@ def floor(path, noise=1.0, bound=0.0):
 
 
 def program(path, **keys):
-    return SiloProgram(SourceInMemory("silo-0", tiny.federation()), torch.device("cpu"), floor(path, **keys))
+    return silos_in_memory.program(tiny.federation(), floor=floor(path, **keys))
 
 
 def asked(cfg, **options):
@@ -49,7 +48,7 @@ def asked(cfg, **options):
     """
     message = messages(settings())["silo-0"]
     message.options |= options
-    return packed_message(message, task(Setting.of(cfg, tiny.federation(), 1), "arm") | {"client": "silo-0"})
+    return silos_in_memory.asked(message, cfg, tiny.federation())
 
 
 def error(reply):

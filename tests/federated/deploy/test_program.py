@@ -6,22 +6,21 @@ import pytest
 import torch
 
 from tests.federated import tiny
-from tests.federated.deploy.source_in_memory import SourceInMemory
+from tests.federated.deploy.silos_in_memory import SourceInMemory, asked, program
 from tests.federated.engines.conformance import messages
-from uefl.deploy.setting import Setting, task
 from uefl.deploy.silo import SiloProgram
 from uefl.engines import faults
 from uefl.engines.base import Message, expected_like
-from uefl.engines.codec import packed_message, reply_of
+from uefl.engines.codec import reply_of
 from uefl.engines.processes import Processes
 
 
 def test_only_the_server_reads_pretrained_weights(tmp_path):
     weights, fed = tmp_path / "weights.pth", tiny.federation()
-    asked = {"encoder": "resnet18", "hidden": 16}
-    plain = tiny.settings("fedavg", base=tiny.KEYS | {"model": asked})
+    model = {"encoder": "resnet18", "hidden": 16}
+    plain = tiny.settings("fedavg", base=tiny.KEYS | {"model": model})
     workspace = tiny.workspace_of(plain, fed)
-    cfg = tiny.settings("fedavg", base=tiny.KEYS | {"model": asked | {"pretrained": str(weights)}})
+    cfg = tiny.settings("fedavg", base=tiny.KEYS | {"model": model | {"pretrained": str(weights)}})
     assert not weights.exists()
     tensors = workspace.initial(5)[0]
     message = Message(
@@ -29,13 +28,8 @@ def test_only_the_server_reads_pretrained_weights(tmp_path):
         {"seed": 0, "round": 0, "evaluate": True, "train": False, "last": False},
         expected_like(tensors),
     )
-    program = SiloProgram(SourceInMemory("silo-0", fed), torch.device("cpu"))
-    replies = [
-        reply_of(
-            program(packed_message(message, task(Setting.of(one, fed, 1), "arm") | {"client": "silo-0"}))
-        )
-        for one in (cfg, plain)
-    ]
+    silo = program(fed)
+    replies = [reply_of(silo(asked(message, one, fed))) for one in (cfg, plain)]
     assert [reply.error for reply in replies] == [None, None]
     assert replies[0].metrics == replies[1].metrics
 
@@ -66,17 +60,11 @@ def test_a_run_that_fails_leaves_another_one_its_images(monkeypatch):
             read.append(cfg.run.seed)
             return super().data(client, cfg, classes, channels)
 
-    program = SiloProgram(RecordingSource("silo-0", fed), torch.device("cpu"))
+    silo = SiloProgram(RecordingSource("silo-0", fed), torch.device("cpu"))
     first, second = tiny.settings("fedavg"), tiny.settings("fedavg", seed=7)
 
     def ask(cfg):
-        return reply_of(
-            program(
-                packed_message(
-                    messages(first)["silo-0"], task(Setting.of(cfg, fed, 1), "arm") | {"client": "silo-0"}
-                )
-            )
-        )
+        return reply_of(silo(asked(messages(first)["silo-0"], cfg, fed)))
 
     assert ask(first).error is None
     with monkeypatch.context() as broken:
@@ -102,12 +90,11 @@ def test_a_run_that_fails_leaves_another_one_its_images(monkeypatch):
 def test_a_message_of_a_malicious_server_costs_only_a_line(caplog, options, setting, fault):
     fed, cfg = tiny.federation(), tiny.settings("fedavg")
     tensors = tiny.workspace_of(cfg, fed).initial(5)[0]
-    asked = {"seed": 0, "round": 0, "evaluate": True, "train": False, "last": False} | options
-    packet = packed_message(Message(tensors, asked), task(Setting.of(cfg, fed, 1), "arm"))
-    packet.header["client"] = "silo-0"
+    options = {"seed": 0, "round": 0, "evaluate": True, "train": False, "last": False} | options
+    packet = asked(Message(tensors, options), cfg, fed)
     packet.header["setting"].update(setting)
     with caplog.at_level(logging.INFO, "uefl"):
-        reply = reply_of(SiloProgram(SourceInMemory("silo-0", fed), torch.device("cpu"))(packet))
+        reply = reply_of(program(fed)(packet))
     assert reply.error == fault
     for line in "\n".join(record.getMessage() for record in caplog.records).splitlines():
         assert line.isprintable()

@@ -10,13 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import torch
 
-from tests.federated.deploy.source_in_memory import SourceInMemory
-from tests.federated.test_private_state_at_silos import NAMES, Silos
+from tests.federated.deploy.silos_in_memory import NAMES, Silos, program
 from tests.federated.tiny import arm, federation, finish, settings
 from uefl.deploy import silo_folder
-from uefl.deploy.silo import SiloProgram
 from uefl.deploy.silo_folder import SiloFolder
 from uefl.engines.codec import decode, encode
 
@@ -84,11 +81,10 @@ class SiloProcess:
 def _serve(pipe, name, folder, dies):
     if dies is not None:
         _die_in(dies)
-    kept = SiloFolder(folder, simulated=True)
-    program = SiloProgram(SourceInMemory(name, silos_data()), torch.device("cpu"), kept=kept)
+    one = program(silos_data(), name, kept=SiloFolder(folder, simulated=True))
     while True:
         frame = bytearray(pipe.recv_bytes())
-        pipe.send_bytes(encode(program(decode(frame))))
+        pipe.send_bytes(encode(one(decode(frame))))
 
 
 def _die_in(step):

@@ -7,11 +7,10 @@ import pytest
 import torch
 
 from tests.federated import tiny
-from tests.federated.deploy.source_in_memory import SourceInMemory
+from tests.federated.deploy.silos_in_memory import program
 from tests.federated.engines.conformance import check_same, every_case, federation, messages, settings
 from tests.federated.engines.memory_link import MemoryLink
 from uefl.deploy.setting import Setting, greeting, task
-from uefl.deploy.silo import SiloProgram
 from uefl.engines import bounds
 from uefl.engines.base import Message, Reply
 from uefl.engines.codec import Packet, packed_reply, reply_of
@@ -21,11 +20,7 @@ from uefl.engines.flower.roster import ClientNodes
 
 
 def programs(federation, **fail):
-    names = [client.name for client in (*federation.clients, *federation.unseen)]
-    return {
-        i: SiloProgram(SourceInMemory(name, federation, fail.get(name)), torch.device("cpu"))
-        for i, name in enumerate(names, 10)
-    }
+    return {i: program(federation, name, fail.get(name)) for i, name in enumerate(federation.by_name, 10)}
 
 
 def engine(cfg, federation, nodes, started=lambda name: None):
