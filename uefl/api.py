@@ -316,10 +316,8 @@ def _deployment(
     if isinstance(engine, str) and engine in CHOICES:
         engine = CHOICES[engine]()
     if not isinstance(engine, Choice):
-        names, classes = (
-            ", ".join(map(repr, ("local", *CHOICES))),
-            ", ".join(f"uefl.{kind.__name__}(...)" for kind in CHOICES.values()),
-        )
+        names = ", ".join(map(repr, ("local", *CHOICES)))
+        classes = ", ".join(f"uefl.{kind.__name__}(...)" for kind in CHOICES.values())
         raise UserError(f"engine: expected {names}, or one of {classes}; got {engine!r}")
     for name, value in given_here.items():
         if value is not None:

@@ -88,11 +88,8 @@ def isolate(function: Function) -> Function:
 @contextmanager
 def _restored() -> Iterator[None]:
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in _ATTRIBUTES]
-    dtype, mode, threads = (
-        torch.get_default_dtype(),
-        torch.get_deterministic_debug_mode(),
-        torch.get_num_threads(),
-    )
+    dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
+    mode = torch.get_deterministic_debug_mode()
     matmul, always = _matmul_precision(), torch.is_warn_always_enabled()
     environment, python, legacy = dict(os.environ), random.getstate(), np.random.get_state()  # noqa: NPY002
     flushes = _DENORMAL * 1.0 == 0

@@ -371,11 +371,8 @@ class _Training:
         nothing: Any = None
         message = Message(options={"seed": first.seed, "round": first.round})
         self._work = Work("", nothing, workspace, message, first.seed, first.round, nothing, nothing)
-        self._work.trained, self._work.rates, self._work.epochs = (
-            self._trained,
-            first.rates,
-            len(trainees[0].plan),
-        )
+        self._work.trained, self._work.rates = self._trained, first.rates
+        self._work.epochs = len(trainees[0].plan)
         self._sums: Tensors = {}
         self._counted = Counter[str]()
 

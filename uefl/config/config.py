@@ -118,11 +118,8 @@ def from_table(table: dict[str, Any]) -> Config:
     for key in table:
         if key not in (*SECTIONS, "arms"):
             raise _misplaced(key)
-    run, model, training = (
-        _section(RunSection, "run", table),
-        _section(Model, "model", table),
-        _section(Training, "training", table),
-    )
+    run, model = _section(RunSection, "run", table), _section(Model, "model", table)
+    training = _section(Training, "training", table)
     from ..data.settings import Data  # it imports numpy, which `uefl --help` does without
 
     data = _section(Data, "data", table, fields(table))

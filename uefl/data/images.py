@@ -216,12 +216,8 @@ def from_files(place: str, files: Sequence[File]) -> ImageList:
             header.
     """
     names = tuple(file.name for file in files)
-    shapes, color, kinds, damaged = (
-        np.empty((len(files), 2), np.int64),
-        False,
-        Counter[str](),
-        DamagedImages(),
-    )
+    shapes, color = np.empty((len(files), 2), np.int64), False
+    kinds, damaged = Counter[str](), DamagedImages()
     for i, file in enumerate(files):
         with damaged.noted(place, file), file.open() as opened, _opened(opened) as image:
             found = pixels.kinds_of(image)  # before the EXIF data are read, for which Pillow may decode it

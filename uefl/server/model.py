@@ -54,12 +54,8 @@ class ServerModel:
         have_trained: set[str],
         clients_keep_states: bool,
     ) -> None:
-        self._workspace, self._device, self._clients_keep_states = (
-            workspace,
-            workspace.device,
-            clients_keep_states,
-        )
-        self._have_trained = have_trained
+        self._workspace, self._device = workspace, workspace.device
+        self._clients_keep_states, self._have_trained = clients_keep_states, have_trained
         self.algorithm = workspace.algorithm.bound(replace(workspace.context, seed=seed))
         self._known = frozenset(workspace.context.clients)
         self._averages: dict[str, Any] = {}

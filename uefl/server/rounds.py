@@ -65,11 +65,8 @@ class ServerLoop:
         clients_keep_states: bool = False,
     ) -> None:
         self.name, self.engine, self.teacher, self.notice = name, engine, teacher, notice
-        self.context, self.privacy, self._clients_keep_states = (
-            workspace.context,
-            privacy,
-            clients_keep_states,
-        )
+        self.context, self.privacy = workspace.context, privacy
+        self._clients_keep_states = clients_keep_states
         self.run, self._device = workspace.context.run, workspace.device
         self.files = StateFiles(folder)
         self._known = frozenset(self.context.clients)

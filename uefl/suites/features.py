@@ -70,10 +70,8 @@ def panels(
     axes = np.linalg.svd(every - center, full_matrices=False)[2][:2].T
     figure, grid = style.panels(len(found), _COLUMNS, 2.9, 2.6, 0.5, 0.0, sharex=True, sharey=True)
     for ax, (name, tokens) in zip(grid.flat, found.items(), strict=False):
-        first, added = (
-            (codebooks[name][..., :shared, :] - center) @ axes,
-            (codebooks[name][..., shared:, :] - (0 if residual else center)) @ axes,
-        )
+        first = (codebooks[name][..., :shared, :] - center) @ axes
+        added = (codebooks[name][..., shared:, :] - (0 if residual else center)) @ axes
         ax.scatter(
             *((tokens.reshape(-1, len(center)) - center) @ axes).T,
             s=3,

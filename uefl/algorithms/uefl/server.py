@@ -236,10 +236,8 @@ class UEFL(CodebookAlgorithm):
         *segments, rows, length = codebook.shape
         known = client in self.context.clients
         if turn.train and client in state.plain["pending"]:
-            seed, count = (
-                derive(self.context.seed, "extend", turn.iteration, client),
-                self.size_of_extension(state, client),
-            )
+            seed = derive(self.context.seed, "extend", turn.iteration, client)
+            count = self.size_of_extension(state, client)
             message.options |= {"new_codewords": count, "new_at": rows, "kmeans_seed": seed}
             rows += count
         if known and self.kept_at_silos:

@@ -180,10 +180,8 @@ def _labeled(
                     f"class {name!r} of the folder {root / part} is not a class of {named_by}"
                     f" ({', '.join(names)}); write it the same in both"
                 )
-        images, labels = (
-            on_disk(root, [file for file, _ in files]),
-            np.array([names.index(name) for _, name in files]),
-        )
+        images = on_disk(root, [file for file, _ in files])
+        labels = np.array([names.index(name) for _, name in files])
         return LabeledRows(images, np.arange(len(files)), labels), names
     path = root / f"{part}.npz"
     if not path.is_file():
