@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -216,17 +216,10 @@ def train(
     if federation is not None:
         unused = {"source": "arrays", "clients": None, "partition": None, "first_classes": 0}
         cfg = replace(cfg, data=cfg.data.model_copy(update=unused))
-    observer = observer or PlainProgress()
-    given_here = {"clients or federation": federation, "model": network}
-    with _deployment(engine, out, device, observer, given_here, cfg) as deployment:
-        keys: dict[str, Any] = {
-            "device": device,
-            "data_root": _path(data_root),
-            "observer": observer,
-            "deployment": deployment,
-        }
+    given = {"federation": federation, "network": network}
+    with _surroundings(cfg, out, engine, device, data_root, observer, **given) as keys:
         preset = str(source) if isinstance(source, (str, Path)) else "python"
-        runs.train(cfg, preset=preset, out=out, federation=federation, network=network, **keys)
+        runs.train(cfg, preset=preset, out=out, **keys)
     return Run(out, model=network)
 
 
@@ -273,16 +266,9 @@ def resume(
     if clients is not None and cfg is not None:
         federation = _federation(cfg, clients, federation)
     network = None if model is None else custom.factory(model)
-    observer = observer or PlainProgress()
-    given_here = {"clients or federation": federation, "model": network}
-    with _deployment(engine, out, device, observer, given_here, cfg) as deployment:
-        keys: dict[str, Any] = {
-            "device": device,
-            "data_root": _path(data_root),
-            "observer": observer,
-            "deployment": deployment,
-        }
-        runs.resume(out, federation=federation, network=network, more_rounds=more_rounds, **keys)
+    given = {"federation": federation, "network": network}
+    with _surroundings(cfg, out, engine, device, data_root, observer, **given) as keys:
+        runs.resume(out, more_rounds=more_rounds, **keys)
     return Run(out, model=network)
 
 
@@ -298,20 +284,27 @@ def load(path: str | Path, *, model: Network | None = None) -> Run:
     return Run(path, model=model)
 
 
-def _deployment(
-    engine: str | Choice,
-    out: str | Path,
-    device: str,
-    observer: Observer,
-    given_here: Mapping[str, Any],
+@contextmanager
+def _surroundings(
     cfg: Config | None,
-) -> AbstractContextManager[runs.ClientPool | None]:
-    """Return the place of the clients, or None for this process.
+    out: Path,
+    engine: str | Choice,
+    device: str,
+    data_root: str | Path | None,
+    observer: Observer | None,
+    **given: Any,
+) -> Iterator[dict[str, Any]]:
+    """Yield the arguments of a run, except for its configuration and its folder.
 
-    Without ``cfg`` the run will report the place.
+    Args:
+        cfg: None: there is no run in the folder, which :func:`uefl.run.resume` reports.
+        given: the objects that were given in Python, or None.
     """
+    root, observer = None if data_root is None else expanded(data_root), observer or PlainProgress()
+    keys = given | {"device": device, "data_root": root, "observer": observer}
     if engine == "local":
-        return nullcontext()
+        yield keys
+        return
     named = repr(engine) if isinstance(engine, str) else f"uefl.{engine!r}"
     if isinstance(engine, str) and engine in CHOICES:
         engine = CHOICES[engine]()
@@ -319,8 +312,8 @@ def _deployment(
         names = ", ".join(map(repr, ("local", *CHOICES)))
         classes = ", ".join(f"uefl.{kind.__name__}(...)" for kind in CHOICES.values())
         raise UserError(f"engine: expected {names}, or one of {classes}; got {engine!r}")
-    for name, value in given_here.items():
-        if value is not None:
+    for key, name in {"federation": "clients or federation", "network": "model"}.items():
+        if given[key] is not None:
             raise UserError(
                 f"{name}: given in Python it stays in this process; name it in the configuration, or leave"
                 " out engine"
@@ -331,7 +324,9 @@ def _deployment(
                 f"{what} {name!r} is registered in this process only; install it as a package, or leave"
                 " out engine"
             )
-    return engine.deployment(device, observer.notice, f"uefl.resume({str(out)!r}, engine={named})")
+    go_on = f"uefl.resume({str(out)!r}, engine={named})"
+    with engine.deployment(device, observer.notice, go_on) as deployment:
+        yield keys | {"deployment": deployment}
 
 
 def _registered(cfg: Config | None) -> Iterator[tuple[Registry[Any], str, str]]:
@@ -348,10 +343,6 @@ def _registered(cfg: Config | None) -> Iterator[tuple[Registry[Any], str, str]]:
         yield NETWORKS, cfg.model.encoder, "the network"
     for name in cfg.run.metrics:
         yield METRICS, name, "the metric"
-
-
-def _path(folder: str | Path | None) -> Path | None:
-    return None if folder is None else expanded(folder)
 
 
 def _federation(cfg: Config, clients: Any, federation: Federation | None) -> Federation | None:
