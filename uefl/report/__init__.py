@@ -1,26 +1,15 @@
 """Read run folders, and write their tables, pictures, pages and TensorBoard events."""
 
-from .compare import (
-    Comparison,
-    by_data,
-    check_arm,
-    compare,
-    differing_keys,
-    paired_table,
-    repeated,
-    spread_table,
-)
+from .compare import by_data, check_arm, compare, differing_keys, paired_table, repeated, spread_table
 from .events import EventWriter, open_event_writer
-from .run_folder import RunFolder, outcomes, own_columns, parted, read_run, summarize
+from .run_folder import outcomes, own_columns, parted, read_run, summarize
 from .samples import write as write_samples
 from .samples import write_uncertain
 from .tables import arm_table, client_table, protocol_table, rejected_table, tables
-from .words import count, means
 from .write import folder_of_comparison, write_comparison, write_report
 
 __all__ = [
     "EventWriter",
-    "RunFolder",
     "arm_table",
     "by_data",
     "check_arm",
@@ -28,12 +17,9 @@ __all__ = [
     "folder_of_comparison",
     "write_comparison",
     "write_uncertain",
-    "Comparison",
     "client_table",
-    "count",
     "differing_keys",
     "rejected_table",
-    "means",
     "open_event_writer",
     "outcomes",
     "own_columns",
