@@ -24,7 +24,7 @@ from safetensors.torch import save as save_bytes
 
 from .errors import UserError
 from .json_text import parse_json
-from .paths import named
+from .paths import named, neighbor
 
 SCHEMA = 4
 _INDEX = "checkpoint.json"
@@ -185,7 +185,7 @@ def temporary_of(path: Path) -> Path:
 
     It keeps the suffix, so that no other file of the user has it.
     """
-    return path.with_name(f"{path.name}.tmp")
+    return neighbor(path, ".tmp")
 
 
 def _umask() -> int:

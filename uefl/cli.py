@@ -424,30 +424,25 @@ def predict(
 
     Images are read and resized as the model takes them.
     """
-    from rich.progress import track
-
     from . import predict as predictions
+    from .progress import bar
     from .run import chosen_device
 
     predictor = predictions.Predictor(
         _model(run, arm).to(chosen_device(device.value)), images, client, passes
     )
-    errors = Console(stderr=True)
-    rows = track(
-        predictor.rows(),
-        "predicting",
-        predictor.count,
-        console=errors,
-        transient=True,
-        disable=not errors.is_terminal,
-    )
+    with bar(Console(stderr=True), "predicting", predictor.work) as advance:
+        rows, kind = predictor.rows(advance), predictor.kind
+        if csv is None:
+            table = predictions.table(rows, kind)
+        elif str(csv) == "-":
+            predictions.write(rows, kind, sys.stdout)
+        else:
+            with predictions.output(csv, images):
+                predictions.write_file(rows, kind, csv)
     if csv is None:
-        _show(_console(), predictions.table(list(rows)))
-    elif str(csv) == "-":
-        predictions.write(iter(rows), sys.stdout)
-    else:
-        with predictions.output(csv, images):
-            predictions.write_file(iter(rows), csv)
+        _show(_console(), table)
+    elif str(csv) != "-":
         typer.echo(f"{predictor.count} predictions: {csv}")
     for note in predictor.notes():
         typer.echo(f"note: {note}", err=True)

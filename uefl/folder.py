@@ -13,7 +13,7 @@ from typing import IO, Any
 
 from .errors import UserError
 from .json_text import parse_json
-from .paths import check_name, named
+from .paths import check_name, named, neighbor
 
 Silos = dict[str, dict[str, str]]
 """by silo, for silos in other processes: ``precision``, ``torch`` and, with keys, the hash of its ``key``"""
@@ -102,7 +102,7 @@ def in_turn(path: Path, wait: bool = True) -> Iterator[None]:
         UserError: another process writes it, without ``wait``.
         OSError: the folder cannot be written to.
     """
-    guard = path.with_name(f"{path.name}.lock")
+    guard = neighbor(path, ".lock")
     while True:
         with guard.open("a") as file:
             if wait:

@@ -5,6 +5,7 @@ A mistake is reported in one sentence before anything is read or written.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import resource
 import stat
@@ -57,6 +58,17 @@ def check_name(path: Path, what: str) -> None:
         f"{what} {name!r}: in this locale Python reads names as {encoding}; set PYTHONUTF8=1 in the"
         " environment"
     )
+
+
+def neighbor(path: Path, suffix: str) -> Path:
+    """Return the path in the same folder whose name has a suffix more.
+
+    If that name is too long for a file system, a hash takes the place of the name of ``path``.
+    """
+    name = path.name + suffix
+    if len(os.fsencode(name)) > _LONGEST:
+        name = hashlib.sha256(os.fsencode(path.name)).hexdigest()[:32] + suffix
+    return path.with_name(name)
 
 
 def special(path: Path) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import NamedTuple, TextIO
@@ -26,15 +26,15 @@ from .paths import check_name, special
 from .report.tables import number
 from .text_table import Table
 
-COLUMNS = ("image", "class", "probability", "entropy", "mutual_information")
-"""``class`` has the highest probability; entropy and mutual information are in nats"""
+COLUMNS = ("class", "probability", "entropy", "mutual_information")
+"""columns after the name; ``class`` has the highest probability, entropies are in nats"""
 _BATCH = 500
 
 
-class ImagePrediction(NamedTuple):
-    """The prediction for one image."""
+class Prediction(NamedTuple):
+    """The prediction for one image, or for one row of a table."""
 
-    image: str
+    name: str
     label: str
     probability: float
     entropy: float
@@ -72,6 +72,16 @@ class Predictor:
         """Return the number of images."""
         return self.images.count
 
+    @property
+    def kind(self) -> str:
+        """Return the heading of the names: ``image``, or ``row`` of a table."""
+        return "row" if isinstance(self.images, Vectors) else "image"
+
+    @property
+    def work(self) -> int:
+        """Return the number of times that an image is read, the total of ``advance`` of :meth:`rows`."""
+        return self.count * (2 if self.client is None and self._model.has_codebooks else 1)
+
     def notes(self) -> list[str]:
         """Return the changes to the images and the choice of the client.
 
@@ -93,12 +103,16 @@ class Predictor:
             found.append(f"passed over files of no image format: {self._skipped[0]}{more}")
         return found + self._choice
 
-    def rows(self, advance: Callable[[int], None] = lambda count: None) -> Iterator[ImagePrediction]:
-        """Predict for one batch after the other."""
+    def rows(self, advance: Callable[[int], object] = lambda count: None) -> Iterator[Prediction]:
+        """Predict for one batch after the other.
+
+        Args:
+            advance: called after each batch with its number of images.
+        """
         model, client = self._model, self.client
         self._choice: list[str] = []
         if client is None and model.clients:
-            client = self._fitting()
+            client = self._fitting(advance)
             best = f"the codebook of client {client!r}, which fits these images best of {len(model.clients)}"
             self._choice = [f"predicted with {best if client else 'the mean of the layers of all clients'}"]
         for start in range(0, self.count, _BATCH):
@@ -115,7 +129,7 @@ class Predictor:
                 strict=True,
             )
             yield from (
-                ImagePrediction(self.images.files[row], model.classes[k], p, spread, info)
+                Prediction(self.images.files[row], model.classes[k], p, spread, info)
                 for row, k, p, spread, info in each
             )
             advance(len(rows))
@@ -125,22 +139,25 @@ class Predictor:
             return self.images.values[torch.from_numpy(rows)]
         return self.images.fitted(rows, self._model.shape)
 
-    def _fitting(self) -> str | None:
+    def _fitting(self, advance: Callable[[int], object]) -> str | None:
         """Choose by all images, a batch at a time in memory."""
+        if not self._model.has_codebooks:
+            return None
         totals: dict[str, float] = {}
         for start in range(0, self.count, _BATCH):
             rows = np.arange(start, min(start + _BATCH, self.count))
             for name, misfit in self._model.misfits(self._batch(rows)).items():
                 totals[name] = totals.get(name, 0.0) + misfit
-        return min(totals, key=lambda name: totals[name]) if totals else None
+            advance(len(rows))
+        return min(totals, key=lambda name: totals[name])
 
 
-def write(rows: Iterator[ImagePrediction], file: TextIO) -> None:
-    """Write rows as CSV with a header."""
+def write(rows: Iterable[Prediction], kind: str, file: TextIO) -> None:
+    """Write rows as CSV with a header, whose first column is ``kind``."""
     table = csv.writer(file, lineterminator="\n")
-    table.writerow(COLUMNS)
+    table.writerow([kind, *COLUMNS])
     for row in rows:
-        table.writerow([row.image, row.label, *(f"{value:.6f}" for value in row[2:])])
+        table.writerow([row.name, row.label, *(f"{value:.6f}" for value in row[2:])])
 
 
 @contextmanager
@@ -166,14 +183,14 @@ def output(path: Path, images: Sequence[Path]) -> Iterator[None]:
         yield
 
 
-def write_file(rows: Iterator[ImagePrediction], path: Path) -> None:
+def write_file(rows: Iterable[Prediction], kind: str, path: Path) -> None:
     """Write a CSV file whole or not at all, and a pipe or a device as it is.
 
     Raises:
         UserError: it cannot be written.
     """
     text = io.StringIO()
-    write(rows, text)
+    write(rows, kind, text)
     try:
         if special(path) is None:
             write_text(path.resolve(), text.getvalue())  # a link stays a link
@@ -183,10 +200,10 @@ def write_file(rows: Iterator[ImagePrediction], path: Path) -> None:
         raise UserError(f"{path} cannot be written ({error.strerror})") from None
 
 
-def table(rows: Sequence[ImagePrediction]) -> Table:
+def table(rows: Iterable[Prediction], kind: str) -> Table:
     """Return rows as a table for the terminal."""
-    cells = [[row.image, row.label, *map(number, row[2:])] for row in rows]
-    return Table("predictions", ["image", "class", "probability", "entropy", "mutual information"], cells)
+    cells = [[row.name, row.label, *map(number, row[2:])] for row in rows]
+    return Table("predictions", [kind, *(column.replace("_", " ") for column in COLUMNS)], cells)
 
 
 def _images_of(paths: Sequence[Path], skipped: list[Path]) -> ImageList:

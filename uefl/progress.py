@@ -117,3 +117,28 @@ def watch(console: Console) -> Iterator[PlainProgress | LiveProgress]:
     # A client's work may take minutes: the speed needs a long look back.
     with Progress(*columns, console=console, speed_estimate_period=900, transient=True) as progress:
         yield LiveProgress(progress)
+
+
+@contextmanager
+def bar(console: Console, what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Yield a function that advances a bar by a number of steps.
+
+    There is no bar where the console is no terminal.
+    """
+    columns = (
+        TextColumn("[bold]{task.description}"),
+        BarColumn(bar_width=24),
+        TextColumn("{task.completed}/{task.total}"),
+        TimeRemainingColumn(),
+        TextColumn("left"),
+    )
+    with Progress(
+        *columns,
+        console=console,
+        transient=True,
+        redirect_stdout=False,  # the console may be stderr
+        redirect_stderr=False,
+        disable=not console.is_terminal,
+    ) as progress:
+        task = progress.add_task(what, total=total)
+        yield partial(progress.advance, task)

@@ -215,6 +215,20 @@ class Wordless(nn.Linear):
         raise ValueError
 
 
+class OfTheBatch(nn.BatchNorm1d):
+    """Normalizes by the batch, also in evaluation."""
+
+    def __init__(self):
+        super().__init__(3, track_running_stats=False)
+
+
+class Squeezed(nn.Sequential):
+    """Drops the axis of a batch of one."""
+
+    def forward(self, images):
+        return super().forward(images).squeeze()
+
+
 def not_finite():
     layer = nn.Linear(64, 3)
     nn.init.constant_(layer.weight, float("nan"))
@@ -233,6 +247,8 @@ def not_finite():
         ({"model": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 4))}, r"model: .*\[2, 3\] .*\[2, 4\]"),
         ({"model": lambda: nn.Sequential(*network(), nn.Softmax(-1))}, "model: .*logits.*softmax"),
         ({"model": Stateful}, "model: '_extra_state'"),
+        ({"model": lambda: nn.Sequential(*network(), OfTheBatch())}, r"model: .*\[1, 1, 8, 8\]: .*channel"),
+        ({"model": lambda: Squeezed(*network())}, r"model: .*\[1, 3\] .*\[1, 1, 8, 8\].* \[3\]"),
         ({"model": lambda: 3}, r"model: .*\bint; .*module"),
         ({"model": 3}, "model: .*module, .*dict"),
         ({"model": network(), "uncertainty": "ensemble", "passes": None}, "model: .*members"),

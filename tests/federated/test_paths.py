@@ -10,6 +10,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from typer.testing import CliRunner
 import uefl
 from uefl import checkpoint, config
 from uefl.cli import app
+from uefl.engines.processes import temporary
 from uefl.errors import UserError
 from uefl.models import saved
 
@@ -327,3 +329,19 @@ def test_names_that_no_file_can_have(tmp_path, monkeypatch, name):
         with pytest.raises(UserError):
             call()
     assert not list(tmp_path.iterdir())
+
+
+def test_folders_that_killed_processes_left_are_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    names = ("dead", "new", "other")
+    dead, new, other = (tmp_path / f"{'x' if name == 'other' else 'uefl-silo'}-{name}" for name in names)
+    for folder in (dead, new, other):
+        (folder / "inside").mkdir(parents=True)
+    (tmp_path / "uefl-silo-link").symlink_to(other)
+    with temporary("uefl-silo-") as used:
+        for folder in (dead, other, used):
+            os.utime(folder, (0, 0))
+        with temporary("uefl-silo-") as mine:
+            left = {*tmp_path.iterdir()}
+    assert left == {new, other, tmp_path / "uefl-silo-link", used, mine}
+    assert {*tmp_path.iterdir()} == {new, other, tmp_path / "uefl-silo-link"}

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from rich.console import Console
 from safetensors import safe_open
 from typer.testing import CliRunner
 
@@ -28,6 +29,7 @@ from uefl.data import pixels
 from uefl.errors import UserError
 from uefl.models import saved
 from uefl.predict import Predictor
+from uefl.progress import bar
 
 from .test_saved import IMAGES, write
 
@@ -178,7 +180,7 @@ def test_files_are_read_in_the_format_of_the_model(models, files):
 def test_files_of_a_folder_that_are_no_images_are_noted(models, files):
     Image.fromarray(IMAGES[7, 0].numpy()).save(files / "7.gif")
     predictor = Predictor(models["fedavg"][0], [files])
-    names = [Path(row.image).name for row in predictor.rows()]
+    names = [Path(row.name).name for row in predictor.rows()]
     assert names == ["0.png", "1.png", "2.png", "3.png", "4.png", "7.gif", "5.png", "6.PNG"]
     (note,) = [line for line in predictor.notes() if "notes.txt" in line]
     assert "more" not in note.replace("more/notes.txt", "")
@@ -226,6 +228,34 @@ def test_predict_writes_csv(models, files, tmp_path):
     assert again.stdout == (tmp_path / "out.csv").read_text()
     named = cli("predict", path, files, "--client", "silo-1", "--csv", "-", "--device", "cpu")
     assert "codebook" not in named.output
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".pt2", ".safetensors"])
+def test_an_output_may_have_the_longest_name(models, files, tmp_path, suffix):
+    out = tmp_path / f"{'é' * 10}{'a' * (255 - 20 - len(suffix))}{suffix}"
+    model = models["fedavg"][1]
+    command = ("predict", model, files, "--csv", out) if suffix == ".csv" else ("export", model, out)
+    result = cli(*command)
+    assert result.exit_code == 0, result.output
+    assert {*tmp_path.iterdir()} == {out, files}
+
+
+@pytest.mark.parametrize("name", ["uefl", "fedavg"])
+def test_progress_counts_every_image_read(models, files, name):
+    """A model with codebooks reads the images once more, to choose one."""
+    predictor, steps = Predictor(models[name][0], [files]), []
+    assert len(list(predictor.rows(steps.append))) == predictor.count
+    assert sum(steps) == predictor.work == predictor.count * (2 if name == "uefl" else 1)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_only_a_terminal_gets_a_bar(terminal, capsys):
+    errors = Console(file=io.StringIO(), force_terminal=terminal, width=80)
+    with bar(errors, "predicting", 7) as advance:
+        advance(3)
+        print("1,2")  # the bar is no place for the output
+    assert ("3/7" in errors.file.getvalue()) == terminal
+    assert capsys.readouterr().out == "1,2\n"
 
 
 def test_csv_into_a_pipe_and_through_a_link(models, files, tmp_path):

@@ -5,6 +5,8 @@ Its front end also works without torch.
 
 from __future__ import annotations
 
+import copy
+import pickle
 import re
 import subprocess
 import sys
@@ -15,6 +17,7 @@ import scipy.sparse
 import torch
 
 from uefl_kernels import COMPILED, KMeans, ResidualKMeans, backend, collision_report, kmeans, vq_assign
+from uefl_kernels._version import __version__
 
 from .conftest import normal
 
@@ -50,6 +53,24 @@ def test_tensors_in_tensors_out(dtype):
     assert torch.equal(model.predict(x), model.labels_)
     assert torch.equal(model.labels_, vq_assign(x, model.cluster_centers_)[:, 0])
     assert model.transform(x).shape == (200, 4)
+
+
+@pytest.mark.parametrize(
+    "model", [KMeans(3, random_state=0), ResidualKMeans(2, 3, random_state=0)], ids=lambda m: type(m).__name__
+)
+def test_a_pickle_of_another_version_warns(model, recwarn):
+    model.fit(DATA)
+    for same in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model), copy.copy(model)):
+        assert vars(same).keys() == vars(model).keys()
+        assert np.array_equal(same.predict(DATA), model.predict(DATA))
+    assert not recwarn
+    state = model.__getstate__()
+    assert state.pop("_uefl_version") == __version__
+    for version, said in ({"_uefl_version": "0.0.1"}, r"0\.0\.1"), ({}, "unknown"):
+        other = type(model)()
+        with pytest.warns(UserWarning, match=rf"{type(model).__name__} .*{said}.*{re.escape(__version__)}"):
+            other.__setstate__(state | version)
+        assert np.array_equal(other.predict(DATA), model.predict(DATA))
 
 
 def test_lists_frames_and_strange_arrays():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -9,14 +10,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory, gettempdir
 
 from . import faults
 
 PARENT = "UEFL_PARENT"
 """names the parent of a process in its environment; the two end together"""
 _GRACE = 5.0  # seconds between asking a process to end and ending it
+_NEW = 60.0  # seconds; a younger temporary folder may not be locked yet
 
 
 class Processes:
@@ -91,6 +95,37 @@ class Processes:
             return self.folder
         shutil.rmtree(self.folder, ignore_errors=True)
         return None
+
+
+@contextmanager
+def temporary(prefix: str) -> Iterator[Path]:
+    """Make a temporary folder for as long as the context lasts.
+
+    Folders with this prefix that killed processes of this user have left are removed: each process holds a
+    lock on its folder.
+    """
+    for left in Path(gettempdir()).glob(f"{prefix}*"):
+        with suppress(OSError):
+            _remove_unlocked(left)
+    with TemporaryDirectory(prefix=prefix) as place:
+        descriptor = os.open(place, os.O_RDONLY)
+        try:
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield Path(place)
+        finally:
+            os.close(descriptor)
+
+
+def _remove_unlocked(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        about = os.fstat(descriptor)
+        if about.st_uid == os.getuid() and time.time() - about.st_mtime > _NEW:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        os.close(descriptor)
 
 
 def end_with(parent: int, interrupted: bool = True) -> None:

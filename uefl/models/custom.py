@@ -104,7 +104,7 @@ class CustomNet(TokenNet):
 
 @torch.no_grad()
 def check(net: nn.Module, normalize: Callable[[torch.Tensor], torch.Tensor], federation: Federation) -> None:
-    """Show the network two inputs of zeros.
+    """Show the network two inputs of zeros, and a single one, which may be all that a client tests on.
 
     Args:
         normalize: converts uint8 ``[B, C, H, W]`` to the input of the network.
@@ -113,27 +113,33 @@ def check(net: nn.Module, normalize: Callable[[torch.Tensor], torch.Tensor], fed
         UserError: it cannot take images of this shape, changes them in place, or returns no logits
             ``[B, classes]``, for example probabilities.
     """
-    shape = (2, *federation.shape)
-    training = net.training
-    probe = normalize(blank(2, federation.shape, federation.inputs).to(next(net.parameters()).device))
+    device = next(net.parameters()).device
+    for count in (2, 1):
+        probe = normalize(blank(count, federation.shape, federation.inputs).to(device))
+        _check_logits(net, probe, len(federation.classes))
+
+
+def _check_logits(net: nn.Module, probe: torch.Tensor, classes: int) -> None:
+    training, count = net.training, len(probe)
     version = probe._version  # which every change in place raises
     try:
         logits = net.eval()(probe)
     except (RuntimeError, ValueError, TypeError) as error:
         raise UserError(
-            f"model: it cannot take normalized inputs {list(shape)}: {first_line(error)}"
+            f"model: in evaluation it cannot take normalized inputs {list(probe.shape)}: {first_line(error)}"
         ) from None
     finally:
         net.train(training)
     if probe._version != version:  # a draw or the next loss would see the changed inputs
         raise UserError("model: it changes its inputs in place; change a copy, as with x.clone()")
     found = list(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
-    if found != [2, len(federation.classes)]:
+    if found != [count, classes]:
         raise UserError(
-            f"model: expected logits [2, {len(federation.classes)}] for two images and"
-            f" {len(federation.classes)} classes, got {found}"
+            f"model: expected logits {[count, classes]} for inputs {list(probe.shape)}, got {found}"
         )
-    if bool((logits >= 0).all()) and torch.allclose(logits.float().sum(1), torch.ones(2).to(logits.device)):
+    if bool((logits >= 0).all()) and torch.allclose(
+        logits.float().sum(1), torch.ones_like(logits[:, 0]).float()
+    ):
         raise UserError("model: expected logits, and it returns probabilities; leave out its softmax")
 
 

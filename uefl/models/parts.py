@@ -48,11 +48,13 @@ class FrozenStatistics:
         self._norms = [m for m in net.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
 
     def __enter__(self) -> None:
-        self._hidden = [(norm.running_mean, norm.running_var) for norm in self._norms]
+        self._hidden = [
+            (norm.running_mean, norm.running_var, norm.track_running_stats) for norm in self._norms
+        ]
         for norm in self._norms:
             norm.running_mean = norm.running_var = None
             norm.track_running_stats = False
 
     def __exit__(self, *_: object) -> None:
-        for norm, (mean, var) in zip(self._norms, self._hidden, strict=True):
-            norm.running_mean, norm.running_var, norm.track_running_stats = mean, var, True
+        for norm, hidden in zip(self._norms, self._hidden, strict=True):
+            norm.running_mean, norm.running_var, norm.track_running_stats = hidden

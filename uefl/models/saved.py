@@ -184,6 +184,11 @@ class SavedModel:
             whole = joined([part._replace(extra={}) for part in parts])
             return Prediction(*(tensor.cpu() for tensor in whole[:4]))  # type: ignore[arg-type]
 
+    @property
+    def has_codebooks(self) -> bool:
+        """Return True if clients have codebooks, or other tensors with a measurable fit to images."""
+        return bool(self.clients) and type(self.algorithm).misfit is not Algorithm.misfit
+
     def fitting(self, images: Samples) -> str | None:
         """Return the client with the codebook that fits the images of a new client best.
 
@@ -232,7 +237,7 @@ class SavedModel:
         Raises:
             UserError: no such client; several codebooks: name one.
         """
-        if client is None and self._choices():
+        if client is None and self.has_codebooks:
             raise UserError(
                 "client: a module has one codebook; name a client (--client on the command line):"
                 f" {self._expected()}"
@@ -265,7 +270,7 @@ class SavedModel:
 
     def _part(self, pixels: torch.Tensor, client: str | None) -> str | None:
         """Return the client with the parts to predict with, or None for the mean of the layers."""
-        if client is None and self._choices():
+        if client is None and self.has_codebooks:
             errors = self._misfits(pixels)
             return min(errors, key=lambda name: errors[name])
         self._check(client)
@@ -276,10 +281,6 @@ class SavedModel:
             raise UserError(
                 f"client {client!r} has no part of its own in this model; expected {self._expected()}"
             )
-
-    def _choices(self) -> bool:
-        """Return True if clients have tensors with a measurable fit to images."""
-        return bool(self.clients) and type(self.algorithm).misfit is not Algorithm.misfit
 
     def _shared(self) -> bool:
         """Return True if there is a model without the parts of any client.
@@ -294,7 +295,7 @@ class SavedModel:
     def _misfits(self, pixels: torch.Tensor) -> dict[str, float]:
         """Return the mean misfit over the images and the members by client, empty without a misfit."""
         found: dict[str, float] = {}
-        for client in self.clients if self._choices() else ():
+        for client in self.clients if self.has_codebooks else ():
             total = 0.0
             for batch in pixels.split(_BATCH):
                 x = self._normalized(batch)

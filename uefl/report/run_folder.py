@@ -381,10 +381,11 @@ def _read_lines(
 ) -> tuple[list[Record], list[Record]]:
     """Read metrics.jsonl into the parts of :func:`parted`."""
     from ..client.work import RESERVED
+    from ..server.checks import MOST
 
     kinds = [find(arm.algorithm) for arm in config.arms.values()]
     numbers = (RESERVED - _TEXTS - {*_COUNTS}).union(
-        *own_columns(config).values(), *(kind.server_columns for kind in kinds), _OF_SERVER
+        MOST, *own_columns(config).values(), *(kind.server_columns for kind in kinds), _OF_SERVER
     )
     text = _text(path).splitlines(keepends=True)
     if text and not finished and not text[-1].endswith("\n"):
@@ -436,6 +437,8 @@ def _is_record(record: Any, numbers: Collection[str]) -> bool:
 
     Metrics of an algorithm that no report takes the mean of may have any type.
     """
+    from ..server.checks import out_of_range
+
     if not isinstance(record, dict) or not record.keys() >= (_PLACE if "reason" in record else _KEYS):
         return False
     return (
@@ -446,7 +449,7 @@ def _is_record(record: Any, numbers: Collection[str]) -> bool:
         and all(
             record[key] is None or isinstance(record[key], (int, float)) for key in record.keys() & numbers
         )
-        and 0 <= (record.get("accuracy") or 0) <= 1
+        and out_of_range(record) is None
         and _are_counts(record)
     )
 

@@ -35,8 +35,8 @@ _ENTROPIES = (
     "holdout_entropy_se",
 )
 _UNBOUNDED = ("nll", "holdout_nll", "steps")
-_MOST = dict.fromkeys(_SHARES, 1.0) | {"brier": 2.0} | dict.fromkeys(_UNBOUNDED, math.inf)
-"""upper bounds of the metrics of the framework, without the entropies; all are at least 0"""
+MOST = dict.fromkeys(_SHARES, 1.0) | {"brier": 2.0} | dict.fromkeys((*_UNBOUNDED, *_ENTROPIES), math.inf)
+"""upper bounds of the metrics of the framework, for any number of classes; all are at least 0"""
 _LONGEST = 200  # characters of a reason
 _OWN = frozenset(
     (
@@ -70,7 +70,7 @@ def metrics_rejection(
     odd = next((name for name in (*reply.metrics, *reply.training) if not name.isprintable()), None)
     if odd is not None:
         return f"it sends a metric called {odd}"
-    error = not_finite(reply.metrics) or _out_of_range(reply.metrics | reply.training, classes)
+    error = not_finite(reply.metrics) or out_of_range(reply.metrics | reply.training, classes)
     if error is not None:
         return error
     lengths = list_lengths(classes)
@@ -85,9 +85,13 @@ def metrics_rejection(
     return None
 
 
-def _out_of_range(values: Mapping[str, Any], classes: int) -> str | None:
-    """Return the first metric with an impossible value, in words, or None if all are possible."""
-    limits = _MOST | dict.fromkeys(_ENTROPIES, math.log(classes))
+def out_of_range(values: Mapping[str, Any], classes: float = math.inf) -> str | None:
+    """Return the first metric with an impossible value, in words, or None if all are possible.
+
+    Args:
+        values: by metric; those of :data:`MOST` are numbers, lists or None.
+    """
+    limits = MOST | dict.fromkeys(_ENTROPIES, math.log(classes))
     for key, value in values.items():
         most = limits.get(key)
         if most is None or isinstance(value, (list, type(None))):

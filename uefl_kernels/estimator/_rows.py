@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
 
+from .._version import __version__
 from ._base import NotFittedError
 from ._data import Back, check_names, column_names, rows_of
 
 
 class RowEstimator:
     """An estimator of rows."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the attributes and the version, for pickle."""
+        state: dict[str, Any] = super().__getstate__()  # type: ignore[assignment]
+        return state | {"_uefl_version": __version__}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Set the attributes of a pickle, and warn if another version has written it."""
+        version = state.pop("_uefl_version", "an unknown one")
+        if version != __version__:
+            warnings.warn(
+                f"{type(self).__name__} was pickled by uefl {version}, and this is {__version__}; fit it"
+                " again if a method fails",
+                stacklevel=2,
+            )
+        self.__dict__.update(state)
 
     def __sklearn_is_fitted__(self) -> bool:
         """Return True after a fit."""

@@ -1,5 +1,7 @@
 """Columns of tables and sequences of tokens: in Python, from files, on other engines, in saved models."""
 
+import csv
+import io
 import json
 import re
 import zipfile
@@ -9,11 +11,13 @@ import pandas
 import pytest
 import torch
 from safetensors.torch import load_file
+from typer.testing import CliRunner
 
 import uefl
 from tests import fresh
 from uefl import config, export
 from uefl.algorithms.base import registry
+from uefl.cli import app
 from uefl.data import Data, build, from_arrays, prior_table
 from uefl.data.prepare import Moments
 from uefl.data.sources import own_table
@@ -303,6 +307,8 @@ def test_a_table_has_clients_in_a_column_or_is_dealt(tmp_path):
         ("a,label,silo \n1,x,n\n2,y,s\n", "'silo ' .*'silo'"),
         ("a,label\n1,0.5\n2,0.25\n", "'label' .*0.5"),
         ("a,label\n1,'x '\n2,NA\n", "'label' .*row 2.*NA"),
+        ("a;label\n1,5;x\n2;y\n", "';'"),
+        ("a\tlabel\n1\tx\n2\ty\n", r"t\.csv .*'\\t'"),
     ],
 )
 def test_a_damaged_table_is_refused(text, said, tmp_path):
@@ -556,14 +562,17 @@ def test_parquet_that_cannot_be_read_is_one_sentence(tmp_path, monkeypatch, erro
 
 
 def test_a_saved_model_predicts_tables_by_column_name(trained, tmp_path):
-    _, done = trained
+    base, done = trained
     model, table = done.model("fedavg"), frame(7)
     path = tmp_path / "new.csv"
     table[["label", *"edcba"]].assign(note="x").to_csv(path, index=False)
     rows = list(Predictor(model, [path]).rows())
-    assert [row.image for row in rows[:2]] == [f"{path}:1", f"{path}:2"]
+    assert [row.name for row in rows[:2]] == [f"{path}:1", f"{path}:2"]
     expected = model.predict(table[list("abcde")].to_numpy(), uncertainty=True)
     assert [model.classes.index(row.label) for row in rows] == expected.probs.argmax(1).tolist()
+    command = ["predict", str(base / "run"), str(path), "--arm", "fedavg", "--csv", "-"]
+    found = csv.DictReader(io.StringIO(CliRunner().invoke(app, command).stdout))
+    assert [line["row"] for line in found] == [row.name for row in rows]
     with pytest.raises(UserError, match="column 'b'"):
         model.predict(table.drop(columns="b"))
     with pytest.raises(UserError, match=r"columns \[B, 5\]"):

@@ -156,6 +156,8 @@ def _read_csv(path: Path, label: str) -> pandas.DataFrame:
     import pandas
 
     header = pandas.read_csv(path, header=None, nrows=1, dtype=str).iloc[0].dropna().tolist()
+    if len(header) == 1 and (sign := re.search("[;\t|]", header[0])):
+        raise UserError(f"{path} has columns that {sign[0]!r} parts; save it with commas")
     for i, name in enumerate(header):
         if name in header[:i]:
             raise UserError(f"{path} has two columns {name!r}; rename one")

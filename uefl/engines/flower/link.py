@@ -16,13 +16,12 @@ from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing.connection import wait
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from .. import faults
 from ..codec import Packet, Unreadable, decode, encode
 from ..frames import ConnectionLost, receive, send
-from ..processes import Processes
+from ..processes import Processes, temporary
 from . import QUIET, RUN, commands
 from .address import Address, Unreachable
 
@@ -172,7 +171,7 @@ def connect(address: Address, secret: Path | None = None) -> Iterator[Link]:
     """
     address.avoid_proxy()
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(TemporaryDirectory(prefix="uefl-run-")))
+        folder = stack.enter_context(temporary("uefl-run-"))
         link = Link(stack.enter_context(_begun(address, secret, folder)), address.place)
         try:
             yield link

@@ -21,7 +21,7 @@ from .. import faults
 from ..base import Reply
 from ..codec import Packet, Unreadable, decode, encode, packed_reply
 from ..frames import ConnectionLost, receive, send
-from ..processes import Processes
+from ..processes import Processes, temporary
 from . import MESSAGE, QUIET, SILO, commands, fork_server
 from .address import Address, Unreachable
 
@@ -56,7 +56,7 @@ def serve(address: Address, program: Program, key: Path | None = None, *, patien
     address.avoid_proxy()
     refused: float | None = None
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(TemporaryDirectory(prefix="uefl-silo-")))
+        folder = stack.enter_context(temporary("uefl-silo-"))
         listener = stack.enter_context(socket.socket(socket.AF_UNIX))
         listener.bind(str(folder / "silo"))
         listener.listen()
