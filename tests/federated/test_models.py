@@ -16,6 +16,7 @@ from uefl.errors import UserError
 from uefl.models.flat import FlatModule
 from uefl.models.net import Net
 from uefl.models.networks.cnn import small_cnn
+from uefl.models.parts import FrozenStatistics
 
 TINY = Model(width=4, hidden=16)
 
@@ -423,3 +424,13 @@ class OddDigits(TiedNet):
         super().__init__()
         self.out = torch.nn.Linear(4, 10)
         self.same = self.out  # one module of two names
+
+
+def test_frozen_statistics_leave_batch_norm_as_it_was():
+    net = torch.nn.Sequential(torch.nn.BatchNorm1d(3), torch.nn.BatchNorm1d(3, track_running_stats=False))
+    mean = net[0].running_mean
+    with FrozenStatistics(net):
+        assert net.eval()(torch.full((2, 3), 5.0)).abs().max() < 1e-2  # normalized by the batch
+    assert [norm.track_running_stats for norm in net] == [True, False]
+    assert net[0].running_mean is mean
+    assert torch.equal(mean, torch.zeros(3))
