@@ -31,7 +31,7 @@ COLUMNS = ("class", "probability", "entropy", "mutual_information")
 _BATCH = 500
 
 
-class Prediction(NamedTuple):
+class NamedPrediction(NamedTuple):
     """The prediction for one image, or for one row of a table."""
 
     name: str
@@ -103,7 +103,7 @@ class Predictor:
             found.append(f"passed over files of no image format: {self._skipped[0]}{more}")
         return found + self._choice
 
-    def rows(self, advance: Callable[[int], object] = lambda count: None) -> Iterator[Prediction]:
+    def rows(self, advance: Callable[[int], object] = lambda count: None) -> Iterator[NamedPrediction]:
         """Predict for one batch after the other.
 
         Args:
@@ -129,7 +129,7 @@ class Predictor:
                 strict=True,
             )
             yield from (
-                Prediction(self.images.files[row], model.classes[k], p, spread, info)
+                NamedPrediction(self.images.files[row], model.classes[k], p, spread, info)
                 for row, k, p, spread, info in each
             )
             advance(len(rows))
@@ -152,7 +152,7 @@ class Predictor:
         return min(totals, key=lambda name: totals[name])
 
 
-def write(rows: Iterable[Prediction], kind: str, file: TextIO) -> None:
+def write(rows: Iterable[NamedPrediction], kind: str, file: TextIO) -> None:
     """Write rows as CSV with a header, whose first column is ``kind``."""
     table = csv.writer(file, lineterminator="\n")
     table.writerow([kind, *COLUMNS])
@@ -183,7 +183,7 @@ def output(path: Path, images: Sequence[Path]) -> Iterator[None]:
         yield
 
 
-def write_file(rows: Iterable[Prediction], kind: str, path: Path) -> None:
+def write_file(rows: Iterable[NamedPrediction], kind: str, path: Path) -> None:
     """Write a CSV file whole or not at all, and a pipe or a device as it is.
 
     Raises:
@@ -200,7 +200,7 @@ def write_file(rows: Iterable[Prediction], kind: str, path: Path) -> None:
         raise UserError(f"{path} cannot be written ({error.strerror})") from None
 
 
-def table(rows: Iterable[Prediction], kind: str) -> Table:
+def table(rows: Iterable[NamedPrediction], kind: str) -> Table:
     """Return rows as a table for the terminal."""
     cells = [[row.name, row.label, *map(number, row[2:])] for row in rows]
     return Table("predictions", [kind, *(column.replace("_", " ") for column in COLUMNS)], cells)

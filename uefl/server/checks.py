@@ -89,7 +89,7 @@ def out_of_range(values: Mapping[str, Any], classes: float = math.inf) -> str | 
     """Return the first metric with an impossible value, in words, or None if all are possible.
 
     Args:
-        values: by metric; those of :data:`MOST` are numbers, lists or None.
+        values: a number, a list of numbers, or None for each metric that :data:`MOST` bounds.
     """
     limits = MOST | dict.fromkeys(_ENTROPIES, math.log(classes))
     for key, value in values.items():
