@@ -85,7 +85,7 @@ def race(i):
 """
 
 
-@pytest.mark.parametrize("times", [3, pytest.param(30, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("times", [3, pytest.param(30, marks=pytest.mark.large)])
 def test_two_runs_in_one_folder(tmp_path, times):
     check(race(tmp_path, TRAIN, times), "(process|finished run|unfinished run)")
     for i in range(times):
@@ -99,7 +99,7 @@ def race(i):
 """
 
 
-@pytest.mark.parametrize("times", [4, pytest.param(30, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("times", [4, pytest.param(30, marks=pytest.mark.large)])
 def test_a_start_does_not_stop_a_run_that_continues(tmp_path, times):
     """The start is refused, and looks at the lock for that."""
     for i in range(times):
@@ -134,7 +134,7 @@ def trained(tmp_path_factory):
 
 
 @pytest.mark.parametrize("kind", ["csv", ".safetensors", ".pt2", "report"])
-@pytest.mark.parametrize("times", [3, pytest.param(30, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("times", [3, pytest.param(30, marks=pytest.mark.large)])
 def test_one_file_of_two_processes(trained, tmp_path, kind, times):
     """Both may end well if one begins after the other has ended."""
     for name in ("run", "images"):
@@ -167,7 +167,7 @@ def race(i):
 """
 
 
-@pytest.mark.parametrize("times", [2, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("times", [2, pytest.param(20, marks=pytest.mark.large)])
 def test_two_downloads_into_one_folder(tmp_path, times):
     check(race(tmp_path, FETCH, times), "process")
     assert {path.read_text() for path in (tmp_path / "data").iterdir()} == {"halfwhole"}
