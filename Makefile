@@ -2,6 +2,7 @@
 # make test         the tests without the slow ones
 # make test-slow    the slow tests: other instruction sets, nvcc, wheels, long runs
 # make test-flower  the tests of clients in separate processes, over Flower
+# make test-peers   other libraries' tests on our layers and estimators; writes the tables of docs/peers.md
 # make test-large   what needs 14 GB of memory, or an hour
 # make chaos        breaks a deployed federation in many ways and prints the outcome
 # make lint         style, types, C++ format
@@ -18,7 +19,8 @@
 # Every target except docs and gpu-check (which runs on a bare machine) first does its set-up: .venv, pinned
 # packages, kernels.
 
-PYTHON ?= $(shell command -v python3.11 || command -v python3)
+LEAST := $(shell sed -n 's/^requires-python = ">=\(.*\)"/\1/p' pyproject.toml)
+PYTHON ?= $(shell command -v python$(LEAST) || command -v python3)
 PY := .venv/bin/python
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
 export UEFL_REQUIRE_KERNELS ?= 1# a compiler that fails is an error here, not a warning
@@ -26,14 +28,14 @@ export PYTHONDONTWRITEBYTECODE :=# otherwise every process compiles every module
 # CUDA kernels for the GPUs of this machine; `make setup CMAKE_ARGS=` compiles those of a wheel
 export CMAKE_ARGS ?= -DUEFL_CUDA=LOCAL
 
-.PHONY: setup demo test test-slow test-flower test-large chaos lint bench bench-plot bench-smoke ctest \
+.PHONY: setup demo test test-slow test-flower test-peers test-large chaos lint bench bench-plot bench-smoke ctest \
   ctest-slow ctest-arm64 wheel docs gpu-check clean
 .DELETE_ON_ERROR:
 
 setup: .venv/.built
 
 .venv/.tools:
-	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and "Python 3.11 or newer is needed, %s is %d.%d; name one: make PYTHON=..." % (sys.executable, v[0], v[1]))'
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v[:2] < tuple(map(int, "$(LEAST)".split("."))) and "Python $(LEAST) or newer is needed, %s is %d.%d; name one: make PYTHON=..." % (sys.executable, v[0], v[1]))'
 	test -x $(PY) || $(PYTHON) -m venv .venv
 	$(INSTALL) -c requirements.txt cmake ninja || { $(NO_PACKAGES); }
 	@touch $@
@@ -89,7 +91,20 @@ test-large: setup build/flower/.installed
 chaos: setup build/flower/.installed
 	PYTHONPATH="$(CURDIR)/build/flower:$(CURDIR)" $(PY) -m tests.federated.deploy.chaos $(FAULTS)
 
-build/flower/.installed build/flower-newest/.installed: build/%/.installed: requirements-%.txt requirements-flower.txt
+# The tests of vector-quantize-pytorch are in its repository only; UEFL_VQ_TESTS names a checkout of it.
+PEER = https://github.com/lucidrains/vector-quantize-pytorch/archive/0d7d1aa83334b6f2f8a40306bece75cdaa13d065.tar.gz
+WITH_PEERS = PYTHONPATH="$(CURDIR)/build/peers:$(CURDIR)" $(PY)
+test-peers: setup build/peers/.installed $(if $(UEFL_VQ_TESTS),,build/peer-tests.tar.gz)
+	$(WITH_PEERS) -m tests.peers.peer_tables $(or $(UEFL_VQ_TESTS),build/peer-tests.tar.gz)
+	$(WITH_PEERS) -m pytest -n auto --maxprocesses 8 --benchmark-disable tests/peers/test_codecs.py \
+	  tests/kernels/test_nn_peer*.py
+
+build/peer-tests.tar.gz:
+	@$(PY) -m pip download --quiet --disable-pip-version-check --no-deps --dest build/peer-tests "vector-quantize-pytorch @ $(PEER)" 2>/dev/null \
+	  || { echo "uefl: github.com cannot be reached; name a checkout of vector-quantize-pytorch: make test-peers UEFL_VQ_TESTS=PATH" >&2; exit 1; }
+	@mv build/peer-tests/*.tar.gz $@
+
+build/flower/.installed build/flower-newest/.installed build/peers/.installed: build/%/.installed: requirements-%.txt
 	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target build/$* -r $<
 	@touch $@
 

@@ -19,6 +19,7 @@ import pytest
 import torch
 
 import uefl
+import uefl.data
 import uefl_kernels
 import uefl_kernels.metrics
 import uefl_kernels.nn
@@ -88,8 +89,11 @@ def test_every_public_name_has_an_entry_and_an_example():
     assert PUBLIC | {"uefl_kernels.numpy", "uefl_kernels.metrics", "uefl_kernels.nn.convert"} == {
         name for name in entries if name.startswith("uefl_kernels")
     }
-    engines = {"Distributed", "Flower"}  # docs/scale.md and docs/deploy.md have them
-    assert {f"uefl.{name}" for name in set(uefl.__all__) - engines if not name.startswith("_")} <= entries
+    assert {name for name in entries if not name.startswith("uefl_kernels")} == {
+        "uefl.models.saved.SavedModel",
+        *(f"uefl.{name}" for name in uefl.__all__ if name != "__version__"),
+        *(f"uefl.data.{name}" for name in uefl.data.__all__),
+    }
     examples = "\n".join(code for page in API for code in blocks(page, "pycon"))
     functions = [
         name

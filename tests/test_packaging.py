@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -55,6 +56,41 @@ def use(site: Path) -> list[str]:
         env=environment,
     )
     return done.stdout.split()
+
+
+def test_one_minimum_python_everywhere():
+    """pyproject.toml states it; the Makefile and the build backend read it there."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    least = project["project"]["requires-python"].removeprefix(">=")
+    tagged = [name.rpartition(" ")[2] for name in project["project"]["classifiers"] if "Python :: 3" in name]
+    tags = [f"cp{version.replace('.', '')}" for version in tagged]
+    assert least == tagged[0]
+    assert project["tool"]["cibuildwheel"]["build"].split() == [f"{tag}-*" for tag in tags]
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    said = [found for page in pages for found in re.findall(r"\bC?Python (3\.\d+)", page.read_text())]
+    assert said
+    assert {*said} == {least}
+    assert f"CPython {least} to {tagged[-1]}" in (ROOT / "CONTRIBUTING.md").read_text()
+    workflows = "\n".join(path.read_text() for path in (ROOT / ".github" / "workflows").glob("*.yml"))
+    assert {*re.findall(r"python-version: (.*)", workflows)} == {f'"{least}"'}
+    assert f"CPython {least} to {tagged[-1]}" in workflows
+    assert re.findall(r"python: \[(.*)\]", workflows) == [", ".join(tags)]
+
+
+def test_an_older_python_is_refused_before_anything_is_installed(tmp_path):
+    """The sources ask for a version that does not exist."""
+    shutil.copytree(ROOT / "tools", tmp_path / "tools")
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    text = (ROOT / "pyproject.toml").read_text()
+    (tmp_path / "pyproject.toml").write_text(re.sub('(requires-python = .*)3.*"', '\\g<1>3.99"', text))
+    for command in (
+        [sys.executable, "-c", "import sys; sys.path.insert(0, 'tools/backend'); import build_backend"],
+        ["make", ".venv/.tools", f"PYTHON={sys.executable}"],
+    ):
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+        assert done.returncode != 0
+        assert "Python 3.99" in done.stderr
+    assert not (tmp_path / ".venv").exists()
 
 
 @pytest.mark.slow

@@ -1,10 +1,4 @@
-"""Run vector-quantize-pytorch's own tests, README and examples on ours and on its own, and print tables.
-
-    python -m tests.peers.vq_suite PATH
-
-PATH is a checkout of https://github.com/lucidrains/vector-quantize-pytorch, its ``tests`` folder, or a
-.tar.gz of it. (The sdist on PyPI leaves the tests out.) The peer's own column needs the package installed.
-"""
+"""Run vector-quantize-pytorch's own tests, README and examples on ours and on its own, and make tables."""
 
 from __future__ import annotations
 
@@ -111,7 +105,13 @@ def worse(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
 
 
 def both_tables(path: Path, before: str = "") -> tuple[str, list[str]]:
-    """Return the tables of the tests and of the programs, and the names of what only fails with ours."""
+    """Return the tables of the tests and of the programs, and the names of what only fails with ours.
+
+    Args:
+        path: a checkout of https://github.com/lucidrains/vector-quantize-pytorch, its ``tests`` folder, or a
+            .tar.gz of it; the sdist on PyPI leaves the tests out.
+        before: the page with earlier tables; they keep the peer's column where it is not installed.
+    """
     with tempfile.TemporaryDirectory() as folder:
         tests = find_tests(path, Path(folder))
         pairs = [
@@ -120,20 +120,3 @@ def both_tables(path: Path, before: str = "") -> tuple[str, list[str]]:
         ]
     failed = [name for pair in pairs for name in worse(*pair)]
     return "\n\n".join(table(*pair, before) for pair in pairs), failed
-
-
-def main() -> int:
-    """Print the tables.
-
-    Returns 1 where something fails with ours that passes with the peer.
-    """
-    if len(sys.argv) != 2:
-        print(__doc__)
-        return 2
-    text, failed = both_tables(Path(sys.argv[1]))
-    print(text)
-    return int(bool(failed))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -4,7 +4,9 @@ They are needed where kernels are compiled.
 """
 
 import os
+import re
 import sys
+from pathlib import Path
 
 from setuptools.build_meta import (
     build_editable,
@@ -15,11 +17,11 @@ from setuptools.build_meta import (
     prepare_metadata_for_build_wheel,
 )
 
-if sys.version_info < (3, 11):  # noqa: UP036 - pip looks at requires-python only after all of this was installed
-    sys.exit(
-        f"uefl: Python 3.11 or newer is needed; this is Python {sys.version_info[0]}.{sys.version_info[1]}"
-        f" ({sys.executable})"
-    )
+# pip looks at requires-python only after all of this was installed; a backend runs in the sources' folder
+(_LEAST,) = re.findall(r'^requires-python = ">=(.+)"$', Path("pyproject.toml").read_text(), re.MULTILINE)
+if sys.version_info[:2] < tuple(map(int, _LEAST.split("."))):
+    this = f"{sys.version_info[0]}.{sys.version_info[1]} ({sys.executable})"
+    sys.exit(f"uefl: Python {_LEAST} or newer is needed; this is Python {this}")
 
 __all__ = [
     "build_editable",

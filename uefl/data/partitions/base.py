@@ -137,6 +137,7 @@ class _Partitions(Registry[type[Scheme]]):
 
 
 PARTITIONS = _Partitions(__package__, "partition", "uefl.partitions")
+"""the schemes by name, among them those of installed packages (entry points ``uefl.partitions``)"""
 
 AnyScheme = TypeVar("AnyScheme", bound=type[Scheme])
 
