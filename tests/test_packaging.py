@@ -59,7 +59,7 @@ def use(site: Path) -> list[str]:
 
 
 def test_one_minimum_python_everywhere():
-    """pyproject.toml states it; the Makefile and the build backend read it there."""
+    """The Makefile and the build backend read it in pyproject.toml."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     least = project["project"]["requires-python"].removeprefix(">=")
     tagged = [name.rpartition(" ")[2] for name in project["project"]["classifiers"] if "Python :: 3" in name]
