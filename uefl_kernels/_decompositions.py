@@ -9,6 +9,7 @@ import torch
 
 from . import _snapshot  # noqa: F401  defines the op
 from ._gather import flat_indices, gather
+from ._library import plain
 from .ops import rvq as _rvq  # noqa: F401
 from .ops import vq as _vq  # noqa: F401  defines the op
 from .ops import vq_assign as _vq_assign  # noqa: F401
@@ -76,7 +77,8 @@ def _segments(x: torch.Tensor, codebook: torch.Tensor) -> torch.Tensor:
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """Return the ops of quantizers as plain PyTorch, for ``ExportedProgram.run_decompositions``.
 
-    Exporters such as ``torch.onnx.export`` do not know custom ops. In a program with these decompositions a
+    ``torch.onnx.export(layer.eval(), (x,), dynamo=True)`` uses them by itself. Other exporters, and
+    ``torch.onnx.export`` of a program, do not know custom ops. In a program with these decompositions a
     search is the argmin of distances from float64 products: indices agree with the ops unless two codewords
     are equally near to some 15 digits.
 
@@ -95,11 +97,8 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         program = torch.export.export(layer.eval(), (x,)).run_decompositions(uefl_kernels.decompositions())
         torch.onnx.export(program, dynamo=True).save("layer.onnx")
     """
-    ops = torch.ops.uefl
-    own = {
-        ops.vq_assign.default: vq_assign,
-        ops.vq.default: vq,
-        ops.rvq.default: rvq,
-        ops.snapshot.default: snapshot,
-    }
+    own = {getattr(torch.ops.uefl, name).default: function for name, function in plain.items()}
     return {**torch.export.default_decompositions(), **own}
+
+
+plain.update(vq_assign=vq_assign, vq=vq, rvq=rvq, snapshot=snapshot)

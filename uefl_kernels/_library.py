@@ -59,6 +59,8 @@ _fakes: dict[str, Callable[..., Any]] = {}
 _fallbacks: dict[str, Callable[..., Any]] = {}
 # (namespace, op, dispatch key) -> the op inside of a composed one
 _composed: dict[tuple[str, str, str], str] = {}
+plain: dict[str, Callable[..., Any]] = {}
+"""Ops in plain PyTorch, which run while ``torch.onnx.export`` traces a model: ONNX has no custom ops."""
 _load_error: str | None = None
 _cuda_architectures: tuple[str, ...] = ()
 
@@ -386,21 +388,30 @@ def forced() -> str:
     return _forced
 
 
+def exporting_to_onnx() -> bool:
+    """Return True while ``torch.onnx.export(..., dynamo=True)`` traces a model."""
+    return torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export()
+
+
 def resolve(name: str, x: torch.Tensor) -> Any:
     """Return the overload of an op for the active backend.
 
+    A CUDA tensor gets the overload of the CUDA C++ kernel, so that no Python runs between call and kernel. A
+    graph under compilation keeps the overload of ``uefl``, so that other machines can run it. For
+    ``torch.onnx.export(..., dynamo=True)`` it is the op in plain PyTorch.
+
     Raises RuntimeError if a forced backend is absent, and NotImplementedError under the ONNX exporter that
-    traces. A CUDA tensor gets the overload of the CUDA C++ kernel,
-    so that no Python runs between call and kernel. A graph under compilation keeps the overload of ``uefl``,
-    so that other machines can run it.
+    traces (``dynamo=False``).
     """
     if _forced == "auto" and x.is_cuda and not torch.compiler.is_compiling() and _native(name, x.device):
         return _overloads["uefl_cuda", name]
     if torch.jit.is_tracing() and torch.onnx.is_in_onnx_export():  # type: ignore[attr-defined]
         raise NotImplementedError(
-            f"{name}: torch.onnx.export(..., dynamo=False) is not supported; export with torch.export.export,"
-            " run_decompositions(uefl_kernels.decompositions()) and torch.onnx.export(..., dynamo=True)"
+            f"{name}: torch.onnx.export(..., dynamo=False) is not supported; use dynamo=True, or"
+            " torch.export.export"
         )
+    if name in plain and exporting_to_onnx():
+        return plain[name]
     if _forced not in ("auto", "reference"):
         reason = _absent(_forced, name, x.device)
         if reason:

@@ -11,6 +11,8 @@ import torch._functorch.config as functorch
 from torch.fx import traceback
 from torch.utils.checkpoint import CheckpointPolicy
 
+from ._library import exporting_to_onnx
+
 _library = torch.library.Library("uefl", "FRAGMENT")
 _library.define("snapshot(Tensor tensor) -> Tensor")
 _library.impl("snapshot", torch.clone, "CompositeExplicitAutograd")
@@ -64,7 +66,7 @@ def snapshot(tensor: torch.Tensor) -> torch.Tensor:
     Inductor does not recompute an op that is marked as saved, even in a checkpointed region or under a memory
     budget.
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() and not exporting_to_onnx():
         held: torch.Tensor = torch.ops.uefl.snapshot(tensor)
         return held
     return tensor.clone()

@@ -10,9 +10,13 @@ from uefl_kernels import COMPILED, decompositions, vq, vq_assign
 from uefl_kernels._decompositions import vq as decomposed
 from uefl_kernels._decompositions import vq_assign as decomposed_assign
 from uefl_kernels.nn import (
+    FSQ,
+    LFQ,
     ExtensibleCodebook,
     GroupedResidualVQ,
     MCDropout,
+    ResidualFSQ,
+    ResidualLFQ,
     ResidualSimVQ,
     ResidualVQ,
     SimVQ,
@@ -30,6 +34,11 @@ LAYERS = {
     "residual": lambda: ResidualVQ(dim=8, num_quantizers=3, codebook_size=16),
     "groups": lambda: GroupedResidualVQ(dim=8, groups=2, num_quantizers=2, codebook_size=16),
     "sim": lambda: SimVQ(8, 16),
+    "residual sim": lambda: ResidualSimVQ(dim=8, num_quantizers=2, codebook_size=16),
+    "scalar": lambda: FSQ([8, 5, 5], dim=8),
+    "residual scalar": lambda: ResidualFSQ(dim=8, levels=[8, 5, 5], num_quantizers=2),
+    "binary": lambda: LFQ(codebook_size=16, dim=8),
+    "residual binary": lambda: ResidualLFQ(dim=8, codebook_size=16, num_quantizers=2),
 }
 
 
@@ -55,6 +64,35 @@ def test_onnxruntime_agrees(name):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", LAYERS)
+def test_the_call_of_torch_onnx(name):
+    """A layer goes straight to the exporter, which knows no custom ops."""
+    pytest.importorskip("onnxscript", reason="onnxscript is not installed")
+    onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    torch.manual_seed(0)
+    layer, x = LAYERS[name](), normal(2, 50, 8)
+    layer(normal(4, 50, 8, seed=1))
+    program = torch.onnx.export(layer.eval(), (x,), dynamo=True, verbose=False)
+    session = onnxruntime.InferenceSession(program.model_proto.SerializeToString())
+    found = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    assert torch.equal(torch.from_numpy(found[1]), layer(x)[1])
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_onnx_gets_the_ops_of_pytorch(name, monkeypatch):
+    monkeypatch.setattr(torch.onnx, "is_in_onnx_export", lambda: True)
+    layer, x = LAYERS[name]().eval(), normal(2, 50, 8)
+    expected = layer(x)
+    program = torch.export.export(layer, (x,), strict=False).run_decompositions()
+    ops = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
+    assert ops
+    assert not {op for op in ops if op.startswith("uefl") or "foreach" in op}
+    found = program.module()(x)
+    assert torch.equal(found[1], expected[1])
+    torch.testing.assert_close(found[0], expected[0])
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", [name for name in LAYERS if not name.endswith(("scalar", "binary"))])
 def test_the_exporter_that_traces_is_refused(name):
     with pytest.raises(NotImplementedError, match=r"dynamo=False.*torch\.export") as error:
         torch.onnx.export(LAYERS[name]().eval(), (normal(2, 5, 8),), "unwritten.onnx", dynamo=False)

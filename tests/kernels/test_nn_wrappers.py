@@ -10,7 +10,18 @@ import pytest
 import torch
 from torch import nn
 
-from uefl_kernels.nn import MCDropout, RandomProjectionQuantizer, ResidualVQ, SimVQ, VectorQuantize
+from uefl_kernels.nn import (
+    FSQ,
+    LFQ,
+    ExtensibleCodebook,
+    GroupedResidualVQ,
+    LatentQuantize,
+    MCDropout,
+    RandomProjectionQuantizer,
+    ResidualVQ,
+    SimVQ,
+    VectorQuantize,
+)
 
 from .conftest import normal
 from .nn_layers import layer, state
@@ -58,10 +69,13 @@ def test_ema_pytorch():
 
 
 class Offload:
-    """Hooks like accelerate's: the tensors of a module are on the device only while it runs."""
+    """Hooks like accelerate's: the tensors of a module are on the device only while it runs.
 
-    def __init__(self, model):
-        self.calls = []
+    accelerate replaces the forward of a module; other packages register hooks.
+    """
+
+    def __init__(self, model, replace):
+        self.calls, self.replace = [], replace
         for name, module in model.named_modules():
             if any(True for _ in (*module.parameters(recurse=False), *module.buffers(recurse=False))):
                 self.park(name, module)
@@ -84,43 +98,93 @@ class Offload:
             for key, v in own.items()
         }
         place(away)
-        module.register_forward_pre_hook(lambda *_: (place(own), self.calls.append(name))[:0] or None)
-        module.register_forward_hook(lambda *_: place(away))
+        if not self.replace:
+            module.register_forward_pre_hook(lambda *_: (place(own), self.calls.append(name))[:0] or None)
+            module.register_forward_hook(lambda *_: place(away))
+            return
+        plain = module.forward
+
+        def forward(*args, **kwargs):
+            place(own)
+            self.calls.append(name)
+            try:
+                return plain(*args, **kwargs)
+            finally:
+                place(away)
+
+        module.forward = forward
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: layer(),
-        lambda: layer(learnable_codebook=True),
-        lambda: layer(codebook_dim=4, heads=3),
-        lambda: layer(affine_param=True),
-        lambda: ResidualVQ(dim=8, num_quantizers=2, codebook_size=10, shared_codebook=True),
-    ],
-    ids=["averages", "learned", "projected", "affine", "residual"],
-)
-def test_tensors_that_exist_only_during_a_call(make):
+OFFLOADED = {
+    "averages": lambda: layer(),
+    "learned": lambda: layer(learnable_codebook=True),
+    "projected": lambda: layer(codebook_dim=4, heads=3),
+    "affine": lambda: layer(affine_param=True),
+    "residual": lambda: ResidualVQ(dim=8, num_quantizers=2, codebook_size=10),
+    "shared": lambda: ResidualVQ(dim=8, num_quantizers=2, codebook_size=10, shared_codebook=True),
+    "groups": lambda: GroupedResidualVQ(dim=8, groups=2, num_quantizers=2, codebook_size=10),
+    "sim": lambda: SimVQ(8, 10),
+    "scalar": lambda: FSQ([8, 5, 5], dim=8),
+    "binary": lambda: LFQ(codebook_size=16, dim=8),
+    "latent": lambda: LatentQuantize([5, 4], 8, optimize_values=True),
+    "extensible": lambda: ExtensibleCodebook(normal(4, 8, seed=3), capacity=8),
+}
+
+
+def parts(output):
+    """Return the tensors of the output of a layer."""
+    if isinstance(output, torch.Tensor):
+        return [output]
+    return [part for value in output for part in parts(value)]
+
+
+def same(found, expected):
+    return all(map(torch.equal, parts(found), parts(expected)))
+
+
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("name", OFFLOADED)
+def test_tensors_that_exist_only_during_a_call(name, replace):
     torch.manual_seed(0)
-    vq = make()
-    vq(normal(2, 40, 8, seed=1))
+    vq, x = OFFLOADED[name](), normal(2, 8, 8)
+    vq(normal(2, 8, 8, seed=1))
     expected = copy.deepcopy(vq).eval()
-    hooks = Offload(vq.eval())
-    x = normal(2, 40, 8)
-    for got, want in zip(vq(x), expected(x), strict=True):
-        assert torch.equal(got, want)
-    indices = expected(x)[1]
-    assert torch.equal(vq.get_output_from_indices(indices), expected.get_output_from_indices(indices))
-    assert any(name.endswith("_codebook") for name in hooks.calls)
+    hooks = Offload(vq.eval(), replace)
+    assert same(vq(x), expected(x))
+    assert hooks.calls
+    if name not in (
+        "sim",
+        "scalar",
+        "binary",
+        "latent",
+        "extensible",
+    ):  # whose own tensors no hook of a method places
+        indices = expected(x)[1]
+        assert torch.equal(vq.get_output_from_indices(indices), expected.get_output_from_indices(indices))
 
 
-@pytest.mark.parametrize("options", [{}, {"learnable_codebook": True}], ids=str)
-def test_accelerate(options):
+def test_codewords_on_another_device_than_the_input():
+    vq = ResidualVQ(dim=8, num_quantizers=2, codebook_size=10).eval()
+    vq.layers[1]._codebook.to("meta")
+    with pytest.raises(ValueError, match="cpu and codebook on meta"):
+        vq(normal(2, 8, 8))
+
+
+@pytest.mark.parametrize("where", ["cpu", "disk"])
+@pytest.mark.parametrize("buffers", [False, True])
+@pytest.mark.parametrize("name", OFFLOADED)
+def test_accelerate(name, buffers, where, tmp_path):
     accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
-    vq, x = layer(**options).eval(), normal(2, 40, 8)
-    expected = vq(x)
-    accelerate.cpu_offload(vq, execution_device=torch.device("cpu"), offload_buffers=True)
-    for got, want in zip(vq(x), expected, strict=True):
-        assert torch.equal(got, want)
+    torch.manual_seed(0)
+    vq, x = OFFLOADED[name](), normal(2, 8, 8)
+    vq(normal(2, 8, 8, seed=1))
+    expected = vq.eval()(x)
+    options = {"execution_device": torch.device("cpu"), "offload_buffers": buffers}
+    if where == "cpu":
+        accelerate.cpu_offload(vq, **options)
+    else:
+        accelerate.disk_offload(vq, tmp_path, **options)
+    assert same(vq(x), expected)
 
 
 # --- inference mode, and passes without gradient ----------------------------------------------------------

@@ -333,6 +333,19 @@ class ConstantBuffers(nn.Module):
                     self._buffers[name] = value.to(device, buffer.dtype)
 
 
+class ParametersToCall(nn.ParameterList):
+    """Parameters that a layer reads by a call of this module.
+
+    So hooks that load them for the time of a call, as those of offloading, run.
+    """
+
+    __call__ = nn.Module.__call__  # which ParameterList refuses
+
+    def forward(self) -> list[torch.Tensor]:
+        """Return the parameters."""
+        return list(self)
+
+
 class Float32Module(nn.Module):
     """A module that stays float32 when the model around it is cast to half precision.
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
 
 from .._snapshot import snapshot
 from ..ops.rvq import RVQOutput, composed, run
 from ._codebook import Codebook, set_counts
+from ._model_cut import altered
 from ._shared import HALF
 from .vector_quantize import VectorQuantize
 
@@ -31,7 +31,8 @@ class Stages:
         """Return True if one op gives the same result as the quantizers one by one for this input."""
         alike = _options(self.first)
         for layer, codebook in zip(self.layers, self.codebooks, strict=True):
-            if _options(layer) != alike or not _plain(layer, codebook):
+            elsewhere = codebook.embed.device != start.device  # the quantizer says so in its error
+            if _options(layer) != alike or not _plain(layer, codebook) or elsewhere:
                 return False
         if self.updated and (_may_run_again() or not all(codebook.tracks() for codebook in self.codebooks)):
             return False
@@ -119,8 +120,8 @@ def _plain(layer: VectorQuantize, codebook: Codebook) -> bool:
             or layer.sync_update_v
             or codebook._use_cosine_sim
             or codebook._affine_param
-            or _hooked(layer)
-            or _hooked(codebook)
+            or altered(layer)
+            or altered(codebook)
             or (layer.training and _measured(layer))
         )
         and layer.in_place_codebook_optimizer is None
@@ -138,15 +139,6 @@ def _measured(layer: VectorQuantize) -> bool:
         or layer.commitment_use_cross_entropy_loss
         or layer.codebook_diversity_loss_weight
         or layer.orthogonal_reg_weight
-    )
-
-
-def _hooked(module: nn.Module) -> bool:
-    return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
     )
 
 

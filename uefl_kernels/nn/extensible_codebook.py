@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ..ops.vq import VQOutput, vq
-from ._shared import Float32Module, no_torchscript
+from ._shared import Float32Module, ParametersToCall, no_torchscript
 
 
 class ExtensibleCodebook(Float32Module):
@@ -58,7 +58,7 @@ class ExtensibleCodebook(Float32Module):
         self.dim, self.capacity = shared.shape[1], capacity
         self.clients = tuple(clients)
         start = shared.new_zeros(capacity, self.dim, dtype=torch.float32)
-        self.weights = nn.ParameterList(nn.Parameter(start.clone()) for _ in clients)
+        self.weights = ParametersToCall(nn.Parameter(start.clone()) for _ in clients)
         self.block_clients: list[frozenset[str]] = []
         self._rows: list[dict[str, slice]] = []  # of each block, where it is in the buffer of each client
         self._sizes = dict.fromkeys(self.clients, 0)
@@ -200,7 +200,9 @@ class ExtensibleCodebook(Float32Module):
         """
         if client is None and len(self.clients) > 1:
             raise ValueError(f"ExtensibleCodebook: name the client, one of {', '.join(self.clients)}")
-        return vq(x, self.codebook(self.clients[0] if client is None else client), **options)
+        name = self.clients[0] if client is None else self._known(client)
+        codes = self.weights()[self.clients.index(name)][: self._sizes[name]]
+        return vq(x, codes, **options)
 
     def _weight(self, client: str) -> torch.Tensor:
         weight: torch.Tensor = self.weights[self.clients.index(self._known(client))]

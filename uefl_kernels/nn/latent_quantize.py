@@ -13,6 +13,7 @@ from torch import nn
 from ._codebook import Coder
 from ._shared import (
     ConstantBuffers,
+    ParametersToCall,
     absent,
     channels_last,
     counts,
@@ -103,7 +104,7 @@ class LatentQuantize(ConstantBuffers, Coder):
         ]
         self.values_per_latent: Any
         if optimize_values:
-            self.values_per_latent = nn.ParameterList(nn.Parameter(value) for value in values)
+            self.values_per_latent = ParametersToCall(nn.Parameter(value) for value in values)
         else:
             self.values_per_latent = values
 
@@ -150,14 +151,19 @@ class LatentQuantize(ConstantBuffers, Coder):
         """Return the bits of the indices of a vector."""
         return float(self.num_codebooks * sum(map(math.log2, self._level_list)))
 
+    def _read_values(self) -> Sequence[torch.Tensor]:
+        values: Any = self.values_per_latent
+        found: Sequence[torch.Tensor] = values() if isinstance(values, ParametersToCall) else values
+        return found
+
     def _nearest(self, z: torch.Tensor) -> torch.Tensor:
         """Return the number of the nearest value of every element, int64 ``[..., d]``."""
-        parts = zip(z.unbind(-1), self.values_per_latent, strict=True)
+        parts = zip(z.unbind(-1), self._read_values(), strict=True)
         return torch.stack([(part.unsqueeze(-1) - v.to(part)).abs().argmin(-1) for part, v in parts], -1)
 
     def _values(self, places: torch.Tensor) -> torch.Tensor:
         """Return the values ``[..., d]`` of numbers ``[..., d]``."""
-        parts = zip(places.unbind(-1), self.values_per_latent, strict=True)
+        parts = zip(places.unbind(-1), self._read_values(), strict=True)
         return torch.stack([v.detach().to(place.device)[place] for place, v in parts], -1)
 
     def quantize(self, z: torch.Tensor) -> torch.Tensor:
