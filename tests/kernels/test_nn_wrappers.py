@@ -166,7 +166,7 @@ def test_tensors_that_exist_only_during_a_call(name, replace):
 def test_codewords_on_another_device_than_the_input():
     vq = ResidualVQ(dim=8, num_quantizers=2, codebook_size=10).eval()
     vq.layers[1]._codebook.to("meta")
-    with pytest.raises(ValueError, match="cpu and codebook on meta"):
+    with pytest.raises(ValueError, match="meta"):
         vq(normal(2, 8, 8))
 
 

@@ -1,0 +1,109 @@
+"""Checks of the data cost at most 5 % of a pass over it, for each estimator method and each search.
+
+Outside of the kernels, what torch and NumPy read and write is counted, so nothing is timed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from uefl_kernels import COMPILED, kmeans, kmeans_step, rvq, vq, vq_assign
+from uefl_kernels.estimator import KMeans
+from uefl_kernels.estimator import kmeans as estimator
+
+from .conftest import normal
+
+ROWS, SHARE = 2000, 0.05
+
+
+class Touched(TorchDispatchMode):
+    """Count the elements that torch reads and writes outside of the kernels, except views."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        found = op(*args, **(kwargs or {}))
+        if not op.namespace.startswith("uefl") and not op.is_view:
+            tensors = [t for t in tree_leaves((args, kwargs, found)) if isinstance(t, torch.Tensor)]
+            self.elements += sum(t.numel() for t in tensors)
+        return found
+
+
+@pytest.fixture
+def touched(monkeypatch):
+    """Return a function of a call that counts the elements which torch and NumPy's tests touch."""
+    counting = Touched()
+
+    def counted(test):
+        def run(x, *args, **kwargs):
+            counting.elements += np.size(x)
+            return test(x, *args, **kwargs)
+
+        return run
+
+    for name in ("isfinite", "isnan", "isinf"):
+        monkeypatch.setattr(np, name, counted(getattr(np, name)))
+
+    def count(call):
+        counting.elements = 0
+        with counting:
+            call()
+        return counting.elements
+
+    return count
+
+
+def rows(d, kind):
+    x = normal(ROWS, d)
+    return {"tensor": x, "float32": x.numpy(), "float64": x.double().numpy()}[kind]
+
+
+@pytest.mark.skipif(not COMPILED, reason="the compiled kernels are absent")
+@pytest.mark.parametrize("method", ["fit", "predict", "transform", "fit_predict", "score"])
+@pytest.mark.parametrize("kind", ["tensor", "float32", "float64"])
+@pytest.mark.parametrize("d", [784, 3072])
+def test_estimators(d, kind, method, touched):
+    x = rows(d, kind)
+    model = KMeans(10, random_state=0, n_init=1, max_iter=3).fit(x)
+    assert touched(lambda: getattr(model, method)(x)) <= SHARE * ROWS * d
+
+
+@pytest.mark.skipif(not COMPILED, reason="the compiled kernels are absent")
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x, centers: vq_assign(x, centers),
+        lambda x, centers: vq(x, centers),
+        lambda x, centers: rvq(x, [centers, centers]),
+        lambda x, centers: kmeans(x, 2, max_iter=2),
+        lambda x, centers: kmeans_step(x, centers),
+    ],
+    ids=["vq_assign", "vq", "rvq", "kmeans", "kmeans_step"],
+)
+@pytest.mark.parametrize("d", [784, 3072])
+def test_ops(d, call, touched):
+    x = rows(d, "tensor")
+    assert touched(lambda: call(x, x[:2].clone())) <= SHARE * ROWS * d
+
+
+@pytest.mark.parametrize(
+    "check",
+    [lambda x: torch.isfinite(torch.as_tensor(x)).all(), lambda x: np.isfinite(np.asarray(x)).all()],
+    ids=["torch", "numpy"],
+)
+def test_a_check_of_all_rows_is_counted(check, touched, monkeypatch):
+    """Show that the tests above can fail."""
+    x = rows(784, "float32")
+    model = KMeans(10, random_state=0, n_init=1, max_iter=3).fit(x)
+    plain = estimator.KMeans._rows
+
+    def checked(self, given, **options):
+        assert check(given)
+        return plain(self, given, **options)
+
+    monkeypatch.setattr(estimator.KMeans, "_rows", checked)
+    assert touched(lambda: model.predict(x)) >= x.size
