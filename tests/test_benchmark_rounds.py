@@ -1,12 +1,13 @@
 """Check that the comparisons of federated rounds run, and that the published UEFL loop equals ours."""
 
 import copy
+import os
 import re
 
 import pytest
 import torch
 
-from benchmarks import fedul_round, results, round_times, simulation, uefl_round
+from benchmarks import fedul_round, results, round_times, simulation, two_runs, uefl_round
 from uefl import config
 from uefl.data import build
 
@@ -145,3 +146,37 @@ def copy_of(ours, theirs):
     first.bias.copy_(net.head.fc1.bias)
     last.weight.copy_(net.head.fc2.weight), last.bias.copy_(net.head.fc2.bias)
     theirs.codebooks = [state.tensors["main"][0].clone() for _ in theirs.codebooks]
+
+
+SMALL = {
+    "demo": ["arms=uefl", "rounds=[1]", *TINY],
+    "kmeans": ["rows=300", "batches=2"],
+    "layer": ["rows=300", "batches=2"],
+}
+
+
+@pytest.mark.parametrize("work", SMALL)
+def test_a_run_next_to_others(work, tmp_path, monkeypatch):
+    monkeypatch.setattr("os.environ", dict(os.environ))
+    (tmp_path / "another").touch()  # the other run is ready
+    times = two_runs._run(work, SMALL[work], 2, str(tmp_path))
+    assert times.wall > 0
+    assert times.cpu > 0
+    assert times.threads >= 1
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize(("most", "code"), [("2.2", 0), ("1.9", 1)])
+def test_runs_at_once_are_compared_with_one_run(most, code, monkeypatch, capsys):
+    seconds = {1: [1.0], 2: [1.5, 2.0]}
+    monkeypatch.setattr(
+        two_runs, "at_once", lambda work, keys, runs: [two_runs.Times(t, t, 1) for t in seconds[runs]]
+    )
+    assert two_runs.main(["layer", "--most", most]) == code
+    assert "2.00" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_two_runs_are_timed_in_processes(capsys):
+    assert two_runs.main(["kmeans", "--turns", "1", "--most", "0", *options(*SMALL["kmeans"])]) == 1
+    assert "kmeans" in capsys.readouterr().out
