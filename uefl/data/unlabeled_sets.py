@@ -30,10 +30,6 @@ if TYPE_CHECKING:
     from .settings import Data
 
 
-USE: dict[str, record.Use] = {"labeled": "train", "validation": "holdout"}
-"""of the images of the server"""
-
-
 @dataclass(frozen=True)
 class LabeledRows:
     """Images of a source that have labels."""
@@ -49,6 +45,11 @@ class LabeledRows:
     def load(self, prepare: Preparation | NoPreparation) -> Split:
         """Read the images and their labels."""
         return Split(prepare(self.images, self.rows), torch.from_numpy(self.labels))
+
+    def entry(self, content: record.ImageHashes, part: str, classes: int) -> record.Entry:
+        """Return the record of a part of the server's images, ``labeled`` or ``validation``."""
+        use: record.Use = "train" if part == "labeled" else "holdout"
+        return content.entry(self.images, self.rows, self.labels, f"server/{part}", use, classes)
 
 
 @dataclass(frozen=True)
@@ -280,9 +281,7 @@ def _manifest(
         "silos": entries,
         "unseen": {},
         "server": {
-            part: content.entry(
-                rows.images, rows.rows, rows.labels, f"server/{part}", USE[part], len(made.classes)
-            )
+            part: rows.entry(content, part, len(made.classes))
             for part, rows in server.items()
             if rows is not None
         },

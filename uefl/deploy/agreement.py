@@ -6,6 +6,7 @@ The server knows only counts and hashes of the silos' images.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +19,7 @@ from ..data.partitions.leave_one_out import LeaveOneOut
 from ..data.partitions.natural import Natural
 from ..data.prepare import Preparation, prepare_for, statistics_of
 from ..data.sources import own_sets
-from ..data.unlabeled_sets import USE, LabeledRows, check_doubts, doubts_of_all
+from ..data.unlabeled_sets import LabeledRows, check_doubts, doubts_of_all
 from ..errors import UserError
 
 if TYPE_CHECKING:
@@ -131,9 +132,8 @@ def agree(reports: Reports, cfg: Config, place: str) -> Federation:
     inputs = next(iter(reports.values())).inputs
     held = {}
     for part, rows in server.items():  # of arms on unlabeled sets, which are images
-        _, height, width = shape
-        prepare = Preparation(shape[0], cfg.data.image_size, (shape[0], height, width))
-        held[part] = rows.load(prepare)
+        channels, height, width = shape
+        held[part] = rows.load(Preparation(channels, cfg.data.image_size, (channels, height, width)))
     statistics = statistics_of(shape, inputs, cfg.data.normalize == "standard")
     for report in reports.values():
         statistics.join(report.parts)
@@ -151,14 +151,9 @@ def agree(reports: Reports, cfg: Config, place: str) -> Federation:
         "classes": list(classes),
         "silos": {name: entry for name, entry in entries.items() if name != apart},
         "unseen": {name: entry for name, entry in entries.items() if name == apart},
-        "server": {
-            part: content.entry(
-                rows.images, rows.rows, rows.labels, f"server/{part}", USE[part], len(classes)
-            )
-            for part, rows in server.items()
-        },
+        "server": {part: rows.entry(content, part, len(classes)) for part, rows in server.items()},
     }
-    silos = [ClientData(name, report.sizes, _elsewhere(name)) for name, report in reports.items()]
+    silos = [ClientData(name, report.sizes, partial(_elsewhere, name)) for name, report in reports.items()]
     return Federation(
         cfg.kind,  # type: ignore[arg-type]
         tuple(silo for silo in silos if silo.name != apart),
@@ -273,11 +268,8 @@ def _entry(report: SiloReport, classes: tuple[str, ...]) -> dict[str, Any]:
     return entry
 
 
-def _elsewhere(name: str) -> Any:
-    def load() -> LabeledData | SetData:
-        raise UserError(
-            f"the images of silo {name!r} stay with it; an arm that reads them at the server cannot run over"
-            " Flower"
-        )
-
-    return load
+def _elsewhere(name: str) -> LabeledData | SetData:
+    raise UserError(
+        f"the images of silo {name!r} stay with it; an arm that reads them at the server cannot run over"
+        " Flower"
+    )
