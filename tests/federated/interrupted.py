@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Iterable
@@ -13,6 +12,7 @@ import pytest
 import torch
 
 import uefl
+from tests.federated.whole_run import outcome
 from uefl.data import build
 
 KEYS: dict[str, Any] = {
@@ -41,19 +41,6 @@ class Killer:
             if self.kill:
                 os.kill(os.getpid(), signal.SIGKILL)
             raise KeyboardInterrupt
-
-
-def outcome(path: Path):
-    """Return everything in a finished run that must not depend on interruptions."""
-    summary = json.loads((path / "summary.json").read_text())
-    for arm in summary["arms"].values():
-        arm.pop("seconds")
-        arm.pop("cpu_seconds", None)
-    return (
-        summary,
-        (path / "metrics.jsonl").read_text(),
-        [(f.name, f.read_bytes()) for f in sorted(path.glob("model-*"))],
-    )
 
 
 def run_of(tmp_path: Path, arms: dict[str, Any], **overrides: Any) -> uefl.Run:

@@ -11,6 +11,7 @@ from pydantic import Field
 from torch import nn
 
 import uefl
+from tests.federated.interrupted import Killer
 from uefl import config, report
 from uefl.algorithms import base
 from uefl.client.work import Batch, Work
@@ -157,33 +158,18 @@ class Killed(Exception):
     pass
 
 
-class KillAfter:
+class KillAfter(Killer):
     """Ends the process, as it were, when an arm has measured a number of rounds."""
 
-    def __init__(self, arm, rounds):
-        self.arm_, self.rounds = arm, rounds
-
-    def start(self, arms, rounds, clients):
-        pass
-
-    def arm(self, name, done_rounds):
-        pass
-
-    def client(self, arm, round, client):
-        pass
-
     def round(self, arm, round, records):
-        if (arm, round + 1) == (self.arm_, self.rounds):
+        if (arm, round + 1) == self.when:
             raise Killed
-
-    def notice(self, message):
-        pass
 
 
 def test_a_run_of_own_parts_resumes_only_with_the_same_parts(tmp_path, finished, monkeypatch):
     out = tmp_path / "run"
     with pytest.raises(Killed):
-        own(out, observer=KillAfter("mine", 2))
+        own(out, observer=KillAfter(("mine", 2)))
     with pytest.raises(uefl.UserError, match=r"'arrays' .*Python.*uefl.resume\(out, clients=...\)"):
         uefl.resume(out)
     with pytest.raises(uefl.UserError, match=r"network .*Python; .*uefl.resume\(out, model=...\)"):

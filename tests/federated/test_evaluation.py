@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import uefl
-from tests.federated.engine_wrappers import RecordingEngine
+from tests.federated.engine_wrappers import RecordingEngine, TamperingEngine
 from uefl.client import evaluation
 from uefl.errors import RunError
 from uefl.server.participants import Participants
@@ -73,20 +73,14 @@ def test_every_training_and_every_byte_is_recorded_once():
 def test_quorum_counts_the_clients_that_measure():
     cfg, federation = many(quorum=1.0)
 
-    class Refuses:
-        """The first client that only measures fails."""
-
-        def __init__(self, inner):
-            self.clients, self.inner = inner.clients, inner
-
-        def round(self, messages, deadline=None):
-            for reply in self.inner.round(messages, deadline):
-                if reply.metrics and not reply.training and not reply.client.startswith("unseen"):
-                    reply.error, reply.metrics = "lost", {}
-                yield reply
+    def lose(reply):
+        """Lose the reply of a client that only measures."""
+        if reply.metrics and not reply.training and not reply.client.startswith("unseen"):
+            reply.error, reply.metrics = "lost", {}
+        return reply
 
     with pytest.raises(RunError, match=r"[01] .*2 .*quorum .*\b2\b"):
-        tiny.finish(tiny.arm(cfg, federation, Refuses)[0])
+        tiny.finish(tiny.arm(cfg, federation, lambda engine: TamperingEngine(engine, lose))[0])
 
 
 def test_decisions_use_the_clients_that_measure():

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import uefl
+from tests.federated.interrupted import Killer
 from uefl.errors import UserError
 
 KEYS = {
@@ -58,15 +59,8 @@ def test_its_saved_model_predicts_behind_the_codebook(run):
 
 
 def test_given_codebook_resumes_bit_for_bit(run, tmp_path):
-    class InterruptingObserver:
-        def __getattr__(self, name):
-            return lambda *_: None
-
-        def round(self, arm, round, records):
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        uefl.train(KEYS, out=tmp_path / "run", model=TwoParts, observer=InterruptingObserver())
+        uefl.train(KEYS, out=tmp_path / "run", model=TwoParts, observer=Killer(4))
     uefl.resume(tmp_path / "run", model=TwoParts)
     for name in ("metrics.jsonl", "model-uefl.safetensors"):
         assert (tmp_path / "run" / name).read_bytes() == (run.path / name).read_bytes()

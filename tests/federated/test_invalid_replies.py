@@ -8,6 +8,7 @@ import re
 import pytest
 import torch
 
+from tests.federated.engine_wrappers import TamperingEngine
 from tests.federated.tiny import arm, federation, finish, settings
 from uefl.algorithms.fedavg import FedAvg
 from uefl.engines.codec import decode, encode, packed_reply, reply_of
@@ -16,20 +17,15 @@ from uefl.report.run_folder import summarize
 from uefl.report.words import means
 
 
-class Changed:
-    """An engine that changes the replies of some clients, each by its function."""
+def changed(engine, changes):
+    """Return an engine that changes the replies of some clients, each by its function."""
 
-    def __init__(self, engine, changes):
-        self.engine, self.changes = engine, changes
+    def change(reply):
+        if reply.client in changes:
+            changes[reply.client](reply)
+        return reply_of(decode(encode(packed_reply(reply))))
 
-    def clients(self):
-        return self.engine.clients()
-
-    def round(self, messages, deadline):
-        for reply in self.engine.round(messages, deadline):
-            if reply.client in self.changes:
-                self.changes[reply.client](reply)
-            yield reply_of(decode(encode(packed_reply(reply))))
+    return TamperingEngine(engine, change)
 
 
 def outcome(changes, honest=2, rounds=(2,)):
@@ -42,7 +38,7 @@ def outcome(changes, honest=2, rounds=(2,)):
     one, _, notices = arm(
         settings("uefl", quorum=0.1, rounds=list(rounds), passes=2),
         federation((16,) * count, (0.1,) * (count - 1) + (0.9,)),
-        wrap=lambda engine: Changed(engine, named),
+        wrap=lambda engine: changed(engine, named),
     )
     records = finish(one)
     assert means(records)
@@ -203,7 +199,7 @@ class Overflows(FedAvg):
 def test_an_invalid_state_ends_the_run_and_names_its_method():
     one, _, notices = arm(
         settings("fedavg"),
-        wrap=lambda engine: Changed(engine, {"silo-1": constant("values", 500.0)}),
+        wrap=lambda engine: changed(engine, {"silo-1": constant("values", 500.0)}),
         algorithm=Overflows(),
     )
     before = one.state()[0]
@@ -217,7 +213,7 @@ def test_an_invalid_state_ends_the_run_and_names_its_method():
 def test_no_client_is_named_if_all_diverge():
     one = arm(
         settings("fedavg"),
-        wrap=lambda e: Changed(e, dict.fromkeys(("silo-0", "silo-1", "silo-2"), constant("values", 1e9))),
+        wrap=lambda e: changed(e, dict.fromkeys(("silo-0", "silo-1", "silo-2"), constant("values", 1e9))),
         algorithm=Overflows(),
     )[0]
     with pytest.raises(RunError) as error:
@@ -233,7 +229,7 @@ def test_more_examples_than_reported_are_rejected():
             reply.examples = 2**53
 
     one, _, notices = arm(
-        settings("fedavg", quorum=0.5), wrap=lambda engine: Changed(engine, {"silo-1": change})
+        settings("fedavg", quorum=0.5), wrap=lambda engine: changed(engine, {"silo-1": change})
     )
     one.turn()
     (notice,) = notices
@@ -260,7 +256,7 @@ def test_counts_that_no_training_has_are_rejected(keys, name, value):
             reply.tensors[name][..., -1] = value
 
     one, _, notices = arm(
-        settings("uefl", quorum=0.5, **keys), wrap=lambda engine: Changed(engine, {"silo-1": change})
+        settings("uefl", quorum=0.5, **keys), wrap=lambda engine: changed(engine, {"silo-1": change})
     )
     one.turn()
     (notice,) = notices
@@ -275,5 +271,5 @@ def test_a_client_that_claims_no_training_images_ends_no_run():
             reply.tensors["counts"].zero_()
             reply.tensors["hits"].zero_()
 
-    one, _, _ = arm(settings("tpt"), wrap=lambda engine: Changed(engine, {"silo-1": change}))
+    one, _, _ = arm(settings("tpt"), wrap=lambda engine: changed(engine, {"silo-1": change}))
     assert {record["client"] for record in finish(one)} == {"silo-0", "silo-1", "silo-2"}

@@ -8,6 +8,7 @@ import json
 import pytest
 
 import uefl
+from tests.federated.engine_wrappers import TamperingEngine
 from tests.federated.interrupted import KEYS, Killer, outcome
 from tests.federated.tiny import arm, settings
 from uefl.algorithms.base import Algorithm
@@ -85,16 +86,8 @@ def test_an_algorithm_rejects_a_useless_reply():
 def test_a_client_that_only_measures_may_be_rejected():
     one, _, _ = arm(settings("fedavg", participation=0.6, quorum=0.3, rounds=[1]))
     one.turn()
-    inner = one.engine
-
-    class UnreachableClient:
-        def clients(self):
-            return inner.clients()
-
-        def round(self, messages, deadline=None):
-            for reply in inner.round(messages, deadline):
-                yield Reply(reply.client, error="gone") if reply.client == "silo-1" else reply
-
-    one.engine = UnreachableClient()
+    one.engine = TamperingEngine(
+        one.engine, lambda reply: Reply(reply.client, error="gone") if reply.client == "silo-1" else reply
+    )
     one.turn()
     assert [(line["client"], line["round"]) for line in one.rejected] == [("silo-1", 0)]

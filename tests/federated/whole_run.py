@@ -10,7 +10,6 @@ import signal
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file
 
 from uefl import config, run
 
@@ -73,11 +72,8 @@ def outcome(out: Path):
     summary = json.loads((out / "summary.json").read_text())
     for arm in summary["arms"].values():
         assert arm.pop("seconds") > 0
-        assert arm.pop("cpu_seconds") > 0
-    models = {
-        f.name: {k: v.tolist() for k, v in load_file(f).items()}
-        for f in sorted(out.glob("model-*.safetensors"))
-    }
+        assert arm.pop("cpu_seconds", 1) > 0  # not of arms that train in other processes
+    models = {f.name: f.read_bytes() for f in sorted(out.glob("model-*.safetensors"))}
     return summary, (out / "metrics.jsonl").read_text(), models
 
 

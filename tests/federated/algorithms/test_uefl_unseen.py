@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from tests.federated.engine_wrappers import RecordingEngine
 from tests.federated.tiny import arm, federation, finish, settings, state, visible
 from uefl.algorithms.uefl import unseen
 from uefl.algorithms.uefl.quantizer import Quantizer
@@ -54,19 +55,6 @@ def test_the_best_codebook_has_the_least_quantization_error():
     )
 
 
-class Overheard:
-    """An engine that keeps the messages to one client."""
-
-    def __init__(self, engine, client):
-        self.engine, self.client, self.sent = engine, client, []
-        self.clients = engine.clients
-
-    def round(self, messages, deadline=None):
-        if self.client in messages:
-            self.sent.append(messages[self.client])
-        return self.engine.round(messages, deadline)
-
-
 @pytest.mark.parametrize(
     ("keys", "blocks", "codebooks"),
     [
@@ -81,14 +69,15 @@ class Overheard:
 def test_unseen_clients_get_every_block_and_codebook(keys, blocks, codebooks):
     overheard = []
 
-    def overhear(engine):
-        overheard.append(Overheard(engine, "unseen-0"))
-        return overheard[0]
+    def record(messages):
+        if "unseen-0" in messages:
+            overheard.append(messages["unseen-0"])
 
     fed = federation(unseen=1)
-    algorithm, _, _ = arm(settings(**{"extend": "all", "rounds": [2, 1], **keys}), fed, overhear)
+    cfg = settings(**{"extend": "all", "rounds": [2, 1], **keys})
+    algorithm, _, _ = arm(cfg, fed, lambda engine: RecordingEngine(engine, record))
     finish(algorithm)
-    sent = overheard[0].sent[-1].tensors
+    sent = overheard[-1].tensors
     every = [state(algorithm).tensors[f"block.{i}"] for i in range(blocks)]
     assert torch.equal(sent["blocks"], torch.cat(every))
     assert f"block.{blocks}" not in state(algorithm).tensors

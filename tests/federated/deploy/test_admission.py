@@ -11,6 +11,7 @@ import torch
 
 from tests.federated.deploy.machines import images
 from tests.federated.engines.memory_link import MemoryLink
+from tests.federated.interrupted import Killer
 from uefl import config
 from uefl.algorithms.fedavg import FedAvg
 from uefl.deploy import deployment, silo
@@ -291,20 +292,6 @@ def test_returning_silo_with_other_data_is_refused(folder, monkeypatch, change):
     assert any(line.startswith("refused: silo 'b'") for line in said)
 
 
-class Quiet:
-    """An observer that keeps its calls."""
-
-    def __init__(self):
-        self.said = []
-
-    def start(self, *arguments): ...
-
-    arm = client = round = start
-
-    def notice(self, line):
-        self.said.append(line)
-
-
 def test_whole_run_records_its_silos(folder, monkeypatch):
     with joined(monkeypatch, [program(folder, name) for name in "ab"]) as (run, _, _):
         out = folder / "run"
@@ -314,7 +301,7 @@ def test_whole_run_records_its_silos(folder, monkeypatch):
             out=out,
             device="cpu",
             data_root=None,
-            observer=Quiet(),
+            observer=Killer(),
             deployment=run,
             pages=False,
         )
@@ -348,7 +335,7 @@ def test_a_bad_round_ends_the_run_at_its_last_checkpoint(folder, monkeypatch):
     monkeypatch.setattr(FedAvg, "aggregate", fifth_power)
     honest = [program(folder, name) for name in "ab"]
     cfg = settings(folder, rounds=[3])
-    keys = {"device": "cpu", "data_root": None, "observer": Quiet(), "pages": False}
+    keys = {"device": "cpu", "data_root": None, "observer": Killer(), "pages": False}
 
     def lies(packet):
         reply = honest[1](packet)
