@@ -174,7 +174,8 @@ def _draw_many_clients(run: RunFolder, key: str) -> Figure:
         shown = marked(run, arm)
         who = [i for i, name in enumerate(run.measured_clients) if name in {r["client"] for r in shown}]
         ax.plot(_rounds(values), values[:, who], color="#888888", linewidth=0.6, alpha=0.6)
-        _draw_mean(ax, values, line(run, arm))
+        _draw_band(ax, values, line(run, arm))
+        ax.plot(_rounds(values), _mean(values), marker=_marker(values), **line(run, arm))
         _finish(ax, run)
         _draw_levels(ax, run, key, arm)
         _mark(ax, run, arm, sorted({r["round"] for r in shown}))
@@ -212,11 +213,6 @@ def _draw_shares(run: RunFolder, arm: str, shares: Shares) -> Figure:
     ax.spines[:].set_visible(False)
     figure.colorbar(image, ax=ax, label="share (%)", pad=0.01, fraction=0.03)
     return figure
-
-
-def _draw_mean(ax: Axes, values: Matrix, style: dict[str, Any]) -> None:
-    _draw_band(ax, values, style)
-    ax.plot(_rounds(values), _mean(values), marker=_marker(values), **style)
 
 
 def _draw_band(ax: Axes, values: Matrix, style: dict[str, Any]) -> None:

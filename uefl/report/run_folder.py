@@ -314,7 +314,9 @@ def summarize(
 def _late(rounds: list[list[Record]], joins: Mapping[str, int]) -> Record:
     """Return the outcome of the clients that joined later, null where one has no measurement."""
     found = [_course(rounds[first - 2 :], name, joins) for name, first in joins.items()]
-    caught_up = [_caught_up(course) for course in found]
+    caught_up = [
+        next((i for i, own, others in course if own >= _CAUGHT_UP * others), None) for course in found
+    ]
     whole = all(found)
     return {
         "arrival_accuracy": statistics.fmean(course[0][1] for course in found) if whole else None,
@@ -339,10 +341,6 @@ def _course(
         if own is not None and others is not None:
             found.append((i, own, others))
     return found
-
-
-def _caught_up(course: list[tuple[int, float, float]]) -> int | None:
-    return next((i for i, own, others in course if own >= _CAUGHT_UP * others), None)
 
 
 def _worst(accuracies: list[float]) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -93,30 +93,19 @@ def draw(run: RunFolder) -> Iterator[Drawing]:
     def name(label: torch.Tensor) -> str:
         return names[label] if names else str(int(label))
 
-    tensors = _read(run.path / _FILE)
-    with _of_run(run.path / _FILE):
-        drawing = _training_images(run, tensors, name) if tensors else None
-    if drawing is not None:
+    makers: dict[str, Callable[[Tensors, Callable[[torch.Tensor], str]], Drawing]] = {
+        _FILE: partial(_training_images, run)
+    }
+    makers |= {_uncertain(arm): partial(_uncertain_images, run, arm) for arm in run.arms}
+    for file, make in makers.items():
+        path = run.path / file
+        if not (tensors := _read(path)):
+            continue
+        try:
+            drawing = make(tensors, name)
+        except (KeyError, IndexError, ValueError, TypeError, StopIteration, RuntimeError):
+            raise UserError(f"{path} has no images of this run; delete it to report without images") from None
         yield drawing
-    for arm in run.arms:
-        tensors = _read(run.path / _uncertain(arm))
-        with _of_run(run.path / _uncertain(arm)):
-            drawing = _uncertain_images(run, arm, tensors, name) if tensors else None
-        if drawing is not None:
-            yield drawing
-
-
-@contextmanager
-def _of_run(path: Path) -> Iterator[None]:
-    """Refuse a file with other tensors than the run writes.
-
-    Raises:
-        UserError: drawing its tensors fails.
-    """
-    try:
-        yield
-    except (KeyError, IndexError, ValueError, TypeError, StopIteration, RuntimeError):
-        raise UserError(f"{path} has no images of this run; delete it to report without images") from None
 
 
 def _training_images(run: RunFolder, tensors: Tensors, name: Callable[[torch.Tensor], str]) -> Drawing:
