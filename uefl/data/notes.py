@@ -18,6 +18,7 @@ Counts = npt.NDArray[np.int64]
 """``[clients, classes]`` images"""
 
 _LONGEST_NAME = 64
+_MOST_WORDS = 8
 
 
 def check_names(what: str, names: Iterable[str]) -> None:
@@ -122,8 +123,7 @@ def of_clients(count: int) -> list[str]:
     return ["one client only: its model is averaged with no other"] if count == 1 else []
 
 
-def listed(words: Sequence[str], most: int = 8) -> str:
+def listed(words: Sequence[str]) -> str:
     """Return words in one line, or only the first ones of many."""
-    return ", ".join(map(repr, words[:most])) + (
-        f" and {len(words) - most} more" if len(words) > most else ""
-    )
+    more = f" and {len(words) - _MOST_WORDS} more" if len(words) > _MOST_WORDS else ""
+    return ", ".join(map(repr, words[:_MOST_WORDS])) + more
