@@ -7,7 +7,7 @@ import torch
 from uefl import checkpoint
 from uefl.errors import UserError
 
-TENSORS = {"values": torch.arange(5.0), "block.0": torch.randn(3, 2)}
+TENSORS = {"values": torch.arange(5.0), "part.0": torch.randn(3, 2)}
 
 
 def test_round_trip(tmp_path):

@@ -101,8 +101,8 @@ def test_codewords_of_one_client_stay_at_its_silo(name, tmp_path):
         assert all(theirs[key] <= mine[key] for key in moved)
     theirs, mine = remote.members[0].state, local.members[0].state
     assert torch.equal(theirs.tensors["values"], mine.tensors["values"])
-    for i, members in enumerate(mine.plain["block_clients"]):
-        same = torch.equal(theirs.tensors[f"block.{i}"], mine.tensors[f"block.{i}"])
+    for i, members in enumerate(mine.plain["part_clients"]):
+        same = torch.equal(theirs.tensors[f"part.{i}"], mine.tensors[f"part.{i}"])
         assert same == (len(members) > 1), i
     rows = {client: local.members[0].algorithm.visible(mine, client).shape[-2] for client in NAMES}
     for client, kept in theirs.plain["at_silo"].items():

@@ -85,7 +85,7 @@ def test_bytes_are_the_sizes_of_the_tensors():
     one, _, _ = arm(settings("uefl", extend="none"))
     record = finish(one)[-1]
     model = 4 * (len(values(one)) + len(state(one).tensors["buffers"]))
-    codebook = 4 * state(one).tensors["block.0"].numel()
+    codebook = 4 * state(one).tensors["part.0"].numel()
     assert record["bytes_sent"] == 2 * (model + codebook)  # to train, and to measure the last round
     assert record["bytes_received"] == model + codebook + 8 * 4  # and how often each codeword was used
 

@@ -80,7 +80,7 @@ def test_training_accuracy_is_measured_in_the_steps():
 def test_the_loss_of_the_quantizer_is_recorded():
     """With a tiny step it is the value of the sent model, in training mode."""
     one, workspace, _ = arm(settings("uefl", optimizer="sgd", lr=1e-12, batch_size=48, rounds=[1]))
-    codebook = one.members[0].state.tensors["block.0"].clone()
+    codebook = one.members[0].state.tensors["part.0"].clone()
     records = finish(one)
     workspace.net.train()
     for silo, record in zip(federation().clients, records, strict=True):

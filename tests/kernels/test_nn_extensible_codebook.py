@@ -20,14 +20,14 @@ def codebook(**options):
     )
 
 
-def test_a_client_sees_the_shared_block_and_its_own():
+def test_a_client_sees_the_shared_part_and_its_own():
     codes = codebook()
     assert torch.equal(codes.codebook("north"), codes.codebook("silo.2"))
     first, second = normal(3, 4, seed=1), normal(2, 4, seed=2)
     assert codes.extend("north", first) == 1
     assert codes.extend("north", second) == 2
     assert codes.rows(2, "north") == slice(9, 11)
-    assert torch.equal(codes.codebook("north"), torch.cat([codes.block(0, "north"), first, second]))
+    assert torch.equal(codes.codebook("north"), torch.cat([codes.part(0, "north"), first, second]))
     assert (codes.size("north"), codes.size("silo.2")) == (11, 6)
     x = normal(2, 5, 8)
     for got, want in zip(codes(x, "north")[:4], vq(x, codes.codebook("north").detach())[:4], strict=True):
@@ -40,28 +40,28 @@ def test_repr_is_a_line_for_any_number_of_clients():
     codes.extend("silo 3", normal(2, 4))
     assert (
         repr(torch.nn.Sequential(codes))
-        == "Sequential(\n  (0): ExtensibleCodebook(dim=4, capacity=16, clients=200, blocks=2)\n)"
+        == "Sequential(\n  (0): ExtensibleCodebook(dim=4, capacity=16, clients=200, parts=2)\n)"
     )
 
 
-def test_block_of_some_clients_is_averaged_only_by_them():
+def test_part_of_some_clients_is_averaged_only_by_them():
     codes = codebook(clients=["a", "b", "c"])
     codes.extend("b", normal(2, 4, seed=1))
     group = normal(3, 4, seed=2)
     assert codes.extend(["b", "c"], group) == 2
-    assert [sorted(names) for names in codes.block_clients] == [["a", "b", "c"], ["b"], ["b", "c"]]
+    assert [sorted(names) for names in codes.part_clients] == [["a", "b", "c"], ["b"], ["b", "c"]]
     assert [codes.size(name) for name in "abc"] == [6, 11, 9]
     assert (codes.rows(2, "b"), codes.rows(2, "c")) == (slice(8, 11), slice(6, 9))
-    assert torch.equal(codes.block(2, "b"), group)
+    assert torch.equal(codes.part(2, "b"), group)
     with torch.no_grad():
-        codes.block(2, "b").fill_(1)
-        codes.block(2, "c").fill_(4)
+        codes.part(2, "b").fill_(1)
+        codes.part(2, "c").fill_(4)
     before = codes.codebook("b")[:8].clone()
     assert codes.average(2, [2, 1]).unique().item() == 2
     assert (
-        codes.block(2, "b").unique().item()
-        == codes.block(2, "c").unique().item()
-        == codes.block(2).unique().item()
+        codes.part(2, "b").unique().item()
+        == codes.part(2, "c").unique().item()
+        == codes.part(2).unique().item()
         == 2
     )
     assert torch.equal(codes.codebook("b")[:8], before)
@@ -73,7 +73,7 @@ def test_nothing_is_copied():
     codes.extend("north", normal(10, 4))
     assert (
         codes.codebook("north").data_ptr()
-        == codes.block(0, "north").data_ptr()
+        == codes.part(0, "north").data_ptr()
         == codes.weights[0].data_ptr()
         == address
     )
@@ -100,20 +100,20 @@ def test_optimizer_keeps_its_state_over_an_extension():
     assert not codes.weights[0][14:].any()
 
 
-def test_shared_block_is_averaged():
+def test_shared_part_is_averaged():
     codes = codebook()
     with torch.no_grad():
-        codes.block(0, "north").fill_(1)
-        codes.block(0, "silo.2").fill_(4)
+        codes.part(0, "north").fill_(1)
+        codes.part(0, "silo.2").fill_(4)
     codes.extend("north", normal(2, 4))
     own = codes.codebook("north")[6:].detach().clone()
     usage = torch.tensor([[0, 1, 2, 3, 1, 1], [0, 0, 1, 0, 1, 1]])
     assert codes.average(mass=usage)[:, 0].tolist() == [2.5, 1, 2, 1, 2.5, 2.5]
-    assert torch.equal(codes.block(0, "north"), codes.block(0, "silo.2"))
+    assert torch.equal(codes.part(0, "north"), codes.part(0, "silo.2"))
     assert torch.equal(codes.codebook("north")[6:], own)
-    codes.set_block(0, torch.zeros(6, 4))
+    codes.set_part(0, torch.zeros(6, 4))
     with torch.no_grad():
-        codes.block(0, "north").fill_(1)
+        codes.part(0, "north").fill_(1)
     assert codes.average(0, [3, 1])[0, 0].item() == 0.75
     assert codes.average()[0, 0].item() == 0.75
 
@@ -124,7 +124,7 @@ def test_state_dict_round_trip():
     other.load_state_dict(codes.state_dict())
     for same in (other, copy.deepcopy(codes)):
         assert torch.equal(same.codebook("silo.2"), codes.codebook("silo.2"))
-        assert same.block_clients == codes.block_clients
+        assert same.part_clients == codes.part_clients
         assert same.extend("silo.2", normal(1, 4)) == 2
         assert same.rows(2, "silo.2") == slice(11, 12)
     # what safetensors takes
@@ -151,22 +151,22 @@ def test_refuses():
         codes(normal(3, 4), "south")
     with pytest.raises(ValueError, match=r"client.*north, silo\.2"):
         codes(normal(3, 4))
-    with pytest.raises(ValueError, match=r"block.*\[v, 4\].*\[2, 3\]"):
+    with pytest.raises(ValueError, match=r"part.*\[v, 4\].*\[2, 3\]"):
         codes.extend("north", normal(2, 3))
     with pytest.raises(ValueError, match=r"'north'.*17.*capacity.*16"):
         codes.extend("north", normal(11, 4))
-    with pytest.raises(ValueError, match=r"block.*NaN"):
+    with pytest.raises(ValueError, match=r"part.*NaN"):
         codes.extend("north", torch.full((1, 4), float("nan")))
     with pytest.raises(ValueError, match=r"mass.*\[2\].*\[2, 6\].*\[3\]"):
         codes.average(0, [1, 2, 3])
     with pytest.raises(ValueError, match=r"mass.*finite"):
         codes.average(0, [1, -1])
-    with pytest.raises(ValueError, match=r"block 0.*\[6, 4\].*\[5, 4\]"):
-        codes.set_block(0, normal(5, 4))
-    with pytest.raises(ValueError, match=r"block.*distinct.*\['north', 'north'\]"):
+    with pytest.raises(ValueError, match=r"part 0.*\[6, 4\].*\[5, 4\]"):
+        codes.set_part(0, normal(5, 4))
+    with pytest.raises(ValueError, match=r"part.*distinct.*\['north', 'north'\]"):
         codes.extend(["north", "north"], normal(1, 4))
     assert codes.size("north") == 6
-    assert len(codes.block_clients) == 1
+    assert len(codes.part_clients) == 1
     codes.extend("north", normal(1, 4))
-    with pytest.raises(ValueError, match=r"client 'silo\.2'.*block 1"):
+    with pytest.raises(ValueError, match=r"client 'silo\.2'.*part 1"):
         codes.rows(1, "silo.2")

@@ -5,12 +5,12 @@ The steps of its server come in their order, with its mistakes.
 Differences from the corrected algorithm (``uefl/server.py``):
 
 * no codeword is ever averaged: every client keeps a copy of the whole codebook module, also of the "shared"
-  block;
+  part;
 * at the start of an iteration every client starts from the *last* client's copy;
-* k-means then runs in every silo, uncertain or not, and overwrites the block that the silo points at: block
+* k-means then runs in every silo, uncertain or not, and overwrites the part that the silo points at: part
   0, the shared one, in a client that was never extended;
-* a client sees block 0 and the block it points at, never an older extension; after each extension a spare
-  block is added;
+* a client sees part 0 and the part it points at, never an older extension; after each extension a spare
+  part is added;
 * the model is averaged with equal weights;
 * the threshold is (1 + gamma) x the *mean* entropy (``reference = "mean"``), set once, on the clients' *test*
   split;
@@ -57,20 +57,16 @@ class PublishedUEFL(CodebookAlgorithm):
         return training.rounds[min(iteration, len(training.rounds) - 1)]
 
     def server_state(self, values: torch.Tensor, buffers: torch.Tensor, net: torch.nn.Module) -> State:
-        """Return the state of FedAvg with every client's blocks.
+        """Return the state of FedAvg with every client's parts.
 
-        ``main`` ``[blocks, v, d]``: blocks of the main model, a shared one and spares. ``own.NAME``: blocks
-        of each client. ``own_block``: index of each client's own block, 0 for a client with the shared block
+        ``main`` ``[parts, v, d]``: parts of the main model, a shared one and spares. ``own.NAME``: parts
+        of each client. ``own_part``: index of each client's own part, 0 for a client with the shared part
         only.
         """
         state, length = super().server_state(values, buffers, net), self.length(net)
         main = torch.stack([self.start(length, 0), self.start(length, 1)]).to(values.device)
         state.tensors |= {"main": main} | {f"own.{name}": main for name in self.context.clients}
-        state.plain = {
-            "own_block": dict.fromkeys(self.context.clients, 0),
-            "threshold": None,
-            "uncertain": [],
-        }
+        state.plain = {"own_part": dict.fromkeys(self.context.clients, 0), "threshold": None, "uncertain": []}
         return state
 
     def broadcast(self, state: State, client: str, turn: Turn) -> Message:
@@ -81,7 +77,7 @@ class PublishedUEFL(CodebookAlgorithm):
         message = super().broadcast(state, client, turn)
         codebook = message.tensors["codebook"] = self.visible(state, client, turn)
         if turn.train and turn.trained == 0 and turn.iteration > 0:
-            at = 0 if state.plain["own_block"][client] == 0 else self.parameters.codewords
+            at = 0 if state.plain["own_part"][client] == 0 else self.parameters.codewords
             message.options |= {"new_codewords": self.parameters.codewords, "new_at": at, "kmeans_seed": 0}
         message.expects["codebook"] = Expected(tuple(codebook.shape), codebook.dtype)
         message.expects["usage"] = Expected((len(codebook),), torch.int64)
@@ -98,7 +94,7 @@ class PublishedUEFL(CodebookAlgorithm):
         """
         for name, mean in averages.items():
             mean.add(update.tensors[name], self.weight(update))
-        at, codewords = state.plain["own_block"][update.client], self.parameters.codewords
+        at, codewords = state.plain["own_part"][update.client], self.parameters.codewords
         trained = state.scratch.setdefault("trained", {})
         trained[update.client] = (
             at,
@@ -107,20 +103,20 @@ class PublishedUEFL(CodebookAlgorithm):
         )
 
     def aggregate(self, state: State, averages: dict[str, Mean]) -> None:
-        """Leave the main model with the last client's blocks.
+        """Leave the main model with the last client's parts.
 
-        After an extension it has one more spare block.
+        After an extension it has one more spare part.
         """
         super().aggregate(state, averages)
         tensors, first = state.tensors, state.scratch["first"]
         for name, (at, shared, other) in state.scratch["trained"].items():
-            blocks = (tensors["main"] if first else tensors[f"own.{name}"]).clone()
-            blocks[0] = shared
+            parts = (tensors["main"] if first else tensors[f"own.{name}"]).clone()
+            parts[0] = shared
             if at > 0:
-                blocks[at] = other
-            state.scratch.setdefault("blocks", {})[name] = blocks
-        for name, blocks in state.scratch["blocks"].items():
-            tensors[f"own.{name}"] = blocks
+                parts[at] = other
+            state.scratch.setdefault("parts", {})[name] = parts
+        for name, parts in state.scratch["parts"].items():
+            tensors[f"own.{name}"] = parts
         tensors["main"] = tensors[f"own.{max(self.context.clients)}"]
         if first and state.scratch["later"]:
             spare = self.start(tensors["main"].shape[2], len(tensors["main"])).to(tensors["main"].device)[
@@ -139,7 +135,7 @@ class PublishedUEFL(CodebookAlgorithm):
         return {"codewords": len(self.visible(state, client, turn)), "extended": new}
 
     def end_iteration(self, state: State, records: list[Record], turn: Turn) -> bool:
-        """Point uncertain clients at the newest block, and stop when there are none."""
+        """Point uncertain clients at the newest part, and stop when there are none."""
         records = deciding(records, ("entropy_deterministic",), turn)
         entropy = {record["client"]: record["entropy_deterministic"] for record in records}
         if state.plain["threshold"] is None:
@@ -147,7 +143,7 @@ class PublishedUEFL(CodebookAlgorithm):
         limit = state.plain["threshold"]
         uncertain = state.plain["uncertain"] = [name for name, e in sorted(entropy.items()) if e > limit]
         for name in uncertain:
-            state.plain["own_block"][name] = turn.iteration + 1
+            state.plain["own_part"][name] = turn.iteration + 1
         for record in records:
             record |= {"threshold": limit, "deciding_entropy": entropy[record["client"]]}
         shown = extension_findings.nats(limit, len(self.context.classes))
@@ -164,14 +160,14 @@ class PublishedUEFL(CodebookAlgorithm):
     def visible(self, state: State, client: str, turn: Turn) -> torch.Tensor:
         """Return the codebook of a client at the start of a round, ``[V, d]``."""
         own = state.tensors.get(f"own.{client}")
-        blocks = state.tensors["main"] if turn.trained == 0 or own is None else own
-        own_block = state.plain["own_block"].get(client, 0)
-        return blocks[0] if own_block == 0 else torch.cat([blocks[0], blocks[own_block]])
+        parts = state.tensors["main"] if turn.trained == 0 or own is None else own
+        own_part = state.plain["own_part"].get(client, 0)
+        return parts[0] if own_part == 0 else torch.cat([parts[0], parts[own_part]])
 
     def client_tensors(self, state: State, client: str) -> dict[str, torch.Tensor]:
         """Return the tensors that the client has after the run.
 
         A new iteration would start from the main model.
         """
-        blocks, own_block = state.tensors["main"], state.plain["own_block"].get(client, 0)
-        return {"codebook": blocks[0] if own_block == 0 else torch.cat([blocks[0], blocks[own_block]])}
+        parts, own_part = state.tensors["main"], state.plain["own_part"].get(client, 0)
+        return {"codebook": parts[0] if own_part == 0 else torch.cat([parts[0], parts[own_part]])}

@@ -1,6 +1,6 @@
-"""``ExtensibleCodebook``: a block of codewords that all clients see, and further blocks.
+"""``ExtensibleCodebook``: a part of codewords that all clients see, and further parts.
 
-Only some clients see a further block.
+Only some clients see a further part.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from ._shared import Float32Module, ParametersToCall, no_torchscript
 class ExtensibleCodebook(Float32Module):
     """Keep the codewords of each client in one buffer of fixed size.
 
-    They are the blocks that the client sees, in their order of arrival.
+    They are the parts that the client sees, in their order of arrival.
 
     The ops take one codebook tensor. So each client has a parameter of ``capacity`` rows. Its first
     ``size(client)`` rows are visible. A search reads a view of them, and an extension writes behind them:
     neither copies a codeword nor invalidates an optimizer. Rows that are not visible are zero and get a zero
-    gradient. Each client trains its own copy of a block that it shares with others; :meth:`average` averages
+    gradient. Each client trains its own copy of a part that it shares with others; :meth:`average` averages
     the copies, as a federated round does.
 
     Args:
-        shared: ``[K, d]``, the first block, which all clients see.
+        shared: ``[K, d]``, the first part, which all clients see.
         capacity: the most codewords that a client can see, K included.
         clients: their names, distinct.
 
     Attributes:
-        block_clients: of each block, the names of the clients that see it; every client sees block 0.
+        part_clients: of each part, the names of the clients that see it; every client sees part 0.
         weights: one parameter ``[capacity, d]`` float32 per client.
 
     Raises:
@@ -41,7 +41,7 @@ class ExtensibleCodebook(Float32Module):
     Source: Zhang, Cao and Liu, "Uncertainty-Based Extensible Codebook for Discrete Federated Learning in
         Heterogeneous Data Silos".
 
-    Equivalent to: ``vq(x, torch.cat(blocks[client]))``, which copies all codewords in every step.
+    Equivalent to: ``vq(x, torch.cat(parts[client]))``, which copies all codewords in every step.
     """
 
     def __init__(self, shared: torch.Tensor, *, capacity: int, clients: Sequence[str] = ("client",)) -> None:
@@ -59,8 +59,8 @@ class ExtensibleCodebook(Float32Module):
         self.clients = tuple(clients)
         start = shared.new_zeros(capacity, self.dim, dtype=torch.float32)
         self.weights = ParametersToCall(nn.Parameter(start.clone()) for _ in clients)
-        self.block_clients: list[frozenset[str]] = []
-        self._rows: list[dict[str, slice]] = []  # of each block, where it is in the buffer of each client
+        self.part_clients: list[frozenset[str]] = []
+        self._rows: list[dict[str, slice]] = []  # of each part, where it is in the buffer of each client
         self._sizes = dict.fromkeys(self.clients, 0)
         self.extend(self.clients, shared)
 
@@ -70,7 +70,7 @@ class ExtensibleCodebook(Float32Module):
         """Return one line, for any number of clients."""
         return (
             f"ExtensibleCodebook(dim={self.dim}, capacity={self.capacity}, clients={len(self.clients)},"
-            f" blocks={len(self.block_clients)})"
+            f" parts={len(self.part_clients)})"
         )
 
     def size(self, client: str) -> int:
@@ -80,36 +80,36 @@ class ExtensibleCodebook(Float32Module):
     def codebook(self, client: str) -> torch.Tensor:
         """Return ``[size, d]``, a view of the client's buffer.
 
-        Its blocks are in the order in which they were added.
+        Its parts are in the order in which they were added.
         """
         codes: torch.Tensor = self._weight(client)[: self._sizes[client]]
         return codes
 
-    def rows(self, block: int, client: str) -> slice:
-        """Return the rows of a block in the codebook of a client that sees it."""
-        if client not in self._rows[block]:
-            raise ValueError(f"ExtensibleCodebook: client {self._known(client)!r} does not see block {block}")
-        return self._rows[block][client]
+    def rows(self, part: int, client: str) -> slice:
+        """Return the rows of a part in the codebook of a client that sees it."""
+        if client not in self._rows[part]:
+            raise ValueError(f"ExtensibleCodebook: client {self._known(client)!r} does not see part {part}")
+        return self._rows[part][client]
 
-    def block(self, block: int, client: str | None = None) -> torch.Tensor:
-        """Return ``[v, d]``, a view of a client's copy of a block.
+    def part(self, part: int, client: str | None = None) -> torch.Tensor:
+        """Return ``[v, d]``, a view of a client's copy of a part.
 
-        By default it is the copy of the first client that sees the block.
+        By default it is the copy of the first client that sees the part.
         """
-        client = next(iter(self._rows[block])) if client is None else client
-        codes: torch.Tensor = self._weight(client)[self.rows(block, client)]
+        client = next(iter(self._rows[part])) if client is None else client
+        codes: torch.Tensor = self._weight(client)[self.rows(part, client)]
         return codes
 
     @torch.no_grad()
     def extend(self, clients: str | Sequence[str], codes: torch.Tensor) -> int:
-        """Show a client, or several, a new block of codewords.
+        """Show a client, or several, a new part of codewords.
 
         Args:
             clients: a name, or some.
             codes: ``[v, d]``, finite.
 
         Returns:
-            The number of the block.
+            The number of the part.
 
         Raises:
             ValueError: a client that is not known, a shape that does not fit, more than ``capacity``, or
@@ -118,7 +118,7 @@ class ExtensibleCodebook(Float32Module):
         names = [clients] if isinstance(clients, str) else list(clients)
         if codes.dim() != 2 or len(codes) == 0 or codes.shape[1] != self.dim:
             raise ValueError(
-                f"ExtensibleCodebook: a block must have shape [v, {self.dim}], got {list(codes.shape)}"
+                f"ExtensibleCodebook: a part must have shape [v, {self.dim}], got {list(codes.shape)}"
             )
         for name in names:
             if self.size(name) + len(codes) > self.capacity:
@@ -128,45 +128,45 @@ class ExtensibleCodebook(Float32Module):
                 )
         if not names or len(set(names)) != len(names):
             raise ValueError(
-                f"ExtensibleCodebook: a block must have distinct clients, at least one, got {names}"
+                f"ExtensibleCodebook: a part must have distinct clients, at least one, got {names}"
             )
         if not bool(torch.isfinite(codes).all()):
-            raise ValueError("ExtensibleCodebook: the block holds NaN or infinity")
-        self.block_clients.append(frozenset(names))
+            raise ValueError("ExtensibleCodebook: the part holds NaN or infinity")
+        self.part_clients.append(frozenset(names))
         self._rows.append({name: slice(self._sizes[name], self._sizes[name] + len(codes)) for name in names})
         self._sizes.update({name: rows.stop for name, rows in self._rows[-1].items()})
-        self.set_block(len(self.block_clients) - 1, codes)
-        return len(self.block_clients) - 1
+        self.set_part(len(self.part_clients) - 1, codes)
+        return len(self.part_clients) - 1
 
     @torch.no_grad()
-    def set_block(self, block: int, codes: torch.Tensor) -> None:
-        """Replace the codewords ``[v, d]`` of a block for every client that sees it."""
-        if codes.shape != self.block(block).shape:
+    def set_part(self, part: int, codes: torch.Tensor) -> None:
+        """Replace the codewords ``[v, d]`` of a part for every client that sees it."""
+        if codes.shape != self.part(part).shape:
             raise ValueError(
-                f"ExtensibleCodebook: block {block} has shape {list(self.block(block).shape)}, got"
+                f"ExtensibleCodebook: part {part} has shape {list(self.part(part).shape)}, got"
                 f" {list(codes.shape)}"
             )
-        for client in self._rows[block]:
-            self.block(block, client).copy_(codes)
+        for client in self._rows[part]:
+            self.part(part, client).copy_(codes)
 
     @torch.no_grad()
-    def average(self, block: int = 0, mass: Sequence[float] | torch.Tensor | None = None) -> torch.Tensor:
-        """Replace the clients' copies of a block by their mean.
+    def average(self, part: int = 0, mass: Sequence[float] | torch.Tensor | None = None) -> torch.Tensor:
+        """Replace the clients' copies of a part by their mean.
 
         Args:
-            block: its number.
-            mass: the weight of each client that sees the block, in the order of ``clients``; or ``[c, v]``,
+            part: its number.
+            mass: the weight of each client that sees the part, in the order of ``clients``; or ``[c, v]``,
                 how often each of these c clients used each codeword. Equal by default. A codeword without
                 mass anywhere gets the plain mean.
 
         Returns:
-            The block, ``[v, d]``.
+            The part, ``[v, d]``.
 
         Raises:
             ValueError: a mass of another shape, negative, or not finite.
         """
         copies = torch.stack(
-            [self.block(block, name) for name in self.clients if name in self.block_clients[block]]
+            [self.part(part, name) for name in self.clients if name in self.part_clients[part]]
         )
         given = torch.ones(len(copies)) if mass is None else torch.as_tensor(mass)
         if given.shape not in (copies.shape[:1], copies.shape[:2]):
@@ -181,7 +181,7 @@ class ExtensibleCodebook(Float32Module):
             raise ValueError("ExtensibleCodebook: mass must be finite and not negative")
         weights = torch.where(weights.sum(0) == 0, 1.0, weights)
         mean = ((copies.double() * weights).sum(0) / weights.sum(0)).to(copies.dtype)
-        self.set_block(block, mean)
+        self.set_part(part, mean)
         return mean
 
     def forward(self, x: torch.Tensor, client: str | None = None, **options: Any) -> VQOutput:
@@ -216,9 +216,9 @@ class ExtensibleCodebook(Float32Module):
         return client
 
     def get_extra_state(self) -> torch.Tensor:
-        """Return the places of the blocks, for the state_dict.
+        """Return the places of the parts, for the state_dict.
 
-        They are ``[blocks, clients, 2]`` rows from and to, zeros for none.
+        They are ``[parts, clients, 2]`` rows from and to, zeros for none.
         """
         places = [
             [(rows[name].start, rows[name].stop) if name in rows else (0, 0) for name in self.clients]
@@ -230,9 +230,9 @@ class ExtensibleCodebook(Float32Module):
         """Restore the result of :meth:`get_extra_state`."""
         found = [dict(zip(self.clients, places, strict=True)) for places in state.tolist()]
         self._rows = [
-            {name: slice(*place) for name, place in block.items() if place[1] > 0} for block in found
+            {name: slice(*place) for name, place in part.items() if place[1] > 0} for part in found
         ]
-        self.block_clients = [frozenset(rows) for rows in self._rows]
+        self.part_clients = [frozenset(rows) for rows in self._rows]
         self._sizes = {
             name: max(rows[name].stop for rows in self._rows if name in rows) for name in self.clients
         }

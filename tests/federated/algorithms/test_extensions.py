@@ -140,7 +140,7 @@ def test_report_separates_initial_and_new_codewords(tmp_path):
     assert shares.group == 4
     assert re.search(r"first 4\b", shares.label)
     per_segment = registry()["uefl"](codewords=4, segments=2, segment_codebooks=True)
-    assert per_segment.block == 8
+    assert per_segment.initial_size == 8
 
 
 @pytest.mark.parametrize("usage", [5, 0.5, [], [1], [-1] * 8, list(range(9))])

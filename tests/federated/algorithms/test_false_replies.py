@@ -43,7 +43,7 @@ NEEDED = [
     *(("tpt", {}, "hits", value) for value in (-1, 2**62)),
     *(("tpt", {}, name, 1e300) for name in ("sums", "spread", "own", "geometry")),
     *((*arm_of, "mass", value) for arm_of in POOLED for value in (-1.0, (-5.0,), 0.0, 3e38)),
-    *((*arm_of, "block", 3e38) for arm_of in POOLED),
+    *((*arm_of, "part", 3e38) for arm_of in POOLED),
     *(("fedbr", {}, "pseudo", value) for value in (-1.0, 255.5, 3e38)),
 ]
 

@@ -171,7 +171,7 @@ def test_a_codebook_may_double_with_each_extension():
     algorithm, _, _ = arm(cfg)
     records = finish(algorithm)
     assert [r["codewords"] for r in records] == [4] * 3 + [8] * 3 + [16] * 3
-    assert [state(algorithm).tensors[f"block.{i}"].shape[0] for i in range(7)] == [4] * 4 + [8] * 3
+    assert [state(algorithm).tensors[f"part.{i}"].shape[0] for i in range(7)] == [4] * 4 + [8] * 3
     assert all(len(r["usage"]) == r["codewords"] for r in records)
     assert again(cfg) == records
 
@@ -199,18 +199,18 @@ def test_a_client_too_small_for_extension_is_rejected_early():
         workspace.algorithm.check(federation(), "arm", workspace.net)
 
 
-def test_group_sharing_gives_one_block_to_the_extended_clients():
+def test_group_sharing_gives_one_part_to_the_extended_clients():
     algorithm, _, _ = arm(settings(ext_share="group", gamma=0.0, rounds=[1, 2]))
     turns(algorithm, 2)
     group = list(state(algorithm).plain["uncertain"])
     assert len(group) == 2
     turns(algorithm, 2)
-    assert state(algorithm).plain["block_clients"][1] == group
+    assert state(algorithm).plain["part_clients"][1] == group
     assert torch.equal(visible(algorithm, group[0]), visible(algorithm, group[1]))
     assert len(visible(algorithm, group[0])) == 8
 
 
-def test_a_private_block_belongs_to_one_client():
+def test_a_private_part_belongs_to_one_client():
     algorithm, _, _ = arm(settings(gamma=0.0))
     finish(algorithm)
     codebooks = [visible(algorithm, name)[4:] for name in ("silo-0", "silo-1", "silo-2")]
@@ -221,18 +221,18 @@ def test_a_private_block_belongs_to_one_client():
 
 def test_group_centroids_are_weighted_by_cluster_size():
     def meddle(reply):
-        if "block" in reply.tensors:  # one client's clusters weigh next to nothing
+        if "part" in reply.tensors:  # one client's clusters weigh next to nothing
             light = reply.client == "silo-0"
-            reply.tensors["block"] = torch.full((1, 4), 100.0 if light else 1.0)
+            reply.tensors["part"] = torch.full((1, 4), 100.0 if light else 1.0)
             reply.tensors["mass"] = torch.full((1,), 1e-6 if light else 96.0)
         return reply
 
     algorithm, _, _ = arm(settings(codewords=1), wrap=lambda e: TamperingEngine(e, meddle))
     turn = turn_of(algorithm, algorithm.context.clients)
-    block = algorithm.members[0].algorithm.pooled_kmeans(
+    part = algorithm.members[0].algorithm.pooled_kmeans(
         state(algorithm), ["silo-0", "silo-1"], "extend", turn
     )
-    assert float((block - 1.0).abs().max()) < 0.01
+    assert float((part - 1.0).abs().max()) < 0.01
 
 
 def test_the_commitment_weight_pulls_features_to_their_codewords():

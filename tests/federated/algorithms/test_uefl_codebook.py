@@ -112,7 +112,7 @@ def test_codebook_lr_is_a_multiple_of_the_networks_lr():
         before = {name: tensor.clone() for name, tensor in state(algorithm).tensors.items()}
         algorithm.turn()
         after = state(algorithm).tensors
-        moves[factor] = [float((after[name] - before[name]).abs().max()) for name in ("block.0", "values")]
+        moves[factor] = [float((after[name] - before[name]).abs().max()) for name in ("part.0", "values")]
     assert moves[1.0][0] == pytest.approx(1e-3, rel=0.01)
     assert moves[30.0][0] == pytest.approx(3e-2, rel=0.01)
     assert moves[30.0][1] == moves[1.0][1]
@@ -168,12 +168,12 @@ def test_averages_of_a_revived_codeword_start_again():
     one = arm(settings(extend="none", ema_decay=0.9, revive_below=0.5))[0]
     one.turn()
     tensors = state(one).tensors
-    codebook, averages = tensors["block.0"].clone(), tensors["moving.0"].clone()
+    codebook, averages = tensors["part.0"].clone(), tensors["moving.0"].clone()
     one.members[0].algorithm.revive(state(one), 0, torch.tensor([0, 5, 5, 5]))
-    assert not torch.equal(tensors["block.0"][0], codebook[0])
-    assert torch.equal(tensors["block.0"][1:], codebook[1:])
+    assert not torch.equal(tensors["part.0"][0], codebook[0])
+    assert torch.equal(tensors["part.0"][1:], codebook[1:])
     # as of one segment, equal to it
-    assert torch.equal(tensors["moving.0"][0], torch.cat([tensors["block.0"][0], torch.ones(1)]))
+    assert torch.equal(tensors["moving.0"][0], torch.cat([tensors["part.0"][0], torch.ones(1)]))
     assert torch.equal(tensors["moving.0"][1:], averages[1:])
 
 

@@ -70,7 +70,7 @@ def test_a_new_iteration_starts_from_the_last_clients_copy():
     assert all(torch.equal(seen[-1][n], last) for n in NAMES)
 
 
-def test_k_means_overwrites_the_shared_block_of_certain_clients():
+def test_k_means_overwrites_the_shared_part_of_certain_clients():
     algorithm, workspace, _ = start(legacy(rounds=[4, 1], local_epochs=3))
     turns(algorithm, 5)
     workspace.context = replace(
@@ -89,28 +89,28 @@ def test_k_means_overwrites_the_shared_block_of_certain_clients():
         with torch.no_grad():
             features = workspace.net.tokens(workspace.normalize(data.train.images)).reshape(-1, 4)
         centroids, _ = kmeans(features, 4, 0)
-        block = 0 if name in certain else 1
-        torch.testing.assert_close(own(algorithm, name)[block], centroids, atol=1e-6, rtol=1e-5)
+        part = 0 if name in certain else 1
+        torch.testing.assert_close(own(algorithm, name)[part], centroids, atol=1e-6, rtol=1e-5)
         if name not in certain:
             torch.testing.assert_close(own(algorithm, name)[0], shared_before, atol=1e-6, rtol=1e-5)
 
 
-def test_a_client_uses_at_most_two_blocks():
+def test_a_client_uses_at_most_two_parts():
     algorithm, _, _ = start(legacy(gamma=0.0, reference="min", rounds=[1, 1, 1], max_iterations=3))
     records = finish(algorithm)
     assert {r["codewords"] for r in records} <= {4, 8}
-    assert max(state(algorithm).plain["own_block"].values()) == 3
+    assert max(state(algorithm).plain["own_part"].values()) == 3
     # shared and spare, one more spare after each of two extensions
     assert len(state(algorithm).tensors["main"]) == 2 + 2
     assert all(
-        len(blocks) == len(state(algorithm).tensors["main"]) for blocks in (own(algorithm, n) for n in NAMES)
+        len(parts) == len(state(algorithm).tensors["main"]) for parts in (own(algorithm, n) for n in NAMES)
     )
 
 
 def test_an_older_extension_is_no_longer_seen():
     algorithm, _, _ = start(legacy(gamma=0.0, reference="min", rounds=[1, 1, 1]))
     turns(algorithm, 4)
-    name = next(n for n in state(algorithm).plain["uncertain"] if state(algorithm).plain["own_block"][n] == 2)
+    name = next(n for n in state(algorithm).plain["uncertain"] if state(algorithm).plain["own_part"][n] == 2)
     turns(algorithm, 1)
     turn = turn_of(algorithm, algorithm.context.clients, measure=True)
     seen = algorithm.members[0].algorithm.visible(state(algorithm), name, turn)

@@ -38,11 +38,11 @@ def test_the_best_codebook_has_the_least_quantization_error():
     torch.manual_seed(0)
     net = torch.nn.Module()
     net.head = Head(1, 4, 2, 0.0, False)
-    blocks, codebooks = (
+    parts, codebooks = (
         torch.tensor([[9.0], [0.0], [2.9]]),
         torch.tensor([[True, True, False], [True, False, True]]),
     )
-    found = unseen.choices(Quantizer(), net, tokens, Message({"blocks": blocks, "codebooks": codebooks}))
+    found = unseen.choices(Quantizer(), net, tokens, Message({"parts": parts, "codebooks": codebooks}))
     torch.testing.assert_close(found["error"], torch.tensor([[1.0, 3.61], [9.0, 0.01]]))
     of_union = net.head.stochastic(net.head.prefix(torch.tensor([[0.0], [2.9]]))).softmax(-1)
     torch.testing.assert_close(found["probs.union"], of_union)
@@ -51,14 +51,14 @@ def test_the_best_codebook_has_the_least_quantization_error():
     work = SimpleNamespace(test=SimpleNamespace(labels=torch.tensor([1, 1])))
     assert unseen.measured(work, [by_class])["accuracy_best"] == 1
     assert "probs.union" not in unseen.choices(
-        Quantizer(stage=1), net, tokens, Message({"blocks": blocks, "codebooks": codebooks})
+        Quantizer(stage=1), net, tokens, Message({"parts": parts, "codebooks": codebooks})
     )
 
 
 @pytest.mark.parametrize(
-    ("keys", "blocks", "codebooks"),
+    ("keys", "parts", "codebooks"),
     [
-        ({}, 4, 3),  # the shared block, and one of each client
+        ({}, 4, 3),  # the shared part, and one of each client
         ({"personal": True}, 6, 3),
         ({"personal": [["silo-0", "silo-2"], ["silo-1"]]}, 5, 3),
         ({"ext_share": "group"}, 2, 1),
@@ -66,7 +66,7 @@ def test_the_best_codebook_has_the_least_quantization_error():
     ],
     ids=["private", "personal", "lists", "group", "doubled"],
 )
-def test_unseen_clients_get_every_block_and_codebook(keys, blocks, codebooks):
+def test_unseen_clients_get_every_part_and_codebook(keys, parts, codebooks):
     overheard = []
 
     def record(messages):
@@ -78,13 +78,13 @@ def test_unseen_clients_get_every_block_and_codebook(keys, blocks, codebooks):
     algorithm, _, _ = arm(cfg, fed, lambda engine: RecordingEngine(engine, record))
     finish(algorithm)
     sent = overheard[-1].tensors
-    every = [state(algorithm).tensors[f"block.{i}"] for i in range(blocks)]
-    assert torch.equal(sent["blocks"], torch.cat(every))
-    assert f"block.{blocks}" not in state(algorithm).tensors
-    assert len({tuple(block.flatten().tolist()) for block in every}) == blocks, (
-        "no block stands for another one"
+    every = [state(algorithm).tensors[f"part.{i}"] for i in range(parts)]
+    assert torch.equal(sent["parts"], torch.cat(every))
+    assert f"part.{parts}" not in state(algorithm).tensors
+    assert len({tuple(part.flatten().tolist()) for part in every}) == parts, (
+        "no part stands for another one"
     )
-    seen = [sent["blocks"][chosen] for chosen in sent["codebooks"]]
+    seen = [sent["parts"][chosen] for chosen in sent["codebooks"]]
     assert len(seen) == codebooks
     for client in fed.clients:
         assert sum(torch.equal(codebook, visible(algorithm, client.name)) for codebook in seen) == 1

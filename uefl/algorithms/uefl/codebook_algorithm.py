@@ -4,7 +4,7 @@ A message of a quantized round has the client's ``codebook [..., V, d]``. If cod
 also has ``moving [..., V, d + 1]``. With the option ``new_codewords`` the client first runs k-means for this
 many codewords on its features, and writes them into the codebook from row ``new_at``. It returns the
 ``codebook`` or ``moving``, and ``usage [..., V]``, the number of assignments of each codeword in training.
-The reply to an ask has ``block [..., v, d]`` and ``mass [..., v]``, from k-means only.
+The reply to an ask has ``part [..., v, d]`` and ``mass [..., v]``, from k-means only.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class CodebookAlgorithm(Algorithm):
         return Quantizer(self.parameters.commitment)
 
     @property
-    def block(self) -> int:
+    def initial_size(self) -> int:
         """Return the number of initial codewords, over all segments."""
         return int(
             self.parameters.codewords * (self.parameters.segments if self.quantizer.segment_codebooks else 1)
@@ -138,8 +138,8 @@ class CodebookAlgorithm(Algorithm):
         least, total = torch.stack([reply.tensors["mass"].min(), reply.tensors["mass"].sum()]).tolist()
         if least < 0 or not 0 < total <= most * (1 + _ROUNDING):
             return f"mass has negative elements, or not 1 to {most} together"
-        largest = reply.magnitudes["block"]
-        return f"block has an element of {largest:.3g}, more than {LARGEST:g}" if largest > LARGEST else None
+        largest = reply.magnitudes["part"]
+        return f"part has an element of {largest:.3g}, more than {LARGEST:g}" if largest > LARGEST else None
 
     def most_new(self) -> int:
         """Return the largest number of codewords that k-means makes at once."""
@@ -186,10 +186,10 @@ class CodebookAlgorithm(Algorithm):
         if codebook is None:  # a round without quantizer
             return
         if options.get("new_codewords"):
-            block, _ = self.new_codewords(work)
-            codebook = placed(codebook, block, int(options["new_at"]))
+            part, _ = self.new_codewords(work)
+            codebook = placed(codebook, part, int(options["new_at"]))
             if moving is not None:
-                moving = placed(moving, moving_start(block), int(options["new_at"]))
+                moving = placed(moving, moving_start(part), int(options["new_at"]))
         if moving is None:
             work.trained["codebook"] = codebook.detach().clone().requires_grad_()
             if self.quantizer.lr != 1:
@@ -200,8 +200,8 @@ class CodebookAlgorithm(Algorithm):
 
     def reply(self, work: Work) -> dict[str, torch.Tensor]:
         """Return new codewords of the client's features, and the number of features of each."""
-        block, mass = self.new_codewords(work)
-        return {"block": block, "mass": mass}
+        part, mass = self.new_codewords(work)
+        return {"part": part, "mass": mass}
 
     @torch.no_grad()
     def new_codewords(self, work: Work) -> tuple[torch.Tensor, torch.Tensor]:
@@ -221,8 +221,8 @@ class CodebookAlgorithm(Algorithm):
                     tokens = tokens - self.quantizer(tokens, codebook).values
                 features.append(tokens.float())
         rows = self.quantizer.rows(torch.cat(features), self.length(net))
-        block, mass = clustering.kmeans(rows, int(options["new_codewords"]), int(options["kmeans_seed"]))
-        return block.to(work.workspace.device), mass.to(work.workspace.device)
+        part, mass = clustering.kmeans(rows, int(options["new_codewords"]), int(options["kmeans_seed"]))
+        return part.to(work.workspace.device), mass.to(work.workspace.device)
 
     def loss(self, work: Work, batch: Batch) -> torch.Tensor:
         """Return the cross-entropy plus the codebook and commitment losses."""
@@ -289,7 +289,7 @@ class CodebookAlgorithm(Algorithm):
 
     def findings(self, history: History) -> Findings | None:
         """Return a section on the extensions of codebooks."""
-        return extension_findings.findings(history, self.block)
+        return extension_findings.findings(history, self.initial_size)
 
     def infer(
         self, net: torch.nn.Module, images: torch.Tensor, tensors: Mapping[str, torch.Tensor]

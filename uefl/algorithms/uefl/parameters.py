@@ -172,7 +172,7 @@ class Parameters(CodebookParameters):
         return self
 
     @model_validator(mode="after")
-    def _blocks_of_one_size(self) -> Parameters:
+    def _parts_of_one_size(self) -> Parameters:
         if self.growth == "double":
             for key, value in (("extension", "residual"), ("ext_share", "group")):
                 if getattr(self, key) == value:

@@ -91,15 +91,15 @@ class Quantizer(NamedTuple):
         return tokens.reshape(-1, tokens.shape[-1] // length, length).transpose(0, 1)
 
 
-def joined(blocks: list[torch.Tensor]) -> torch.Tensor:
+def joined(parts: list[torch.Tensor]) -> torch.Tensor:
     """Concatenate codebooks ``[..., V_i, d]`` or moving averages ``[..., V_i, d + 1]``."""
-    return blocks[0] if len(blocks) == 1 else torch.cat(blocks, _ROW)
+    return parts[0] if len(parts) == 1 else torch.cat(parts, _ROW)
 
 
-def placed(codebook: torch.Tensor, block: torch.Tensor, at: int) -> torch.Tensor:
-    """Return a codebook ``[..., V, d]`` with the rows from ``at`` replaced by ``block [..., v, d]``."""
-    before, _, after = codebook.tensor_split([at, at + block.shape[_ROW]], _ROW)
-    return torch.cat([before, block, after], _ROW)
+def placed(codebook: torch.Tensor, part: torch.Tensor, at: int) -> torch.Tensor:
+    """Return a codebook ``[..., V, d]`` with the rows from ``at`` replaced by ``part [..., v, d]``."""
+    before, _, after = codebook.tensor_split([at, at + part.shape[_ROW]], _ROW)
+    return torch.cat([before, part, after], _ROW)
 
 
 def moving_start(codebook: torch.Tensor) -> torch.Tensor:

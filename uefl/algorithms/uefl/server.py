@@ -1,4 +1,4 @@
-"""The server half of UEFL: blocks of codewords, their clients, averages and extensions."""
+"""The server half of UEFL: parts of codebooks, their clients, averages and extensions."""
 
 from __future__ import annotations
 
@@ -81,15 +81,15 @@ class UEFL(CodebookAlgorithm):
     # --- codebooks -----------------------------------------------------------------------------------------
 
     def server_state(self, values: torch.Tensor, buffers: torch.Tensor, net: torch.nn.Module) -> State:
-        """Return the state of FedAvg, the blocks of codewords, and the clients to extend.
+        """Return the state of FedAvg, the parts of codebooks, and the clients to extend.
 
-        ``block_clients``: the clients that see each block. ``uncertain``: clients above the threshold after
+        ``part_clients``: the clients that see each part. ``uncertain``: clients above the threshold after
         the last iteration. ``pending``: clients that still need new codewords. ``extended``: clients extended
         in the last round. ``at_silo``: number of rows of a client's codebook that its silo has trained and
         keeps, by client.
         """
         state = super().server_state(values, buffers, net)
-        state.plain = {"block_clients": [], "threshold": None, "uncertain": [], "pending": [], "extended": []}
+        state.plain = {"part_clients": [], "threshold": None, "uncertain": [], "pending": [], "extended": []}
         state.plain["at_silo"] = {}
         for clients in self.sharing:
             self.extend(state, clients, self.start(self.length(net)).to(values.device))
@@ -101,31 +101,31 @@ class UEFL(CodebookAlgorithm):
         doubled = extensions if self.parameters.growth == "double" else 0
         return int(self.parameters.codewords * 2 ** max(doubled - 1, 0))
 
-    def extend(self, state: State, clients: list[str], block: torch.Tensor) -> None:
-        """Give clients a new block of codewords, ``[..., v, d]``."""
-        state.plain["block_clients"].append(sorted(clients))
-        self.put(state, len(state.plain["block_clients"]) - 1, block)
+    def extend(self, state: State, clients: list[str], part: torch.Tensor) -> None:
+        """Give clients a new part, codewords ``[..., v, d]``."""
+        state.plain["part_clients"].append(sorted(clients))
+        self.put(state, len(state.plain["part_clients"]) - 1, part)
 
-    def put(self, state: State, i: int, block: torch.Tensor) -> None:
-        """Replace the codewords ``[..., v, d]`` of a block."""
-        state.tensors[f"block.{i}"] = block
+    def put(self, state: State, i: int, part: torch.Tensor) -> None:
+        """Replace the codewords ``[..., v, d]`` of a part."""
+        state.tensors[f"part.{i}"] = part
         if self.parameters.ema_decay:
-            state.tensors[f"moving.{i}"] = moving_start(block)
+            state.tensors[f"moving.{i}"] = moving_start(part)
 
     def seen(self, state: State, client: str) -> list[int]:
-        """Return the blocks of a client, in order of creation.
+        """Return the parts of a client, in order of creation.
 
-        An unseen client has the blocks shared by all, or every block if there are none.
+        An unseen client has the parts shared by all, or every part if there are none.
         """
-        block_clients = state.plain["block_clients"]
+        part_clients = state.plain["part_clients"]
         own = [
             i
-            for i, names in enumerate(block_clients)
+            for i, names in enumerate(part_clients)
             if client in names or len(names) == len(self.context.clients)
         ]
-        return own or list(range(len(block_clients)))
+        return own or list(range(len(part_clients)))
 
-    def visible(self, state: State, client: str, what: str = "block") -> torch.Tensor:
+    def visible(self, state: State, client: str, what: str = "part") -> torch.Tensor:
         """Return the codebook of a client, ``[..., V, d]``, or its ``moving`` averages.
 
         Shared codewords come first, then extensions.
@@ -144,20 +144,20 @@ class UEFL(CodebookAlgorithm):
 
     def first_own_row(self, state: State, client: str) -> int:
         """Return the first row of a client's codebook that no other client shares."""
-        block_clients = state.plain["block_clients"]
+        part_clients = state.plain["part_clients"]
         first = self.seen(state, client)[0]
-        return 0 if block_clients[first] == [client] else int(state.tensors[f"block.{first}"].shape[-2])
+        return 0 if part_clients[first] == [client] else int(state.tensors[f"part.{first}"].shape[-2])
 
     def quantized(self, round: int) -> bool:
         """Return False in the first ``codebook_after`` rounds, before there is a codebook."""
         return bool(round >= self.parameters.codebook_after)
 
     def pooled_kmeans(self, state: State, clients: Iterable[str], purpose: str, turn: Turn) -> torch.Tensor:
-        """Return a block ``[..., v, d]`` for several clients.
+        """Return a part ``[..., v, d]`` for several clients.
 
         k-means runs on each client's features, then on all weighted centers.
         """
-        count, shape = self.parameters.codewords, tuple(state.tensors["block.0"].shape)
+        count, shape = self.parameters.codewords, tuple(state.tensors["part.0"].shape)
         centers, masses, messages = [], [], {}
         for name in clients:
             message = super().broadcast(state, name, turn)
@@ -168,16 +168,16 @@ class UEFL(CodebookAlgorithm):
                 "kmeans_seed": derive(self.context.seed, purpose, turn.iteration, name),
             }
             message.expects = {
-                "block": Expected(shape, torch.float32),
+                "part": Expected(shape, torch.float32),
                 "mass": Expected(shape[:-1], torch.float32),
             }
             messages[name] = message
         for reply in turn.need(messages, "find new codewords"):
-            centers.append(reply.tensors["block"])
+            centers.append(reply.tensors["part"])
             masses.append(reply.tensors["mass"])
         seed = derive(self.context.seed, purpose, turn.iteration)
-        block, _ = clustering.kmeans(joined(centers), count, seed, torch.cat(masses, -1))
-        return block.to(state.tensors["values"].device)
+        part, _ = clustering.kmeans(joined(centers), count, seed, torch.cat(masses, -1))
+        return part.to(state.tensors["values"].device)
 
     # --- a turn --------------------------------------------------------------------------------------------
 
@@ -186,7 +186,7 @@ class UEFL(CodebookAlgorithm):
         state.scratch |= {"new": {}, "growing": [], "usage": {}}
         first = turn.trained > 0 and turn.round == self.parameters.codebook_after > 0
         if first or (self.parameters.reinit and turn.iteration > 0 and turn.trained == 0):
-            for i, names in enumerate(state.plain["block_clients"][: len(self.sharing)]):
+            for i, names in enumerate(state.plain["part_clients"][: len(self.sharing)]):
                 self.put(state, i, self.pooled_kmeans(state, names, "codebook", turn))
         pending, group = state.plain["pending"], self.parameters.ext_share == "group"
         normal = self.parameters.new_codewords == "normal"
@@ -214,15 +214,15 @@ class UEFL(CodebookAlgorithm):
 
     def drawn(self, state: State, clients: list[str], turn: Turn) -> torch.Tensor:
         """Draw an extension ``[..., v, d]`` from N(0, 1), for clients that share it."""
-        shared = state.tensors["block.0"]
-        block = self.start(
+        shared = state.tensors["part.0"]
+        part = self.start(
             shared.shape[-1],
             "extend",
             turn.iteration,
             clients[0],
             count=self.size_of_extension(state, clients[0]),
         )
-        return block.to(shared.device)
+        return part.to(shared.device)
 
     def broadcast(self, state: State, client: str, turn: Turn) -> Message:
         """Return the message of FedAvg with the client's codebook.
@@ -251,19 +251,19 @@ class UEFL(CodebookAlgorithm):
         else:
             message.expects["codebook"] = Expected((*segments, rows, length), codebook.dtype)
         if not known and not self.kept_at_silos:
-            message.tensors |= self.all_blocks(state, codebook.device)
+            message.tensors |= self.all_parts(state, codebook.device)
         return message
 
-    def all_blocks(self, state: State, device: torch.device) -> dict[str, torch.Tensor]:
+    def all_parts(self, state: State, device: torch.device) -> dict[str, torch.Tensor]:
         """Return the choices of an unseen client.
 
         These are all codewords, and a mask of rows for each trained client's codebook.
         """
-        blocks = [state.tensors[f"block.{i}"] for i in range(len(state.plain["block_clients"]))]
+        parts = [state.tensors[f"part.{i}"] for i in range(len(state.plain["part_clients"]))]
         codebooks = sorted({tuple(self.seen(state, name)) for name in self.context.clients})
-        block_of = [i for i, block in enumerate(blocks) for _ in range(block.shape[-2])]
-        mask = torch.tensor([[i in codebook for i in block_of] for codebook in codebooks], device=device)
-        return {"blocks": joined(blocks), "codebooks": mask}
+        part_of = [i for i, part in enumerate(parts) for _ in range(part.shape[-2])]
+        mask = torch.tensor([[i in codebook for i in part_of] for codebook in codebooks], device=device)
+        return {"parts": joined(parts), "codebooks": mask}
 
     def update(self, work: Work) -> dict[str, torch.Tensor]:
         """Return the update without the codewords that the silo keeps.
@@ -287,8 +287,8 @@ class UEFL(CodebookAlgorithm):
 
     @property
     def averaged(self) -> str:
-        """Return the averaged tensor of a block: codewords or moving averages."""
-        return "moving" if self.parameters.ema_decay else "block"
+        """Return the averaged tensor of a part: codewords or moving averages."""
+        return "moving" if self.parameters.ema_decay else "part"
 
     @property
     def by_use(self) -> bool:
@@ -303,19 +303,19 @@ class UEFL(CodebookAlgorithm):
         return counts > 0 if self.parameters.usage_aware == "equal" else counts
 
     def averages(self, state: State) -> dict[str, Mean]:
-        """Return the averages of FedAvg and of each block."""
+        """Return the averages of FedAvg and of each part."""
         mean = CodewordMean if self.by_use else WeightedMean
-        blocks = {
+        parts = {
             name: mean(tensor)
             for name, tensor in state.tensors.items()
             if name.startswith(f"{self.averaged}.")
         }
-        return super().averages(state) | blocks
+        return super().averages(state) | parts
 
     def add(self, state: State, averages: dict[str, Mean], update: Reply) -> None:
-        """Add each part of the client's codebook to its block's average.
+        """Add each part of the client's codebook to the average of this part.
 
-        Further rows are a new block.
+        Further rows are a new part.
         """
         for name in ("values", "buffers"):
             averages[name].add(update.tensors[name], self.weight(update))
@@ -324,11 +324,11 @@ class UEFL(CodebookAlgorithm):
         if self.kept_at_silos:
             self.add_shared(state, averages, update)
             return
-        blocks, used = self.seen(state, update.client), state.scratch["usage"]
-        ends = list(itertools.accumulate(state.tensors[f"block.{i}"].shape[-2] for i in blocks))
+        parts, used = self.seen(state, update.client), state.scratch["usage"]
+        ends = list(itertools.accumulate(state.tensors[f"part.{i}"].shape[-2] for i in parts))
         sent = update.tensors["moving" if self.parameters.ema_decay else "codebook"].tensor_split(ends, -2)
         usage = update.tensors["usage"].tensor_split(ends, -1)
-        for i, part, counts in zip(blocks, sent, usage, strict=False):
+        for i, part, counts in zip(parts, sent, usage, strict=False):
             averages[f"{self.averaged}.{i}"].add(
                 part, self.weights(counts) if self.by_use else self.weight(update)
             )
@@ -339,11 +339,11 @@ class UEFL(CodebookAlgorithm):
             state.plain["pending"].remove(update.client)
 
     def add_shared(self, state: State, averages: dict[str, Mean], update: Reply) -> None:
-        """Add the block that a client shares with others, and count the rows that its silo keeps."""
+        """Add the part that a client shares with others, and count the rows that its silo keeps."""
         client, (first, *_) = update.client, self.seen(state, update.client)
         codebook, usage = update.tensors["codebook"], update.tensors["usage"]
         if codebook.shape[-2]:
-            averages[f"block.{first}"].add(
+            averages[f"part.{first}"].add(
                 codebook, self.weights(usage) if self.by_use else self.weight(update)
             )
         rows = self.visible(state, client).shape[-2] - codebook.shape[-2]
@@ -363,9 +363,9 @@ class UEFL(CodebookAlgorithm):
 
     @property
     def plain_means(self) -> bool:
-        """Return True if plain means update every block.
+        """Return True if plain means update every part.
 
-        Each block belongs to all clients or to one, codewords are not weighted by usage, and no k-means pools
+        Each part belongs to all clients or to one, codewords are not weighted by usage, and no k-means pools
         centers.
         """
         p = self.parameters
@@ -374,29 +374,29 @@ class UEFL(CodebookAlgorithm):
     def aggregate(self, state: State, averages: dict[str, Mean]) -> None:
         """Take the averages.
 
-        A block without accepted updates stays as it is.
+        A part without accepted updates stays as it is.
         """
         super().aggregate(state, averages)
         tensors, moving = state.tensors, bool(self.parameters.ema_decay)
         if moving:
-            for i in range(len(state.plain["block_clients"])):
-                tensors[f"block.{i}"] = codewords(tensors[f"moving.{i}"], tensors[f"block.{i}"])
+            for i in range(len(state.plain["part_clients"])):
+                tensors[f"part.{i}"] = codewords(tensors[f"moving.{i}"], tensors[f"part.{i}"])
         for client, sent in state.scratch["new"].items():
             self.extend(state, [client], codewords(sent, sent[..., :-1]) if moving else sent)
             if moving:
-                tensors[f"moving.{len(state.plain['block_clients']) - 1}"] = sent
+                tensors[f"moving.{len(state.plain['part_clients']) - 1}"] = sent
         if self.parameters.revive_below:
             for i, usage in state.scratch["usage"].items():
                 self.revive(state, i, usage)
         state.plain["extended"] = state.scratch["growing"]
 
     def revive(self, state: State, i: int, usage: torch.Tensor) -> None:
-        """Move rarely used codewords of block ``i`` next to often used ones, and reset their moving averages.
+        """Move rarely used codewords of part ``i`` next to often used ones, and reset their moving averages.
 
         Args:
             usage: ``[..., v]``, number of assignments of each codeword.
         """
-        before, averages = state.tensors[f"block.{i}"], state.tensors.get(f"moving.{i}")
+        before, averages = state.tensors[f"part.{i}"], state.tensors.get(f"moving.{i}")
         after = revived(before, usage, self.parameters.revive_below)
         self.put(state, i, after)
         if averages is not None:
@@ -451,7 +451,7 @@ class UEFL(CodebookAlgorithm):
 
         It names clients that were drawn.
         """
-        return extension_findings.findings(history, self.block, self.parameters.extend == "random")
+        return extension_findings.findings(history, self.initial_size, self.parameters.extend == "random")
 
     def client_tensors(self, state: State, client: str) -> dict[str, torch.Tensor]:
         """Return the client's codebook, without the codewords that its silo keeps."""

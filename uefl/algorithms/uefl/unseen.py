@@ -5,7 +5,7 @@ pass with dropout off. ``accuracy_union`` uses all codewords of all clients. ``a
 codebook of the trained client that fits the images best, by the mean squared quantization error, without
 labels.
 
-A message to such a client has all codewords, ``blocks [..., V, d]``, and a mask ``codebooks [K, V]`` of the
+A message to such a client has all codewords, ``parts [..., V, d]``, and a mask ``codebooks [K, V]`` of the
 codewords of each client.
 """
 
@@ -43,12 +43,12 @@ def choices(
         return {}
     errors, probs = [], []
     for codebook in message.tensors["codebooks"]:
-        values = quantizer(tokens, message.tensors["blocks"][..., codebook, :]).values
+        values = quantizer(tokens, message.tensors["parts"][..., codebook, :]).values
         errors.append((tokens - values).float().square().flatten(1).mean(1))
         probs.append(of_head(net.head, values, 0).probs)
     found = {"error": torch.stack(errors, 1), "probs.codebooks": torch.stack(probs, 1)}
     if not quantizer.stage:  # the stages of different clients do not follow each other
-        union = quantizer(tokens, message.tensors["blocks"]).values
+        union = quantizer(tokens, message.tensors["parts"]).values
         found["probs.union"] = of_head(net.head, union, 0).probs
     return found
 
