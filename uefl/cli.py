@@ -464,7 +464,7 @@ def export(
 ) -> None:
     """Write a trained model as a plain module.
 
-    It takes images (float32 on the scale 0 to 255), columns (float64) or tokens (int64), and returns
+    The module takes images (float32 on the scale 0 to 255), columns (float64) or tokens (int64), and returns
     probabilities.
     """
     from . import export as exporting
@@ -476,7 +476,8 @@ def export(
 @app.command(cls=_Command)
 def fetch(
     names: Annotated[
-        list[str], typer.Argument(metavar="DATASET...", help="Such as mnist cifar100.", show_default=False)
+        list[str],
+        typer.Argument(metavar="DATASET...", help="Data sets, such as mnist cifar100.", show_default=False),
     ],
     data_root: _DataRoot = None,
 ) -> None:
@@ -507,9 +508,7 @@ def silo(
     name: Annotated[
         str | None, typer.Option(help="Name of this silo; default: the name of the folder.")
     ] = None,
-    label: Annotated[
-        str, typer.Option(metavar="COLUMN", help="Of a table: the column with the classes.")
-    ] = "label",
+    label: Annotated[str, typer.Option(metavar="COLUMN", help="Tables: column with the classes.")] = "label",
     key: Annotated[
         Path | None, typer.Option(help="Private key that identifies this silo to the SuperLink.")
     ] = None,
@@ -591,7 +590,7 @@ def presets(name: Annotated[str | None, typer.Argument(metavar="[NAME]", show_de
 
 @app.command(cls=_Command)
 def keys(section: Annotated[str, typer.Argument(metavar="[SECTION]", show_default=False)] = "") -> None:
-    """List the keys of a configuration, or those of the sections whose title has a word, as in training."""
+    """List the keys of a configuration, or of the sections with a word in their title, such as training."""
     from .config.docs import sections
 
     found = [text for title, text in sections() if section in title]
@@ -611,7 +610,7 @@ def suite(
     scale: Annotated[
         _Scale, typer.Option(help="cpu: small, for two cores; paper: the size of the paper, for a GPU.")
     ] = _Scale.cpu,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of each arm.")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of runs of each arm, with different seeds.")] = 3,
     jobs: Annotated[
         int, typer.Option(min=0, help="Runs at the same time; 0: one per core for cpu, one for paper.")
     ] = 0,
