@@ -13,12 +13,13 @@ import torch
 
 
 class Memory:
-    """The codewords before their update, of the forward passes that may be run again in a backward pass.
+    """The codewords before their update, of each forward pass that a backward pass may run again.
 
-    A pass may run again under hooks for saved tensors (non-reentrant checkpointing) or, without gradients,
-    inside of an autograd function (reentrant). A copy of its codewords is held as long as those hooks or that
-    function's node live, which end with the graph. A second run is known by being inside a backward pass, and
-    by the shape of its batch; where several have that shape, by the batch's sum, for which the host waits.
+    A forward pass may run again under hooks for saved tensors (non-reentrant checkpointing) or, without
+    gradients, inside of an autograd function (reentrant). The memory keeps a copy of the codewords while
+    these hooks, or the node of this function, exist; both end with the graph. A run inside of a backward pass
+    is a second run. The shape of its batch identifies the first run. If several first runs have this shape,
+    the sum of the batch identifies the run, and the host waits for this sum.
     """
 
     def __init__(self) -> None:
@@ -35,7 +36,7 @@ class Memory:
         return sum(map(len, self._calls.values()))
 
     def note(self, x: torch.Tensor, codes: Any) -> None:
-        """Remember the codewords of this pass, and the map of them, if it may be run again."""
+        """Keep the codewords of this pass and their affine map, if the pass may run again."""
         if torch.compiler.is_compiling():  # there a checkpointed region saves the copy itself
             return
         region = _region()
@@ -61,7 +62,7 @@ class Memory:
 
 
 def _region() -> Any:
-    """Return an object that lives as long as the present pass may run again, or None where it never is."""
+    """Return an object that lives as long as the present pass may run again, or None if it cannot."""
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
     if hooks is not None:
         return hooks[1]

@@ -152,7 +152,7 @@ def _read_parquet(path: Path) -> pandas.DataFrame:
 
 
 def _read_csv(path: Path, label: str) -> pandas.DataFrame:
-    """Read a CSV file, without what pandas renames, moves, drops, or reads as numbers though it is a name."""
+    """Read a CSV file, in which pandas renames, moves and drops no column and reads no name as a number."""
     import pandas
 
     header = pandas.read_csv(path, header=None, nrows=1, dtype=str).iloc[0].dropna().tolist()
@@ -175,7 +175,7 @@ def inputs_of(frame: pandas.DataFrame, path: Path, data: Data) -> Vectors:
     """Return the input columns of a table, without labels, clients and the split.
 
     Raises:
-        UserError: a column that is none of these only by its capitals; or as of
+        UserError: a name differs from one of these only in capitals; or as of
             :func:`uefl.data.vectors.of_frame`.
     """
     others = (data.label, "silo", "test")
@@ -237,7 +237,7 @@ def data_set(path: Path, frame: pandas.DataFrame, data: Data, silo: str | None) 
 def _texts(frame: pandas.DataFrame, column: str, path: Path) -> list[str]:
     """Return a column as texts, and whole numbers as integers.
 
-    One empty cell, since filled, makes floats of a column.
+    After a column had an empty cell, pandas stores its whole numbers as floats.
 
     Raises:
         UserError: a cell is empty, or holds a list or a dict.

@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 class Unreachable(ConnectionError):
-    """No SuperLink answers at an address, or one that cannot be trusted."""
+    """No SuperLink answers at an address, or its certificate is not valid."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Address:
     Args:
         place: ``HOST:PORT``.
         insecure: without TLS.
-        root_certificates: PEM of the authorities that may vouch for it; None: the certificates of the system.
+        root_certificates: PEM file of the authorities that sign its certificate; None: those of the system.
     """
 
     place: str
@@ -54,7 +54,7 @@ class Address:
             os.environ["no_proxy"] = f"{hosts},{self.host}".strip(",")
 
     def options(self, folder: Path) -> list[str]:
-        """Return the options of Flower's commands that tell whom to trust.
+        """Return the options of Flower's commands that name the trusted certificates.
 
         Write the certificates to the folder.
         """
@@ -70,8 +70,8 @@ class Address:
         """Return once a SuperLink listens there and its certificate is good.
 
         Args:
-            seconds: how long to wait for it to listen; a bad certificate is not waited for.
-            alive: a process (``poll()``), without which there is nothing to wait for.
+            seconds: how long to wait until it listens. A bad certificate raises at once.
+            alive: a process (``poll()``). Its end also ends the wait.
 
         Raises:
             Unreachable: no server listens in time, or the certificate is invalid.
@@ -106,7 +106,7 @@ def parse(place: str) -> str:
     """Check and return ``HOST:PORT``.
 
     Raises:
-        ValueError: it is not of that form.
+        ValueError: the place has another form.
     """
     host, _, port = place.rpartition(":")
     if not host or "/" in host or not port.isdigit() or not 0 < int(port) < 65536:
