@@ -4,13 +4,11 @@ The server knows names, and a continued run finds the states of its checkpoint.
 """
 
 import json
-from dataclasses import replace
 
 import pytest
 import torch
 
 from tests.federated.deploy.silos_in_memory import NAMES, Silos
-from tests.federated.engine_wrappers import RecordingEngine, TamperingEngine
 from tests.federated.tiny import arm, federation, finish, settings
 from uefl.errors import RunError
 
@@ -101,9 +99,9 @@ def test_codewords_of_one_client_stay_at_its_silo(name, tmp_path):
         assert all(theirs[key] <= mine[key] for key in moved)
     theirs, mine = remote.members[0].state, local.members[0].state
     assert torch.equal(theirs.tensors["values"], mine.tensors["values"])
-    for i, members in enumerate(mine.plain["part_clients"]):
+    for i, clients in enumerate(mine.plain["part_clients"]):
         same = torch.equal(theirs.tensors[f"part.{i}"], mine.tensors[f"part.{i}"])
-        assert same == (len(members) > 1), i
+        assert same == (len(clients) > 1), i
     rows = {client: local.members[0].algorithm.visible(mine, client).shape[-2] for client in NAMES}
     for client, kept in theirs.plain["at_silo"].items():
         assert kept == rows[client] - remote.members[0].algorithm.first_own_row(theirs, client) > 0
@@ -135,17 +133,25 @@ def test_server_cannot_request_private_state(how, tmp_path):
     cfg, fed = configured("fedper"), federation()
     silos = Silos(cfg, fed, tmp_path)
 
-    def ask(messages):
-        for message in messages.values():
-            match how:
-                case "asked":
-                    del message.options["state"]
-                case "sent":
-                    message.private = {"net.values": torch.zeros(3)}
-                case "name":
-                    message.options["state"] = "../secret"
+    class Asks(Silos):
+        def __init__(self):
+            self.engine = silos
 
-    one = arm(cfg, fed, lambda _: RecordingEngine(silos, ask), clients_keep_states=True)[0]
+        def clients(self):
+            return NAMES
+
+        def round(self, messages, deadline=None):
+            for message in messages.values():
+                match how:
+                    case "asked":
+                        del message.options["state"]
+                    case "sent":
+                        message.private = {"net.values": torch.zeros(3)}
+                    case "name":
+                        message.options["state"] = "../secret"
+            yield from silos.round(dict(messages))
+
+    one = arm(cfg, fed, lambda _: Asks(), clients_keep_states=True)[0]
     messages = one.members[0].messages
     one.members[0].messages = lambda *rest: dict(messages(*rest))
     with pytest.raises(RunError, match="0 of 3"):
@@ -156,8 +162,19 @@ def test_server_cannot_request_private_state(how, tmp_path):
 @pytest.mark.parametrize("states", [[], ["x"], ["../../x"], [32 * "0", 32 * "0"], [32 * "0"]])
 def test_invalid_names_of_states_are_rejected(states, tmp_path):
     cfg, fed = configured("scaffold"), federation()
-    silos = TamperingEngine(Silos(cfg, fed, tmp_path), lambda reply: replace(reply, states=states))
-    one, _, notices = arm(settings("scaffold", quorum=0.1), fed, lambda _: silos, clients_keep_states=True)
+
+    class MisnamingSilos(Silos):
+        def round(self, messages, deadline=None):
+            for reply in super().round(messages, deadline):
+                reply.states = states
+                yield reply
+
+    one, _, notices = arm(
+        settings("scaffold", quorum=0.1),
+        fed,
+        lambda _: MisnamingSilos(cfg, fed, tmp_path),
+        clients_keep_states=True,
+    )
     if states == [32 * "0"]:
         one.turn()
     else:
