@@ -121,7 +121,7 @@ COUNTS: dict[str, Counts] = {
     "square": {"issue": 10.8, "alu": 2.0, "imad": 1.5, "f64": 3, "convert": 2},
     # Read in the listing, without the instructions that branches skip: for a score of search_mma the
     # products of 64 elements, with loads and addresses; the conversion of an element of a row to float16,
-    # the rest per row, an element of gather, a score of the second pass, an element of a candidate there,
+    # the rest per row, an element of gather, a score of the second phase, an element of a candidate there,
     # and two passes of a row of the head, for its softmax.
     "product, sm_80": {"issue": 6.1, "alu": 2.3, "imad": 1.7},
     "product, sm_100": {"issue": 4.3, "alu": 1.4, "imad": 0.8},
@@ -158,14 +158,14 @@ def by_pipe(operations: list[str], times: float) -> Counts:
 def counted() -> dict[str, Counts]:
     """Return instruction counts from the machine code of the float32 kernels for sm_90a.
 
-    The first pass is not counted.
+    The first phase is not counted.
     """
 
     def loop(stem: str, kernel: str, instance: str, *inside: str, code: str = "90a") -> list[str]:
         return sass.operations(sass.innermost_loop(sass.instances(stem, code, kernel)[instance], *inside))
 
     def comparison(code: str, instance: str) -> Counts:
-        # the first pass; the second notes candidates, and where four codewords are scored again lanes shuffle
+        # The first phase. The second notes candidates. To score four codewords again, lanes shuffle.
         search = loop("vq_assign", "search_mma", instance, "HMMA", "ATOMS|SHFL", code=code)
         return by_pipe(search[max(i for i, name in enumerate(search) if name.startswith("HMMA")) + 1 :], 32)
 
@@ -215,7 +215,7 @@ def total(*parts: tuple[float, Counts]) -> Counts:
 
 
 def open_share(k: int, itemsize: int, d: int) -> float:
-    """Return the share of Gaussian rows that the first pass leaves open.
+    """Return the share of Gaussian rows that the first phase leaves open.
 
     tests/kernels/test_flagged_rows.py computes these shares from the certificate.
     """
@@ -277,7 +277,7 @@ def search(n: float, d: int, k: int, itemsize: int, code: str, of: dict[str, Cou
         found = Kernel(MMA, moved, flops, total(*counts), l2, n / 64 * 4 * halves + again * 128)
     found = replace(found, flops_again=again * AGAIN_FLOPS)
     pack = Kernel(PACK, k * d * (itemsize + 10))
-    # The second pass, which a block begins when it has ended the first. Candidates: two as a rule.
+    # The second phase, which a block begins when it has ended the first. Candidates: two as a rule.
     some *= 1 - SETTLED if code == "90a" else 1
     second = total((some * k, of["second"]), (some * d, of["element"]), (2.1 * some * d, of["candidate"]))
     bytes_again = some * (d * itemsize + 20)

@@ -19,15 +19,15 @@ namespace {
 // 32, and transposing rows costs as much as a few codewords.
 [[maybe_unused]] bool amx_pays(int64_t d, int64_t k) { return d >= 8 && k >= 32 && d * k >= 1 << 11; }
 
-// Returns true if a half-precision pass saves time. It does so on long codewords only, because its candidates
-// are scored again.
+// Returns true if a half-precision phase saves time. It does so on long codewords only, because its
+// candidates are scored again.
 [[maybe_unused]] bool one_product_pays(int64_t d, int64_t k) { return d >= 256 && k >= 128; }
 [[maybe_unused]] bool integers_pay(Isa isa, int64_t d, int64_t k) {
   if (isa == Isa::portable) return d >= 16 && d * k >= 1 << 11;
   return d >= (k < 512 ? 64 : 32) && k >= (isa == Isa::avx2 ? 64 : 32);
 }
 
-// Returns true if the definition for every codeword costs less than a pass of scores, which takes blocks of
+// Returns true if the definition for every codeword costs less than a phase of scores, which takes blocks of
 // codewords.
 bool direct_pays(int64_t d, int64_t k) { return k <= 4 || d * k <= 32; }
 constexpr int64_t kDirectCodewords =
@@ -94,7 +94,7 @@ SearchPlan plan(int64_t d, int64_t k) {
 
 void check_blocks(const SearchPlan& plan) {
   if (!plan.prefilter || plan.prefilter->block_codewords == plan.kernel->block_codewords) return;
-  throw std::logic_error("the passes of a search must take blocks of as many codewords, got " +
+  throw std::logic_error("the phases of a search must take blocks of as many codewords, got " +
                          std::to_string(plan.prefilter->block_codewords) + " before " +
                          std::to_string(plan.kernel->block_codewords) + " (" + name(plan.isa) + ")");
 }

@@ -53,7 +53,7 @@ struct SearchPlan {
   bool direct = false;               // only the definition decides, for every row
 };
 SearchPlan plan(int64_t d, int64_t k);
-// Throws std::logic_error unless both passes of a plan take blocks of the same number of codewords, since
+// Throws std::logic_error unless both phases of a plan take blocks of the same number of codewords, since
 // they share half_squares.
 void check_blocks(const SearchPlan& plan);
 

@@ -1,4 +1,4 @@
-// Prepares a codebook for a search: converts it to float64, subtracts its mean, and packs it for the passes
+// Prepares a codebook for a search: converts it to float64, subtracts its mean, and packs it for the phases
 // of the plan. All of this runs in parallel, including the first touch of the memory. Nothing is zeroed
 // before it is filled.
 #include <algorithm>

@@ -1,4 +1,4 @@
-// The instructions of a tensor-core pass, for sm_80 and later: asynchronous copies, loads of fragments from
+// The instructions of a tensor-core phase, for sm_80 and later: asynchronous copies, loads of fragments from
 // shared memory, and the product. tests/cpp/cuda/emulation_mma.h has the same functions for the CPU, written
 // from the layouts in the PTX manual.
 #pragma once

@@ -1,5 +1,5 @@
 // vq_assign with mma.sync (sm_80 and later), for x of any type and any strides. It is a whole search, and on
-// every GPU also the second pass of one. The tests also run it on the CPU, instruction by instruction.
+// every GPU also the second phase of one. The tests also run it on the CPU, instruction by instruction.
 //
 // A block keeps 64 rows in shared memory as float16. It reads the codebook in blocks of 128 codewords x 64
 // elements, which stream through two buffers. Each of the eight warps computes 32 rows x 32 codewords of
@@ -26,10 +26,10 @@ constexpr int kMmaBarrier = 5;                   // named barrier of the threads
 
 // The state that a block keeps for its rows.
 struct MmaRows {
-  // The first pass fills these, one entry for each of the threads or warps that share a row.
+  // The first phase fills these, one entry for each of the threads or warps that share a row.
   float squares[kParts][kMmaRows], rests[kParts][kMmaRows];
   int bests[4][kMmaRows], seconds[4][kMmaRows], numbers[4][kMmaRows];
-  // The second pass uses these.
+  // The second phase uses these.
   int64_t outputs[kMmaRows];
   float limits[kMmaRows];
   int rows, read;  // number of rows, and of entries read from the lists of the block
@@ -267,7 +267,7 @@ struct OpenLists {
   }
 };
 
-// Runs the second pass of a block, with kThreads threads, over the rows that the block has listed.
+// Runs the second phase of a block, with kThreads threads, over the rows that the block has listed.
 template <bool kStreamed, class T>
 __device__ void search_open(const T* x, const Shape& shape, const PackedCodebook& packed,
                             const OpenLists& lists, int64_t* indices) {

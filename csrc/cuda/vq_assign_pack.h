@@ -46,7 +46,7 @@ struct PackedCodebook {
                     // the base; far above the base if the codeword is not finite; see start_place()
   uint16_t* halves;  // [codebooks, padded_k / 128, width / 64] blocks of float16; b is scaled so that the
                      // longest one has a length in [2^14, 2^15); zero if the codeword is not finite
-  int64_t* listed;   // [open_rows()] outputs that are open after the first pass of a block
+  int64_t* listed;   // [open_rows()] outputs that are open after the first phase of a block
   float* limits;     // [open_rows()] the largest score of a candidate; NaN: score all codewords by the
                      // definition
   int shift = 1 << kColumnBits;  // a factor that the compiler must not know; see multiply_add_integer()
@@ -186,9 +186,9 @@ __device__ float measure_row(const T* row, const Shape& shape, const float* cent
   return sqrtf(warp_sum(square));
 }
 
-// The limits of the first pass. The scores of a row are far below kNever and its elements fit a float16 if it
-// has no NaN, its norm is below reach_of(), and the product of its norm and the longest codeword is below
-// kLargestProduct. The first pass leaves all other rows open.
+// The limits of the first phase. The scores of a row are far below kNever and its elements fit a float16 if
+// it has no NaN, its norm is below reach_of(), and the product of its norm and the longest codeword is below
+// kLargestProduct. The first phase leaves all other rows open.
 constexpr float kLargestProduct = 0x1p90f;
 __device__ inline float reach_of(const double* bounds) {
   return bounds[0] < 0x1p90 && bounds[1] < 0x1p59 ? 0x1p60f : 0;
@@ -216,7 +216,7 @@ __device__ inline float least_norm(int code_exponent) {
   return power(code_exponent - 60 > -98 - code_exponent ? code_exponent - 60 : -98 - code_exponent);
 }
 
-// Returns the length of the longest row that the first pass takes. One base and one power of two serve all
+// Returns the length of the longest row that the first phase takes. One base and one power of two serve all
 // rows of a codebook, up to 16 times the longest row of the sample. This costs four bits of the distance
 // between two scores, which float16 does not resolve.
 __device__ inline float longest_row(const double* bounds) {

@@ -343,7 +343,7 @@ struct Verdict {
   }
 };
 
-// The rows that a warp leaves open in its first pass. Each warp has its own list, so that the order of the
+// The rows that a warp leaves open in its first phase. Each warp has its own list, so that the order of the
 // rows is the same in every run.
 struct OpenRows {
   const PackedCodebook& packed;

@@ -4,7 +4,7 @@
 // For each of the four lanes of a row, multiply() gives the codeword with the least score (kCross), or a
 // group of four codewords that contains it. Such a group is scored again. If a row is open only between the
 // least codewords of two lanes, the definition decides it here. Other open rows go on a list. At the end,
-// some warps of the block run the second pass of vq_assign_mma.h for the rows of the lists.
+// some warps of the block run the second phase of vq_assign_mma.h for the rows of the lists.
 #pragma once
 
 #include "cuda/vq_assign_definition.h"
@@ -202,7 +202,7 @@ __device__ TopTwo score_again(int least_code, int lane, int warp, int chunks, co
   return again.result({start[0], start[1]}, judge.down, packed.shift);
 }
 
-// Quantizes the rows of a list after the second pass has found their codewords.
+// Quantizes the rows of a list after the second phase has found their codewords.
 template <class T>
 __device__ void take_listed(const OpenRows& list, const PackedCodebook& packed, const int64_t* indices,
                             Take<T>& take, int lane) {
@@ -271,7 +271,8 @@ __device__ void finish(const T* x, const Shape& shape, const PackedCodebook& pac
   if (lane == 0) open[warp] = list.count;
   named_arrive(kDoneBarrier, kDone);
   if (wanted.target == nullptr) return;
-  named_wait(kOpenBarrier, kThreads + kGroupThreads);  // the second pass has found the codewords of the lists
+  // The second phase has found the codewords of the lists.
+  named_wait(kOpenBarrier, kThreads + kGroupThreads);
   take_listed(list, packed, indices, take, lane);
   add_up_by_warp(take.error, wanted.error, warp, kGroupWarps);
 }

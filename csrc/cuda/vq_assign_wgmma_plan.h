@@ -16,7 +16,7 @@ constexpr int kWgmmaColumns = kBlockCodewords / 4, kBlockBytes = kBlockHalves * 
               kStartBytes = kStarts * sizeof(float);
 constexpr int kTileBytes = kGroupRows * kBlockElements * 2;  // one chunk of 64 rows in float16
 
-// Named barriers. The turns use the numbers below these, and the second pass has its own number.
+// Named barriers. The turns use the numbers below these, and the second phase has its own number.
 constexpr int kDoneBarrier = 4, kOpenBarrier = 6;
 
 // The roles in the order of the warps. A thread starts with kLaunch registers, and the roles trade them.
@@ -207,7 +207,7 @@ struct WgmmaPlan {
 
 constexpr int kWgmmaStaticBytes = 1024;  // State in vq_assign_wgmma.h, and alignment
 
-// Lays the rings out in memory. At the end, the second pass reuses all memory except the barriers. Returns
+// Lays the rings out in memory. At the end, the second phase reuses all memory except the barriers. Returns
 // true if they fit.
 inline bool place(WgmmaPlan& plan, int64_t d, int64_t limit) {
   int64_t size = 0;
@@ -222,7 +222,7 @@ inline bool place(WgmmaPlan& plan, int64_t d, int64_t limit) {
   plan.raw_at = take(plan.raw * kGroupWarps, kWarpRows * plan.row_bytes);
   plan.starts_at = take(plan.codewords, kStartBytes);
   plan.pending_at = take(kGroupWarps, kMostPending * sizeof(Pending));
-  size = std::max(size, mma_bytes(d));  // the second pass also needs the parts below
+  size = std::max(size, mma_bytes(d));  // the second phase also needs the parts below
   plan.chosen_at = take(kGroupWarps, kWarpRows * sizeof(Chosen));
   plan.barriers_at = take(plan.barriers(), sizeof(Barrier));
   plan.size = static_cast<int>(size);

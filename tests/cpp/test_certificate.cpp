@@ -272,12 +272,12 @@ static void check_kernel(const char* name, const Kernel& kernel) {
 static void every_kernel_keeps_its_bound() {
   check_kernel("portable", vq_assign_portable);
 #if defined(__x86_64__)
-  check_kernel("portable, first pass", vq_prefilter_portable);
-  if (isa() >= Isa::avx2) check_kernel("avx2, first pass", vq_prefilter_avx2);
+  check_kernel("portable, first phase", vq_prefilter_portable);
+  if (isa() >= Isa::avx2) check_kernel("avx2, first phase", vq_prefilter_avx2);
   if (isa() >= Isa::avx2) check_kernel("avx2", vq_assign_avx2);
   if (isa() >= Isa::avx512) check_kernel("avx512", vq_assign_avx512);
-  if (isa() >= Isa::avx512vnni) check_kernel("avx512vnni, first pass", vq_prefilter_avx512vnni);
-  if (isa() >= Isa::amx) check_kernel("amx, first pass", vq_prefilter_amx);
+  if (isa() >= Isa::avx512vnni) check_kernel("avx512vnni, first phase", vq_prefilter_avx512vnni);
+  if (isa() >= Isa::amx) check_kernel("amx, first phase", vq_prefilter_amx);
   if (isa() >= Isa::amx) check_kernel("amx", vq_assign_amx);
   if (isa() >= Isa::amx) check_kernel("amx, small K", vq_assign_small_k_amx);
 #endif

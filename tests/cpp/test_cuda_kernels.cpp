@@ -16,7 +16,7 @@
 namespace cuda = uefl::cuda;
 
 struct SearchResult {
-  std::vector<int64_t> scored, indices;  // of the streamed search; scored is -1 for rows that its first pass
+  std::vector<int64_t> scored, indices;  // of the streamed search; scored is -1 for rows that its first phase
                                          // leaves open
 };
 
@@ -26,7 +26,7 @@ static int64_t tensor_rows = 0, tensor_open = 0;
 // The rows of a search without certificate that do not fit into float16.
 static int64_t long_rows = 0;
 
-// Checks a search, and counts the rows that its first pass left open.
+// Checks a search, and counts the rows that its first phase left open.
 static void check(const char* what, const TestCodebook& codebook, const cuda::Shape& shape,
                   const std::vector<int64_t>& indices, const std::vector<int64_t>& expected, bool exact) {
   const auto d = static_cast<long>(shape.d), k = static_cast<long>(shape.k);
@@ -183,7 +183,7 @@ static void flags() {
   const std::vector<float> codebook{-1, 0, 1, 0, 5, 0};
   const SearchResult answer = compare(
       "flags", std::vector<float>{-.5, 3, 0, 3, .5, 3, 3, 0, 4, 0, NAN, 0, INFINITY, 1}, 1, 1, codebook, 2);
-  CHECK((answer.scored == std::vector<int64_t>{0, -1, 1, -1, 2, -1, -1}), "flags of the first pass");
+  CHECK((answer.scored == std::vector<int64_t>{0, -1, 1, -1, 2, -1, -1}), "flags of the first phase");
   CHECK((answer.indices == std::vector<int64_t>{0, 0, 1, 1, 2, 0, 0}), "answers of the second");
 }
 
@@ -197,7 +197,7 @@ static void duplicates_take_the_lowest_index() {
   compare("duplicates, in bulk", normal<float>(70 * 8, random), 1, 1, longer, 8);
 }
 
-// The second pass has room for eight candidates of a row. It scores rows with more candidates by the
+// The second phase has room for eight candidates of a row. It scores rows with more candidates by the
 // definition.
 static void rows_of_many_candidates() {
   std::mt19937 random(10);
@@ -221,10 +221,10 @@ static void run_open(const T* x, cuda::Shape shape, cuda::PackedCodebook packed,
   cuda::search_open<false>(x, shape, packed, cuda::OpenLists(packed, open, 3, room), indices);
 }
 
-// The second pass is correct for any list: in any order, of any codebooks, with no limit, with a limit that
+// The second phase is correct for any list: in any order, of any codebooks, with no limit, with a limit that
 // excludes all codewords, and with one that includes all. Each of the two blocks has three lists: an empty
 // one, a full one, and another one.
-static void second_pass_of_any_list() {
+static void second_phase_of_any_list() {
   std::mt19937 random(11);
   const int64_t d = 19, k = 70, n = 250, room = 160;
   for (const int64_t codebooks : {1, 2}) {
@@ -247,7 +247,7 @@ static void second_pass_of_any_list() {
     std::memset(emulation::shared, 0xff, sizeof emulation::shared);
     emulation::launch(2, cuda::kThreads, run_open<float>, x.data(), shape, codebook.packed, counts, room,
                       indices.data());
-    CHECK(indices == expected, "the second pass of any list, %ld codebooks", static_cast<long>(codebooks));
+    CHECK(indices == expected, "the second phase of any list, %ld codebooks", static_cast<long>(codebooks));
   }
 }
 
@@ -517,7 +517,7 @@ static void pairs_meet_before_they_copy() {
   }
 }
 
-// On random data, the first pass must settle most rows.
+// On random data, the first phase must settle most rows.
 static void tensor_cores_settle_most_rows() {
   std::mt19937 random(7);
   tensor_rows = tensor_open = 0;
@@ -543,7 +543,7 @@ void run() {
   flags();
   duplicates_take_the_lowest_index();
   rows_of_many_candidates();
-  second_pass_of_any_list();
+  second_phase_of_any_list();
   codewords_that_are_not_finite();
   strides();
   far_apart();

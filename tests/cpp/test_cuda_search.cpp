@@ -270,7 +270,7 @@ static void many(Path path) {
     }
     CHECK(path.wrong == wrong, "%s, seed %u: %ld", path.name, seed, static_cast<long>(path.wrong - wrong));
   }
-  std::printf("%s: %ld rows, %ld left to the second pass, %ld wrong\n", path.name,
+  std::printf("%s: %ld rows, %ld left to the second phase, %ld wrong\n", path.name,
               static_cast<long>(path.rows), static_cast<long>(path.open), static_cast<long>(path.wrong));
   std::fflush(stdout);
 }

@@ -308,7 +308,7 @@ def test_small_kmeans_in_a_cuda_graph():
 def test_small_outputs_of_the_search_equal_the_reference(layout, dtype, value):
     x = torch.randn(2, 12, 700).transpose(1, 2) if layout == "channels first" else torch.randn(1400, 12)
     x, codebook = x.to(dtype), torch.randn(3, 9, 4) if layout == "per segment" else torch.randn(9, 4)
-    # ties: rows that the first pass leaves open, and a codeword that gets none
+    # ties: rows that the first phase leaves open, and a codeword that gets none
     codebook[..., 0, :] = codebook[..., 3, :]
     x[(0,) * x.dim()] = value
     with backend("reference"):

@@ -2,8 +2,8 @@
 
 Needs nvcc and no GPU.
 
-The kernels are compiled for sm_90a, and the search by mma.sync, the first pass of all other GPUs, for each of
-these.
+The kernels are compiled for sm_90a. The search by mma.sync, the first phase of all other GPUs, is compiled
+for each of them.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def test_rows_change_their_cluster_by_reductions(kernels):
 
 @pytest.mark.parametrize(("kernel", "quantizes"), [(SEARCH, True), (MMA, False)], ids=["wgmma", "mma"])
 def test_searches_use_only_the_expected_atomics(kernels, kernel, quantizes):
-    """The second pass of a search counts the candidates of a row, in shared memory.
+    """The second phase of a search counts the candidates of a row, in shared memory.
 
     A search that quantizes adds to the counts of codewords, and takes a ticket at its end.
     """
@@ -238,7 +238,7 @@ def test_long_rows_multiply_without_a_wait_per_product(kernels, comparison, chun
 def test_the_search_by_mma_keeps_its_loop_short(kernels, architecture):
     """128 codewords x 64 elements for 64 rows: a lane has 32 scores, of eight in each of its four rows."""
     for name, lines in kernels(*MMA, architecture).items():
-        # of the first pass: the second counts candidates, and to score again lanes shuffle
+        # of the first phase: the second counts candidates, and to score again lanes shuffle
         loop = sass.operations(sass.innermost_loop(lines, r"\bHMMA", r"\b(ATOMS|SHFL)"))
         assert count(loop, r"HMMA\.16816\.F32") == count(loop, "HMMA") == 32, name
         assert count(loop, r"LDSM\.16\.M88\.4") == count(loop, "LDSM") == 16, name
@@ -246,7 +246,7 @@ def test_the_search_by_mma_keeps_its_loop_short(kernels, architecture):
         assert count(loop, "STL|LDL") == 0, name
         # A pass converts four elements of a row less the center at once, the first one of streamed rows
         # twice. A load has 16 bytes, so float64 takes two, and 16-bit types take shorter loads. The eight
-        # starts of a pass take two loads, and codewords that are scored again take four.
+        # starts of a phase take two loads, and codewords that are scored again take four.
         groups, converted = name.endswith("Lb0ELb0E"), 3 if name.endswith("Lb1ELb1E") else 2
         loads = 4 + converted * {"f": 2, "d": 3}.get(name[0], 1) + (4 if groups else 0)
         assert count(sass.operations(lines), r"LDG\.E\.128$") == loads, name

@@ -129,9 +129,9 @@ def test_fast_precision_is_exact_beyond_the_range_of_float16(per_segment):
 
 @pytest.fixture
 def passes(monkeypatch):
-    """Return the list of open outputs after the first and the second pass.
+    """Return the list of open outputs after the first and the second phase.
 
-    An output that the second pass settled is -1.
+    An output that the second phase settled is -1.
     """
     kernel, left = sys.modules["uefl_kernels.ops.vq_assign.triton"], {}
 
@@ -157,7 +157,7 @@ def passes(monkeypatch):
 
 
 def test_only_uncertain_rows_are_rescored(passes):
-    """Certain rows have their answer after the first pass.
+    """Certain rows have their answer after the first phase.
 
     The others, here exact ties, stay on the list until the last.
     """
@@ -246,7 +246,7 @@ def test_steps_after_the_search_equal_the_reference_bits(layout, dtype, value):
     n = 20 if value == 1e-30 else 35  # all rows are scored again then, one by one
     x = torch.randn(2, 12, n).transpose(1, 2) if layout == "channels first" else torch.randn(2 * n, 12)
     x, codebook = x.to(dtype), torch.randn(3, 9, 4) if layout == "per segment" else torch.randn(9, 4)
-    # ties: rows that the first pass leaves open, and a codeword that gets none
+    # ties: rows that the first phase leaves open, and a codeword that gets none
     codebook[..., 0, :] = codebook[..., 3, :]
     x[(0,) * x.dim()] = value
     if value == 1e-30:  # all rows, far below their codewords

@@ -24,8 +24,8 @@ namespace {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// The kinds of first pass. `streamed` is mma for rows that do not fit into shared memory.
-enum class FirstPass { streamed, mma, wgmma };
+// The kinds of first phase. `streamed` is mma for rows that do not fit into shared memory.
+enum class FirstPhase { streamed, mma, wgmma };
 
 // Divides one allocation into the arrays of PackedCodebook and the parts of an error, each at a multiple of
 // 16 bytes. `open` is the number of rows that the lists of all blocks can store.
@@ -69,23 +69,23 @@ PackedCodebook carve(const Shape& shape, int64_t open, int64_t warps, const Tens
 constexpr bool kBuiltForSm90a =
     std::string_view(UEFL_CUDA_ARCHITECTURES).find("90a") != std::string_view::npos;
 
-// Returns the fastest allowed first pass. The passes are ordered from the fastest to the slowest, and a shape
-// that one pass cannot handle goes to the next one. UEFL_CUDA_SEARCH names the fastest allowed pass, to
-// compare passes, or as a workaround if one is wrong on some GPU.
-FirstPass fastest_allowed() {
+// Returns the fastest allowed first phase. The phases are ordered from the fastest to the slowest, and a
+// shape that one phase cannot handle goes to the next one. UEFL_CUDA_SEARCH names the fastest allowed phase,
+// to compare phases, or as a workaround if one is wrong on some GPU.
+FirstPhase fastest_allowed() {
   const char* value = std::getenv("UEFL_CUDA_SEARCH");
   const std::string choice = value ? value : "";
   const bool has_wgmma = kBuiltForSm90a && current_device().major == 9;
-  if (choice.empty() || choice == "auto") return has_wgmma ? FirstPass::wgmma : FirstPass::mma;
-  if (choice == "streamed") return FirstPass::streamed;
-  if (choice == "mma") return FirstPass::mma;
+  if (choice.empty() || choice == "auto") return has_wgmma ? FirstPhase::wgmma : FirstPhase::mma;
+  if (choice == "streamed") return FirstPhase::streamed;
+  if (choice == "mma") return FirstPhase::mma;
   STD_TORCH_CHECK(choice == "wgmma", "UEFL_CUDA_SEARCH=", choice,
                   " is not known; use auto, wgmma, mma or streamed");
   STD_TORCH_CHECK(
       has_wgmma,
       "UEFL_CUDA_SEARCH=wgmma needs a GPU of compute capability 9.0 and kernels built for sm_90a (these: ",
       kBuiltForSm90a ? "built" : "not built", "); use auto, mma or streamed");
-  return FirstPass::wgmma;
+  return FirstPhase::wgmma;
 }
 
 // Returns the number of blocks for this number of tiles: a few for each multiprocessor, which loop over the
@@ -166,15 +166,15 @@ void clear(const Spans& spans, cudaStream_t stream) {
 }
 
 // Returns the search that runs here: wgmma if it has a plan, otherwise mma if a tile fits into shared memory.
-FirstPass search_of(const Shape& shape, const WgmmaPlan& plan) {
+FirstPhase search_of(const Shape& shape, const WgmmaPlan& plan) {
   const bool whole = mma_bytes(shape.d) + kMmaStaticBytes <= current_device().shared;
-  if (!whole || fastest_allowed() == FirstPass::streamed) return FirstPass::streamed;
-  return plan.codewords > 0 ? FirstPass::wgmma : FirstPass::mma;
+  if (!whole || fastest_allowed() == FirstPhase::streamed) return FirstPhase::streamed;
+  return plan.codewords > 0 ? FirstPhase::wgmma : FirstPhase::mma;
 }
 
 // Returns the number of rows that the lists of a search must be able to store.
-int64_t open_places(const Shape& shape, FirstPass search, const WgmmaPlan& plan) {
-  if (search == FirstPass::wgmma) return plan.items.grid * kGroupWarps * plan.room;
+int64_t open_places(const Shape& shape, FirstPhase search, const WgmmaPlan& plan) {
+  if (search == FirstPhase::wgmma) return plan.items.grid * kGroupWarps * plan.room;
   return mma_blocks(shape) * kMmaLists * mma_room(shape, mma_blocks(shape));
 }
 
@@ -202,11 +202,11 @@ std::pair<Tensor, bool> assign(const char* op, const Tensor& x, const Tensor& co
     return {indices, false};
   }
 
-  const WgmmaPlan plan = fastest_allowed() == FirstPass::wgmma ? plan_of(shape, rows) : WgmmaPlan{};
-  const FirstPass search = search_of(shape, plan);
+  const WgmmaPlan plan = fastest_allowed() == FirstPhase::wgmma ? plan_of(shape, rows) : WgmmaPlan{};
+  const FirstPhase search = search_of(shape, plan);
   const Tensor dense = torch::stable::contiguous(codebook);
   Tensor workspace;
-  const bool makes = wanted.target != nullptr && search == FirstPass::wgmma;
+  const bool makes = wanted.target != nullptr && search == FirstPhase::wgmma;
   const PackedCodebook packed =
       carve(shape, open_places(shape, search, plan), makes ? plan.items.grid * kGroupWarps : 0, x, workspace,
             wanted.error.parts);
@@ -223,10 +223,10 @@ std::pair<Tensor, bool> assign(const char* op, const Tensor& x, const Tensor& co
     using T = decltype(type);
     const T* data = static_cast<const T*>(rows.const_data_ptr());
     if constexpr (!std::is_same_v<T, double>) {
-      if (search == FirstPass::wgmma) launch_wgmma(data, shape, packed, plan, exact, target, wanted, stream);
+      if (search == FirstPhase::wgmma) launch_wgmma(data, shape, packed, plan, exact, target, wanted, stream);
     }
-    if (search != FirstPass::wgmma)
-      launch_mma(data, shape, packed, search == FirstPass::streamed, exact, target, stream);
+    if (search != FirstPhase::wgmma)
+      launch_mma(data, shape, packed, search == FirstPhase::streamed, exact, target, stream);
   });
   check_launch(op);
   return {indices, makes};

@@ -48,7 +48,7 @@ struct TestCodebook {
     listed.assign(rows, -1), limits.assign(rows, NAN);
     packed.listed = listed.data(), packed.limits = limits.data();
   }
-  // Returns the outputs that a search has left open after its first pass.
+  // Returns the outputs that a search has left open after its first phase.
   std::vector<int64_t> open() const {
     std::vector<int64_t> found = listed;
     std::erase(found, -1);

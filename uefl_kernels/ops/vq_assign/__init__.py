@@ -56,7 +56,7 @@ def vq_assign(
                 with a NaN or an infinity is never chosen while
             another one is finite.
         metric: ``"l2"`` (squared Euclidean distance) or ``"cosine"`` (the codewords' scale does not matter).
-        precision: ``"exact"`` as above, or ``"fast"``: the best score of the first pass, not certified. That
+        precision: ``"exact"`` as above, or ``"fast"``: the best score of the first phase, not certified. That
             pass is float32 on the CPU (three bfloat16 products with AMX, which keep some 16 bits) and one
             float16 product, as accurate as TF32, on a GPU (float32 in CUDA C++ where no tensor core can take
             the call). There a row or a codebook that float16 cannot hold, of a length beyond some 2^60, is

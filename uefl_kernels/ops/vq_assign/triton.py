@@ -2,7 +2,7 @@
 
 Under ``TRITON_INTERPRET=1`` it also takes CPU tensors.
 
-Three passes under the certificate of ``csrc/common/certificate.h``, without a wait for the host, and without
+Three phases under the certificate of ``csrc/common/certificate.h``, without a wait for the host, and without
 scores in memory:
 
 ``_search``          every row against every codeword, one float16 product on the tensor cores; best and
@@ -10,7 +10,7 @@ scores in memory:
 ``_search_listed``   the rows of the list again, in three float16 products, which leaves a few in ten thousand
 ``_rescore``         those few in float64, the way the reference does
 
-Without the certificate only rows that float16 cannot hold go to the list, and from there to the last pass.
+Without the certificate only rows that float16 cannot hold go to the list, and from there to the last phase.
 
 Scores are half squared distances less a constant of the row: with y = x - mu, b = c - mu and mu the mean
 codeword,
@@ -53,7 +53,7 @@ from .triton_pack import (
 # Columns of a row of scores that stay separate until the end: two for each of the four lanes of a row of
 # the matrix unit.
 _COLUMNS = tl.constexpr(8)
-# Rows that one program of the last pass scans for uncertain ones, and codewords that it evaluates at a
+# Rows that one program of the last phase scans for uncertain ones, and codewords that it evaluates at a
 # time.
 _SCAN, _CANDIDATES = 32, 128
 # Run-time values: a new N or K does not recompile. Strides stay special: whether 1, or divisible by 16,
@@ -62,7 +62,7 @@ _SHAPE = ["outputs", "outer", "segments", "codebooks", "k"]
 
 
 class TileConfig(NamedTuple):
-    """Tiles of a pass.
+    """Tiles of a phase.
 
     ``chunk`` elements are multiplied at a time; it may be the whole width.
     """
@@ -93,7 +93,7 @@ def config(capability: tuple[int, int], width: int) -> TileConfig:
 
 
 def config_listed(width: int) -> TileConfig:
-    """Return small tiles for the second pass, which has few rows and twice the operands."""
+    """Return small tiles for the second phase, which has few rows and twice the operands."""
     return TileConfig(64, 64, min(width, 64), 4, 2)
 
 

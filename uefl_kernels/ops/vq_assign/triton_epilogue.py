@@ -2,7 +2,7 @@
 
 The kernel reads x again while x is in the cache, so x moves from device memory once. Programs add integers to
 counts and sums, and each program has a place for its part of the loss, so each run gives the same bits. The
-search marks the rows that its first pass does not certify as open; ``_finish_open`` finishes them. The tests
+search marks the rows that its first phase does not certify as open; ``_finish_open`` finishes them. The tests
 interpret and compile the kernels. Small cases gave correct results on an H100; no times were measured.
 """
 
@@ -175,7 +175,7 @@ def _finish_open(
     ROWS: tl.constexpr,
     ELEMENTS: tl.constexpr,
 ):
-    """Finish rows that the first pass left open.
+    """Finish rows that the first phase left open.
 
     The parts of their loss begin at place ``first``.
     """

@@ -1,4 +1,4 @@
-"""The operands of the Triton passes of ``vq_assign``.
+"""The operands of the Triton phases of ``vq_assign``.
 
 They are a codebook centered, scaled into the range of float16 and measured for the certificate.
 
@@ -115,7 +115,7 @@ def _pack(
     CODES: tl.constexpr,
     ELEMENTS: tl.constexpr,
 ):
-    """Pack the codebook as the passes read it (see _Packed).
+    """Pack the codebook as the phases read it (see _Packed).
 
     Launched without contraction to FMA, so that norms match the definition.
     """
@@ -168,7 +168,7 @@ def _pack(
 
 
 class _Packed(NamedTuple):
-    """A codebook as the passes read it, codebooks = 1 or S.
+    """A codebook as the phases read it, codebooks = 1 or S.
 
     K is padded to a multiple of 128, and d to the width.
     """

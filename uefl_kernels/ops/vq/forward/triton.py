@@ -1,6 +1,6 @@
 """``vq_forward`` in Triton.
 
-The search of ``vq_assign`` is followed by ``triton_epilogue.py``, and by a second pass for open rows.
+The search of ``vq_assign`` is followed by ``triton_epilogue.py``, and by a second phase for open rows.
 
 Under ``TRITON_INTERPRET=1`` also on CPU tensors. Interpreted and compiled in the tests; right on an H100 in
 small cases, not timed.
