@@ -17,7 +17,7 @@ Reader = Callable[[Path | None], "DataSet"]
 damaged"""
 
 SOURCES: Registry[Reader] = Registry(__package__, "data set", "uefl.sources")
-"""the readers of data sets by name, among them those of installed packages (entry points ``uefl.sources``)"""
+"""the readers of data sets by name, also readers of installed packages (entry points ``uefl.sources``)"""
 
 
 def source(name: str) -> Callable[[Reader], Reader]:

@@ -31,7 +31,7 @@ NAME = "generated"
 _SHAPE = (1, 8, 8)
 _CLASSES = 10
 _CLIENT, _NOISE = 0.5, 0.5  # of the patterns of a class
-_COUNTED = 32  # number of clients whose pixels give the mean and the deviation for all
+_COUNTED = 32  # number of clients that give the mean and the deviation of the pixels for all
 
 
 @source(NAME)

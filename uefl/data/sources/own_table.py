@@ -144,7 +144,7 @@ def _check_parquet(path: Path) -> None:
 
 
 def _read_parquet(path: Path) -> pandas.DataFrame:
-    """Read a Parquet file, in which a column that pandas takes for the index stays a column."""
+    """Read a Parquet file, and keep a column that pandas takes for the index."""
     import pandas
 
     frame = pandas.read_parquet(path)
@@ -152,7 +152,7 @@ def _read_parquet(path: Path) -> pandas.DataFrame:
 
 
 def _read_csv(path: Path, label: str) -> pandas.DataFrame:
-    """Read a CSV file, in which pandas renames, moves and drops no column and reads no name as a number."""
+    """Read a CSV file, but rename, move and drop no column as pandas would, and read no name as a number."""
     import pandas
 
     header = pandas.read_csv(path, header=None, nrows=1, dtype=str).iloc[0].dropna().tolist()

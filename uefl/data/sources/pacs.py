@@ -26,7 +26,7 @@ _ADVICE = (
 
 @source("pacs")
 def pacs(root: Path | None) -> DataSet:
-    """Read PACS from a folder or an uncompressed tar archive whose name begins with ``pacs`` in any case.
+    """Read PACS from a folder or an uncompressed tar archive, named ``pacs...`` in any case.
 
     Each domain is a client.
 

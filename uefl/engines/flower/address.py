@@ -22,7 +22,7 @@ class Address:
     Args:
         place: ``HOST:PORT``.
         insecure: without TLS.
-        root_certificates: PEM file of the authorities that sign its certificate; None: those of the system.
+        root_certificates: PEM file of the authorities that sign its certificate; None: the system's.
     """
 
     place: str
