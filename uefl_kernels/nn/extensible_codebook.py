@@ -1,7 +1,4 @@
-"""``ExtensibleCodebook``: a part of codewords that all clients see, and further parts.
-
-Only some clients see a further part.
-"""
+"""``ExtensibleCodebook``: codewords that all clients see, and further parts that only some clients see."""
 
 from __future__ import annotations
 
@@ -102,7 +99,7 @@ class ExtensibleCodebook(Float32Module):
 
     @torch.no_grad()
     def extend(self, clients: str | Sequence[str], codes: torch.Tensor) -> int:
-        """Show a client, or several, a new part of codewords.
+        """Show a client, or several, a new part.
 
         Args:
             clients: a name, or some.
@@ -229,9 +226,7 @@ class ExtensibleCodebook(Float32Module):
     def set_extra_state(self, state: torch.Tensor) -> None:
         """Restore the result of :meth:`get_extra_state`."""
         found = [dict(zip(self.clients, places, strict=True)) for places in state.tolist()]
-        self._rows = [
-            {name: slice(*place) for name, place in part.items() if place[1] > 0} for part in found
-        ]
+        self._rows = [{name: slice(*place) for name, place in part.items() if place[1] > 0} for part in found]
         self.part_clients = [frozenset(rows) for rows in self._rows]
         self._sizes = {
             name: max(rows[name].stop for rows in self._rows if name in rows) for name in self.clients

@@ -81,9 +81,7 @@ def test_unseen_clients_get_every_part_and_codebook(keys, parts, codebooks):
     every = [state(algorithm).tensors[f"part.{i}"] for i in range(parts)]
     assert torch.equal(sent["parts"], torch.cat(every))
     assert f"part.{parts}" not in state(algorithm).tensors
-    assert len({tuple(part.flatten().tolist()) for part in every}) == parts, (
-        "no part stands for another one"
-    )
+    assert len({tuple(part.flatten().tolist()) for part in every}) == parts, "no part stands for another one"
     seen = [sent["parts"][chosen] for chosen in sent["codebooks"]]
     assert len(seen) == codebooks
     for client in fed.clients:
