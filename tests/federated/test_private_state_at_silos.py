@@ -4,11 +4,13 @@ The server knows names, and a continued run finds the states of its checkpoint.
 """
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 
 from tests.federated.deploy.silos_in_memory import NAMES, Silos
+from tests.federated.engine_wrappers import RecordingEngine, TamperingEngine
 from tests.federated.tiny import arm, federation, finish, settings
 from uefl.errors import RunError
 
@@ -133,25 +135,17 @@ def test_server_cannot_request_private_state(how, tmp_path):
     cfg, fed = configured("fedper"), federation()
     silos = Silos(cfg, fed, tmp_path)
 
-    class Asks(Silos):
-        def __init__(self):
-            self.engine = silos
+    def ask(messages):
+        for message in messages.values():
+            match how:
+                case "asked":
+                    del message.options["state"]
+                case "sent":
+                    message.private = {"net.values": torch.zeros(3)}
+                case "name":
+                    message.options["state"] = "../secret"
 
-        def clients(self):
-            return NAMES
-
-        def round(self, messages, deadline=None):
-            for message in messages.values():
-                match how:
-                    case "asked":
-                        del message.options["state"]
-                    case "sent":
-                        message.private = {"net.values": torch.zeros(3)}
-                    case "name":
-                        message.options["state"] = "../secret"
-            yield from silos.round(dict(messages))
-
-    one = arm(cfg, fed, lambda _: Asks(), clients_keep_states=True)[0]
+    one = arm(cfg, fed, lambda _: RecordingEngine(silos, ask), clients_keep_states=True)[0]
     messages = one.members[0].messages
     one.members[0].messages = lambda *rest: dict(messages(*rest))
     with pytest.raises(RunError, match="0 of 3"):
@@ -162,19 +156,8 @@ def test_server_cannot_request_private_state(how, tmp_path):
 @pytest.mark.parametrize("states", [[], ["x"], ["../../x"], [32 * "0", 32 * "0"], [32 * "0"]])
 def test_invalid_names_of_states_are_rejected(states, tmp_path):
     cfg, fed = configured("scaffold"), federation()
-
-    class MisnamingSilos(Silos):
-        def round(self, messages, deadline=None):
-            for reply in super().round(messages, deadline):
-                reply.states = states
-                yield reply
-
-    one, _, notices = arm(
-        settings("scaffold", quorum=0.1),
-        fed,
-        lambda _: MisnamingSilos(cfg, fed, tmp_path),
-        clients_keep_states=True,
-    )
+    silos = TamperingEngine(Silos(cfg, fed, tmp_path), lambda reply: replace(reply, states=states))
+    one, _, notices = arm(settings("scaffold", quorum=0.1), fed, lambda _: silos, clients_keep_states=True)
     if states == [32 * "0"]:
         one.turn()
     else:
