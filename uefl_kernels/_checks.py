@@ -85,7 +85,12 @@ def check_reverse_mode(op: str, *tensors: torch.Tensor | None) -> None:
 
 def needs_gradient(*tensors: torch.Tensor) -> bool:
     """Return True if a tensor requires a gradient, which the wrapper of ``vmap`` does not tell."""
-    return torch.is_grad_enabled() and any(_unwrapped(tensor).requires_grad for tensor in tensors)
+    if not torch.is_grad_enabled():
+        return False
+    for tensor in tensors:  # noqa: SIM110  a generator calls a function more for each tensor
+        if tensor.requires_grad or _unwrapped(tensor).requires_grad:
+            return True
+    return False
 
 
 def needs_gradient_without_vmap(op: str, tensor: torch.Tensor) -> bool:

@@ -53,6 +53,7 @@ _NAMESPACE = {
 _PORTABLE = "uefl_portable"
 _libraries = {name: torch.library.Library(name, "DEF") for name in sorted({*_NAMESPACE.values(), _PORTABLE})}
 _overloads: dict[tuple[str, str], Any] = {}
+_functions: dict[tuple[str, str], type[torch.autograd.Function]] = {}
 _packages: dict[str, str] = {}
 _arguments: dict[str, tuple[type[Any], ...]] = {}
 _fakes: dict[str, Callable[..., Any]] = {}
@@ -172,6 +173,31 @@ def define_autograd(
         torch.library.register_autograd(
             f"{namespace}::{name}", attached, setup_context=setup_context, lib=library
         )
+        if Sequence[torch.Tensor] not in (
+            kind for part in _arguments[name] for kind in get_type_hints(part).values()
+        ):
+            _functions[namespace, name] = _function(_overloads[namespace, name], attached, setup_context)
+
+
+def _function(
+    op: Any, backward: Callable[..., Any], setup_context: Callable[..., Any]
+) -> type[torch.autograd.Function]:
+    """Return the autograd of an op as a function that is applied before the op.
+
+    It does what the registered autograd does. That one is found by the dispatcher, from C++, and costs twice
+    the calls in Python.
+    """
+
+    class Applied(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *arguments: Any) -> Any:
+            with torch._C._AutoDispatchBelowAutograd():
+                results = op(*arguments)
+            setup_context(ctx, arguments, results)
+            return results
+
+    Applied.backward = staticmethod(backward)  # type: ignore[assignment]
+    return Applied
 
 
 def define_vmap(name: str, rule: Callable[..., Any] | None = None) -> None:
@@ -403,9 +429,14 @@ def resolve(name: str, x: torch.Tensor) -> Any:
     Raises RuntimeError if a forced backend is absent, and NotImplementedError under the ONNX exporter that
     traces (``dynamo=False``).
     """
-    if _forced == "auto" and x.is_cuda and not torch.compiler.is_compiling() and _native(name, x.device):
-        return _overloads["uefl_cuda", name]
-    if torch.jit.is_tracing() and torch.onnx.is_in_onnx_export():  # type: ignore[attr-defined]
+    return _overloads[_active(name, x, torch.compiler.is_compiling()), name]
+
+
+def _active(name: str, x: torch.Tensor, compiling: bool) -> str:
+    """Return the namespace of the active backend."""
+    if _forced == "auto" and x.is_cuda and not compiling and _native(name, x.device):
+        return "uefl_cuda"
+    if not compiling and torch._C._is_tracing() and torch.onnx.is_in_onnx_export():  # type: ignore[attr-defined]
         raise NotImplementedError(
             f"{name}: torch.onnx.export(..., dynamo=False) is not supported; use dynamo=True, or"
             " torch.export.export"
@@ -419,20 +450,28 @@ def resolve(name: str, x: torch.Tensor) -> Any:
                 f"backend {_forced!r} cannot run {name} here: {reason}; see `uefl doctor`, or use backend"
                 " 'auto'"
             )
-    return _overloads[_NAMESPACE[_forced], name]
+    return _NAMESPACE[_forced]
 
 
 def call(name: str, x: torch.Tensor, arguments: Sequence[Any], differentiable: bool) -> Any:
     """Call an op.
 
     The autograd of an op is a Python function, even where nothing needs a gradient: such calls go below it,
-    straight to the kernel. A graph under compilation keeps the whole op.
+    straight to the kernel. Other calls apply it here, where the dispatcher need not call Python. A graph
+    under compilation, a trace, and a transform of ``torch.func`` keep the whole op.
     """
-    op = resolve(name, x)
-    if differentiable or torch.compiler.is_compiling():
-        return op(*arguments)
-    with torch._C._AutoDispatchBelowAutograd():
-        return op(*arguments)
+    compiling = torch.compiler.is_compiling()
+    key = _active(name, x, compiling), name
+    if compiling:
+        return _overloads[key](*arguments)
+    if not differentiable:
+        with torch._C._AutoDispatchBelowAutograd():
+            return _overloads[key](*arguments)
+    function = _functions.get(key)
+    if function is None or torch._C._is_tracing() or torch._C._functorch.peek_interpreter_stack() is not None:
+        return _overloads[key](*arguments)
+    # Function.apply() without its steps for torch.func: a third of the calls
+    return super(torch.autograd.Function, function).apply(*arguments)  # type: ignore[misc]
 
 
 def check(name: str, device: torch.device | str) -> None:

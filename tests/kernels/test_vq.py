@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -404,20 +402,3 @@ def test_forward_mode_raises(position):
         arguments[position] = forward_ad.make_dual(arguments[position], torch.ones_like(arguments[position]))
         with pytest.raises(RuntimeError, match=r"^vq: .*forward-mode"):
             vq(*arguments)
-
-
-@pytest.mark.parametrize("differentiable", [False, True])
-def test_only_gradients_call_autograd_in_python(differentiable):
-    files = set()
-
-    def note(frame, event, _):
-        files.add(frame.f_code.co_filename)
-
-    x, codebook = normal(4, 8), normal(3, 8).requires_grad_(differentiable)
-    vq(x, codebook)
-    sys.setprofile(note)
-    try:
-        vq(x, codebook)
-    finally:
-        sys.setprofile(None)
-    assert any(name.endswith("_library/autograd.py") for name in files) == differentiable

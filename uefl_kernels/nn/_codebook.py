@@ -206,10 +206,14 @@ class Codebook(ConstantBuffers, Float32Module):
 
     def transformed(self, codebook: torch.Tensor, affine: Affine | None = None) -> torch.Tensor:
         """Map a codebook by the bridge and the affine map (by default that of now), where there are any."""
-        with no_autocast(codebook.device):
-            mapped: torch.Tensor = codebook if self.vq_bridge is None else self.vq_bridge(codebook)
+        if self.vq_bridge is not None:
+            with no_autocast(codebook.device):
+                codebook = self.vq_bridge(codebook)
+        if not self._affine_param:
+            return codebook
         affine = self.affine if affine is None else affine
-        return mapped if affine is None else (mapped - affine.inner) / affine.ratio + affine.outer
+        assert affine is not None
+        return (codebook - affine.inner) / affine.ratio + affine.outer
 
     @property
     def affine(self) -> Affine | None:
@@ -332,13 +336,14 @@ class Codebook(ConstantBuffers, Float32Module):
         if accumulate:
             self.pending = counts, sums
             return
-        batch = [counts.to(self.embed_avg.dtype).unsqueeze(-1), sums.to(self.embed_avg.dtype)]
+        dtype = self.embed_avg.dtype
+        batch = [counts.to(dtype).unsqueeze(-1), sums.to(dtype)]
         if self.threshold_ema_dead_code > 0:
             batch += self._offer(x, mask)
         batch = _distributed.all_reduce(batch, self.use_ddp)
         self._move(batch[0].squeeze(-1), batch[1], weight)
         if (self.ema_update if ema is None else ema) and not self.manual_ema_update:
-            self.update_ema()
+            self._set_codewords()
         if self.threshold_ema_dead_code > 0:
             self._revive(self._dead(), *batch[2:])
         self.steps.add_(1)
@@ -367,11 +372,15 @@ class Codebook(ConstantBuffers, Float32Module):
 
         With ``manual_ema_update``, the caller calls it.
         """
+        self._set_codewords()
+
+    def _set_codewords(self) -> None:
         self._require_whole()
-        total = self.cluster_size.sum(-1, keepdim=True)
-        size = (self.cluster_size + self.eps) / (total + self.cluster_size.shape[-1] * self.eps) * total
+        sizes, average, codewords = self.cluster_size, self.embed_avg, self.embed
+        total = sizes.sum(-1, keepdim=True)
+        size = (sizes + self.eps) / (total + sizes.shape[-1] * self.eps) * total
         size = size.unsqueeze(-1)  # zero only where every average is: decay 0 and a batch without rows
-        self.embed.copy_(torch.where(size > 0, self.scaled(self.embed_avg / size), self.embed))
+        codewords.copy_(torch.where(size > 0, self.scaled(average / size), codewords))
 
     @torch.no_grad()
     def update_indices(

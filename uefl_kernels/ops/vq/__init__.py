@@ -73,17 +73,22 @@ def _backward(
     _s: Any,
 ) -> tuple[torch.Tensor | None, ...]:
     saved = ctx.saved_tensors  # once: non-reentrant checkpointing unpacks them a single time
-    with torch.no_grad():
+    with torch._C._AutoDispatchBelowAutograd():  # as no_grad(), without its calls in Python
         grad_x = (
             _grad_x(vq_backward, ctx, saved, grad_quantized, grad_loss) if ctx.needs_input_grad[0] else None
         )
         grad_codebook = _grad_codebook(ctx, saved, grad_loss) if ctx.needs_input_grad[1] else None
-    gradients: tuple[torch.Tensor | None, ...] = (grad_x, grad_codebook)
-    made_of = (*saved[:2], grad_quantized, grad_loss)
-    gradients = tuple(
-        None if gradient is None else once_differentiable("vq", gradient, *made_of) for gradient in gradients
-    )
-    return *gradients, *[None] * (len(composed.Arguments._fields) - 2)
+    gradients: list[torch.Tensor | None] = [grad_x, grad_codebook]
+    if torch.is_grad_enabled():  # create_graph=True
+        made_of = (*saved[:2], grad_quantized, grad_loss)
+        gradients = [
+            None if gradient is None else once_differentiable("vq", gradient, *made_of)
+            for gradient in gradients
+        ]
+    return *gradients, *_NO_GRADIENTS
+
+
+_NO_GRADIENTS = (None,) * (len(composed.Arguments._fields) - 2)
 
 
 def _grad_x(
@@ -303,11 +308,12 @@ def _call(
         raise ValueError(f"vq: estimator {estimator!r} is not known, expected one of {ESTIMATORS}")
     check_reverse_mode("vq", x, codebook)
     check_weights("vq", codebook_weight=codebook_weight, commitment_weight=commitment_weight)
-    differentiable = needs_gradient(x, codebook)
-    if torch.compiler.is_compiling() and differentiable:
+    differentiable, compiling = needs_gradient(x, codebook), torch.compiler.is_compiling()
+    if compiling and differentiable:
         # the caller may update it in place before the backward pass; eager autograd refuses that
         codebook = snapshot(codebook)
-    codebook = packed("vq", "codebook", codebook)
+    if compiling or not codebook.is_contiguous():
+        codebook = packed("vq", "codebook", codebook)
     given = composed.Arguments(
         x,
         codebook,
