@@ -188,7 +188,7 @@ def _function(
     the calls in Python.
     """
 
-    class Applied(torch.autograd.Function):
+    class OpFunction(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *arguments: Any) -> Any:
             with torch._C._AutoDispatchBelowAutograd():
@@ -196,8 +196,8 @@ def _function(
             setup_context(ctx, arguments, results)
             return results
 
-    Applied.backward = staticmethod(backward)  # type: ignore[assignment]
-    return Applied
+    OpFunction.backward = staticmethod(backward)  # type: ignore[assignment]
+    return OpFunction
 
 
 def define_vmap(name: str, rule: Callable[..., Any] | None = None) -> None:
