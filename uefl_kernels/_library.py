@@ -429,7 +429,10 @@ def resolve(name: str, x: torch.Tensor) -> Any:
     Raises RuntimeError if a forced backend is absent, and NotImplementedError under the ONNX exporter that
     traces (``dynamo=False``).
     """
-    return _overloads[_active(name, x, torch.compiler.is_compiling()), name]
+    namespace = _active(name, x, torch.compiler.is_compiling())
+    if name in plain and exporting_to_onnx():
+        return plain[name]
+    return _overloads[namespace, name]
 
 
 def _active(name: str, x: torch.Tensor, compiling: bool) -> str:
@@ -441,8 +444,6 @@ def _active(name: str, x: torch.Tensor, compiling: bool) -> str:
             f"{name}: torch.onnx.export(..., dynamo=False) is not supported; use dynamo=True, or"
             " torch.export.export"
         )
-    if name in plain and exporting_to_onnx():
-        return plain[name]
     if _forced not in ("auto", "reference"):
         reason = _absent(_forced, name, x.device)
         if reason:
@@ -460,10 +461,9 @@ def call(name: str, x: torch.Tensor, arguments: Sequence[Any], differentiable: b
     straight to the kernel. Other calls apply it here, where the dispatcher need not call Python. A graph
     under compilation, a trace, and a transform of ``torch.func`` keep the whole op.
     """
-    compiling = torch.compiler.is_compiling()
-    key = _active(name, x, compiling), name
-    if compiling:
-        return _overloads[key](*arguments)
+    if torch.compiler.is_compiling():
+        return resolve(name, x)(*arguments)
+    key = _active(name, x, False), name
     if not differentiable:
         with torch._C._AutoDispatchBelowAutograd():
             return _overloads[key](*arguments)
