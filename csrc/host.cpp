@@ -169,7 +169,7 @@ std::string name(cpu::Arithmetic arithmetic) {
 
 py::dict plan(int64_t n, int64_t d, int64_t k, int64_t segments) {
   if (n < 0 || d < 1 || k < 1 || segments < 1)
-    throw py::value_error("plan: n must be >= 0, and d, k and segments >= 1");
+    throw py::value_error("plan: n must be at least 0, and d, k and segments at least 1");
   const cpu::SearchPlan plan = cpu::plan(d, k);
   const int64_t step = cpu::block_rows(d * segments, k), blocks = (n + step - 1) / step;
   py::dict result;

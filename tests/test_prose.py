@@ -78,10 +78,22 @@ def test_marks_are_counted_in_every_kind_of_file(prose, tmp_path):
     (tmp_path / "a.py").write_text('"""Whose it is, beside them."""\nx = 1  # anew\n')
     (tmp_path / "a.h").write_text('int a;  // likewise\nf("the sum of all is made "\n  "anew");\n')
     (tmp_path / "a.md").write_text("Nothing but for this.\n\n```\nanew\n```\n\n| x | anew |\n|---|---|\n")
-    (tmp_path / "a.toml").write_text("# The color of\n# nobody\na = '#anew'  # anew\n")
-    (tmp_path / "Makefile").write_text("a:  # anew\n\techo $(@:%.anew=%)\n")
+    (tmp_path / "a.toml").write_text(
+        "# The color of\n# nobody\na = '#anew'  # anew\nabout = 'how it is made anew'\n"
+    )
+    (tmp_path / "a.yml").write_text("- name: anew\n  value: |\n    likewise\n    anew\n  other: anew\n")
+    (tmp_path / "CMakeLists.txt").write_text('message(STATUS "This program is made " "anew")  # anew\n')
+    (tmp_path / "Makefile").write_text('a:  # anew\n\techo $(@:%.anew=%)\n\techo "it is made anew here"\n')
     marks = {path.name: sum(s.marks for s in prose.sentences([path])) for path in tmp_path.iterdir()}
-    assert marks == {"a.py": 2, "a.h": 2, "a.md": 2, "a.toml": 2, "Makefile": 1}
+    assert marks == {
+        "a.py": 2,
+        "a.h": 2,
+        "a.md": 2,
+        "a.toml": 3,
+        "a.yml": 3,
+        "CMakeLists.txt": 2,
+        "Makefile": 2,
+    }
 
 
 def test_names_of_tests_fit_in_a_line(definitions):

@@ -1,8 +1,8 @@
 """Count turns of phrase that make prose hard to read: ``python tools/prose.py [FOLDER ...]``.
 
-The program reads docstrings, comments, messages and Markdown with its tables, also the comments of the
-build, of suites and of scripts. It prints the rate per 10,000 words of each folder, and the worst sentences.
-Codebases that are pleasant to read have 3 to 20.
+The program reads docstrings, comments, messages and Markdown with its tables, also the comments and messages
+of the build, of suites, of scripts and of workflows. It prints the rate per 10,000 words of each folder, and
+the worst sentences. Codebases that are pleasant to read have 3 to 20.
 """
 
 from __future__ import annotations
@@ -18,6 +18,11 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 CODE = (".h", ".cpp", ".cu", ".cuh")
 HASH = (".toml", ".yml", ".sh", "Makefile", "CMakeLists.txt")  # their comments begin with this sign
+YAML_TEXT = re.compile(
+    r"^(?P<indent> *)(?:- +)?(?:name|title|about|label|value|(?:site_)?description): +"
+    r"(?:[|>]-?\n(?P<block>(?:(?P=indent) +.*\n|\n)+)|(?P<line>[^\s|>].*\n))",
+    re.MULTILINE,
+)
 MARKS = [
     re.compile(mark)
     for mark in (
@@ -87,8 +92,10 @@ def _blocks(name: str, text: str) -> Iterator[tuple[int, str]]:
         start = r".*?//+ ?" if name.endswith(CODE) else r"(?:.*?\s)?#+(?: |$)"
         for match in re.finditer(rf"(?:^{start}.*\n)+", text, re.MULTILINE):
             yield text[: match.start()].count("\n") + 1, re.sub(rf"(?m)^{start}", "", match[0])
-        if name.endswith(CODE):
-            yield from _cpp_messages(text)
+        yield from _strings(text, quotes=name.endswith(HASH), comment="//" if name.endswith(CODE) else "#")
+        if name.endswith(".yml"):
+            for match in YAML_TEXT.finditer(text):
+                yield text[: match.start()].count("\n") + 1, match["block"] or match["line"]
     else:
         without_code = re.sub(
             r"^```.*?^```", lambda match: "\n" * match[0].count("\n"), text, flags=re.DOTALL | re.MULTILINE
@@ -150,11 +157,16 @@ def _messages(tree: ast.Module) -> Iterator[tuple[int, str]]:
             yield node.lineno, text
 
 
-def _cpp_messages(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the strings of at least five words, where strings that follow one another are one."""
-    for match in re.finditer(r'//[^\n]*|(?:"(?:\\.|[^"\\\n])*"\s*)+', text):
-        words = re.sub(r'"\s*"', "", match[0]).strip().strip('"')
-        if match[0].startswith('"') and len(re.findall(r"(?<![\w.])[A-Za-z']+(?![\w.(])", words)) >= 5:
+def _strings(text: str, *, quotes: bool, comment: str) -> Iterator[tuple[int, str]]:
+    """Yield the strings of at least five words, where strings that follow one another are one.
+
+    With ``quotes``, strings may also have single or three double quotes.
+    """
+    double = r'(?:"(?:\\.|[^"\\\n])*"\s*)+'
+    string = rf'""".*?"""|{double}|\'[^\'\n]*\'' if quotes else double
+    for match in re.finditer(rf"{comment}[^\n]*|{string}", text, re.DOTALL):
+        words = re.sub(r'"\s*"', "", match[0]).strip().strip("\"'")
+        if match[0][0] in "\"'" and len(re.findall(r"(?<![\w.])[A-Za-z']+(?![\w.(])", words)) >= 5:
             yield text[: match.start()].count("\n") + 1, words
 
 

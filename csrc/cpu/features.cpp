@@ -59,11 +59,11 @@ Isa choose() {
     if (supported(isa)) return isa;
     if (forced)
       throw std::runtime_error("UEFL_CPU=" + std::string(forced) +
-                               " needs instructions that this CPU lacks; unset it");
+                               " needs instructions that this CPU lacks; unset UEFL_CPU");
   }
   throw std::runtime_error(
       "UEFL_CPU=" + std::string(forced) +
-      " is not a variant; use one of amx, avx512vnni, avx512, avx2, portable, or unset it");
+      " is not a variant; set UEFL_CPU to amx, avx512vnni, avx512, avx2 or portable, or unset it");
 }
 
 }  // namespace

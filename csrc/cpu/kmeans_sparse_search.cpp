@@ -28,7 +28,7 @@ void require_finite(const SparseRows& x, const char* op) {
   }
   if (largest > kLargest)
     throw std::runtime_error(std::string(op) +
-                             ": x holds values beyond 2^480 (3e144), whose squares overflow; scale x down");
+                             ": x holds values beyond 2^480 (3e144), and their squares overflow; scale x down");
 }
 
 }  // namespace

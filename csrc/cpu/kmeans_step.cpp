@@ -92,7 +92,7 @@ KMeansScales scales_within(int64_t n, std::vector<double> low, std::vector<doubl
     high[j] = power_of_two(mass_bits(n) - exponent(std::max(high[j] - middle, middle - low[j])));
     low[j] = middle;
   }
-  require(valid, "x holds values beyond 2^480 (3e144), whose squares overflow; scale x down");
+  require(valid, "x holds values beyond 2^480 (3e144), and their squares overflow; scale x down");
   KMeansScales result{std::move(low), std::move(high), power_of_two(mass_bits(n)), 1};
   if (weights) {
     const double heaviest = *std::max_element(weights, weights + n);

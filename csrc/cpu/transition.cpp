@@ -85,7 +85,8 @@ Transition::Transition(const char* op, const StridedRows& logits, const int64_t*
                                  "; expected logarithms of priors, -inf for 0");
       }
       if (is_empty(marginal, log.k))
-        throw std::runtime_error(name + " is -inf throughout; at least one class needs a positive prior");
+        throw std::runtime_error(name +
+                                 " is -inf for every class; at least one class needs a positive prior");
     }
   });
   require_groups();
@@ -117,10 +118,10 @@ std::vector<bool> Transition::require_targets() const {
     require_logarithms(set);
     with_precision(logits_.dtype, [&]<class T>(const T*) {
       if (!is_empty(static_cast<const T*>(log_.matrix) + set * log_.k, log_.k)) return;
-      throw std::runtime_error(op_ + at("targets", n, targets_[n]) + ", but that set of group " +
-                               std::to_string(group(n)) +
-                               " has a row of -inf throughout in log_transition; a set with samples needs a "
-                               "class with a positive prior");
+      throw std::runtime_error(
+          op_ + at("targets", n, targets_[n]) + ", but log_transition of group " + std::to_string(group(n)) +
+          " is -inf for every class of this set; a set with samples needs a class with a "
+          "positive prior");
     });
   }
   return used;
@@ -131,7 +132,7 @@ void Transition::require_logarithms(int64_t set) const {
     if (!is_shares(static_cast<const T*>(log_.matrix) + set * log_.k, log_.k)) return;
     throw std::runtime_error(op_ + std::string(": log_transition of group ") + std::to_string(set / log_.m) +
                              " has shares that sum to 1 for set " + std::to_string(set % log_.m) +
-                             ", expected their logarithms; make it by log_transition_matrix");
+                             ", expected their logarithms; use log_transition_matrix");
   });
 }
 

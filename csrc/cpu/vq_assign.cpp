@@ -94,9 +94,10 @@ SearchPlan plan(int64_t d, int64_t k) {
 
 void check_blocks(const SearchPlan& plan) {
   if (!plan.prefilter || plan.prefilter->block_codewords == plan.kernel->block_codewords) return;
-  throw std::logic_error("the phases of a search must take blocks of as many codewords, got " +
-                         std::to_string(plan.prefilter->block_codewords) + " before " +
-                         std::to_string(plan.kernel->block_codewords) + " (" + name(plan.isa) + ")");
+  throw std::logic_error("both phases of a search must take blocks of the same number of codewords, got " +
+                         std::to_string(plan.prefilter->block_codewords) + " in the first phase and " +
+                         std::to_string(plan.kernel->block_codewords) + " in the second (" + name(plan.isa) +
+                         ")");
 }
 
 int64_t block_rows(int64_t dim, int64_t k) {

@@ -88,10 +88,9 @@ Search::Search(const Codebook& codebook, Metric metric, bool exact, const std::s
 
 void Search::require(bool valid, const std::string& op) {
   if (valid) return;
-  throw std::runtime_error(
-      op +
-      ": the codebook holds NaN or infinity, or values beyond 2^480 (3e144), whose squares overflow; "
-      "re-initialize those codewords (or lower the learning rate)");
+  throw std::runtime_error(op +
+                           ": the codebook holds NaN, infinity or values beyond 2^480 (3e144); initialize "
+                           "those codewords again, or lower the learning rate");
 }
 
 // Packs every codeword into its lane of a block. pack_codeword(k, block) returns the squared error of its

@@ -16,7 +16,7 @@ inline void check_backward(const torch::stable::Tensor& x, const torch::stable::
   const auto require = [](bool condition, const char* expected) {
     if (!condition) throw std::runtime_error(std::string("vq_backward: ") + expected);
   };
-  const auto beside_x = [&](const torch::stable::Tensor& tensor) {
+  const auto on_device_of_x = [&](const torch::stable::Tensor& tensor) {
     return tensor.is_cpu() == x.is_cpu() && tensor.is_cuda() == x.is_cuda() &&
            tensor.get_device_index() == x.get_device_index();
   };
@@ -25,10 +25,11 @@ inline void check_backward(const torch::stable::Tensor& x, const torch::stable::
     for (int64_t i = 0; same && i + 1 < x.dim(); ++i) same = tensor.size(i) == x.size(i);
     return same;
   };
-  require(beside_x(indices) && beside_x(pull) && (!grad_quantized || beside_x(*grad_quantized)),
-          "expected one device for all");
+  require(
+      on_device_of_x(indices) && on_device_of_x(pull) && (!grad_quantized || on_device_of_x(*grad_quantized)),
+      "x, indices, grad_quantized and pull must be on the same device");
   require(indices.scalar_type() == ScalarType::Long && shaped_like_x(indices, sizes.segments),
-          "indices must be int64 [..., S]");
+          "indices must be int64 of shape [..., S] for x [..., D]");
   require(!grad_quantized || (grad_quantized->scalar_type() == x.scalar_type() &&
                               shaped_like_x(*grad_quantized, x.size(-1))),
           "grad_quantized must have the shape and the dtype of x");

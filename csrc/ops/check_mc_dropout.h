@@ -49,24 +49,24 @@ inline void check_mc_dropout(const torch::stable::Tensor& x, const torch::stable
   };
   const ScalarType type = x.scalar_type();
   require(type == ScalarType::Float || type == ScalarType::BFloat16 || type == ScalarType::Half,
-          "x must be float32, bfloat16 or float16 (float64 runs on the reference)");
+          "x must be float32, bfloat16 or float16; use backend 'reference' for float64");
   require(parameters.scalar_type() == ScalarType::Float, "parameters must be float32");
-  require(check::is_seed(seed), "seed must be an int64 tensor of no dimensions");
+  require(check::is_seed(seed), "seed must be an int64 tensor without dimensions");
   for (const torch::stable::Tensor& tensor : {parameters, seed}) {
     require(x.is_cpu() == tensor.is_cpu() && x.is_cuda() == tensor.is_cuda() &&
                 x.get_device_index() == tensor.get_device_index(),
             "x, parameters and seed must be on the same device");
   }
-  require(!widths.empty() && p.size() == widths.size(), "widths and p must be as many, at least one");
+  require(!widths.empty() && p.size() == widths.size(), "widths and p must have the same length, at least 1");
   require(std::all_of(widths.begin(), widths.end(),
                       [](int64_t width) { return width >= 1 && width <= INT32_MAX; }),
-          "widths must be at least 1");
+          "widths must be from 1 to 2^31 - 1");
   require(x.dim() == 2 && x.size(1) == widths[0], "x must have shape [B, widths[0]]");
-  require(check::is_word(x.size(0)), "x has too many rows");
+  require(check::is_word(x.size(0)), "x must have fewer than 2^32 rows; call the op for parts of x");
   int64_t expected = 0;
   for (size_t i = 1; i < widths.size(); ++i) expected += widths[i] * (widths[i - 1] + 1);
   require(parameters.dim() == 1 && parameters.numel() == expected,
-          "parameters must hold the weights and the bias of each layer");
+          "parameters must be one vector of the weights and the bias of each layer of these widths");
   require(std::all_of(p.begin(), p.end(), check::is_rate), "p must be in [0, 1)");
   require(passes >= 1 && check::is_word(passes), "passes must be in [1, 2^32)");
   require(activation == "gelu" || activation == "relu" || activation == "silu" || activation == "tanh",
@@ -78,7 +78,7 @@ inline void check_dropout_mask(const torch::stable::Tensor& seed, int64_t rows, 
   const auto require = [](bool condition, const char* expected) {
     check::require("dropout_mask", condition, expected);
   };
-  require(check::is_seed(seed), "seed must be an int64 tensor of no dimensions");
+  require(check::is_seed(seed), "seed must be an int64 tensor without dimensions");
   require(check::is_word(rows) && check::is_word(columns), "rows and columns must be in [0, 2^32)");
   require(check::is_word(pass) && check::is_word(stream), "pass and stream must be in [0, 2^32)");
   require(check::is_rate(p), "p must be in [0, 1)");

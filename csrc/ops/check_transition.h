@@ -4,6 +4,7 @@
 
 #include <torch/csrc/stable/tensor.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <initializer_list>
 #include <stdexcept>
@@ -18,39 +19,42 @@ class CheckInputs {
     const ScalarType type = logits.scalar_type();
     require(type == ScalarType::Float || type == ScalarType::BFloat16 || type == ScalarType::Half ||
                 type == ScalarType::Double,
-            "expected logits of float32, bfloat16, float16 or float64");
+            "logits must be float32, bfloat16, float16 or float64");
     require(logits.dim() == 2 && logits.size(1) > 0, "logits must have shape [B, K]");
   }
 
-  void require(bool condition, const char* expected) const {
+  void require(bool condition, const std::string& expected) const {
     if (!condition) throw std::runtime_error(std::string(op_) + ": " + expected);
   }
 
-  void index(const torch::stable::Tensor& tensor, int64_t length) const {
-    same_device(tensor);
-    require(tensor.scalar_type() == torch::headeronly::ScalarType::Long, "expected indices of int64");
-    shape(tensor, {length});
+  void index(const std::string& name, const torch::stable::Tensor& tensor, int64_t length) const {
+    same_device(name, tensor);
+    require(tensor.scalar_type() == torch::headeronly::ScalarType::Long, name + " must be int64");
+    shape(name, tensor, {length});
   }
 
-  void values(const torch::stable::Tensor& tensor, std::initializer_list<int64_t> sizes) const {
+  void values(const std::string& name, const torch::stable::Tensor& tensor,
+              std::initializer_list<int64_t> sizes) const {
     using torch::headeronly::ScalarType;
-    same_device(tensor);
+    same_device(name, tensor);
     require(tensor.scalar_type() == ScalarType::Float || tensor.scalar_type() == ScalarType::Double,
-            "expected constants of float32 or float64");
-    shape(tensor, sizes);
+            name + " must be float32 or float64");
+    shape(name, tensor, sizes);
   }
 
  private:
-  void same_device(const torch::stable::Tensor& tensor) const {
+  void same_device(const std::string& name, const torch::stable::Tensor& tensor) const {
     require(tensor.is_cpu() == logits_.is_cpu() && tensor.is_cuda() == logits_.is_cuda() &&
                 tensor.get_device_index() == logits_.get_device_index(),
-            "all tensors must be on the same device");
+            name + " must be on the device of logits");
   }
 
-  void shape(const torch::stable::Tensor& tensor, std::initializer_list<int64_t> sizes) const {
-    bool same = tensor.dim() == static_cast<int64_t>(sizes.size());
-    for (int64_t i = 0; same && i < tensor.dim(); ++i) same = tensor.size(i) == sizes.begin()[i];
-    require(same, "shapes do not fit together");
+  void shape(const std::string& name, const torch::stable::Tensor& tensor,
+             std::initializer_list<int64_t> sizes) const {
+    if (std::equal(sizes.begin(), sizes.end(), tensor.sizes().begin(), tensor.sizes().end())) return;
+    std::string expected;
+    for (const int64_t size : sizes) expected += (expected.empty() ? "" : ", ") + std::to_string(size);
+    require(false, name + " must have shape [" + expected + "]");
   }
 
   const char* const op_;

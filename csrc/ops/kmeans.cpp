@@ -48,7 +48,7 @@ cpu::Seeding seeding_of(const std::string& method, bool given) {
   if (given) return cpu::Seeding::given;
   if (method == "k-means++") return cpu::Seeding::plus_plus;
   if (method == "k-means||") return cpu::Seeding::parallel;
-  require(method == "random", "method must be 'k-means++', 'k-means||' or 'random', or init given");
+  require(method == "random", "without init, method must be 'k-means++', 'k-means||' or 'random'");
   return cpu::Seeding::random;
 }
 
@@ -96,15 +96,16 @@ void check_problems(const Tensor& x, const std::optional<Tensor>& weights, const
   const int64_t centers = std::accumulate(clusters.begin(), clusters.end(), int64_t{0});
   require(x.is_cpu() && x.dim() == 2 && x.size(1) > 0 && x.size(0) == rows,
           "x must have shape [sum of sizes, d], on the CPU");
-  require(has_valid_dtype(x), "expected float32, bfloat16, float16 or float64");
+  require(has_valid_dtype(x), "x must be float32, bfloat16, float16 or float64");
   require(clusters.size() == sizes.size() && seeds == sizes.size(),
           "sizes, clusters and seeds must have the same length");
   for (size_t p = 0; p < sizes.size(); ++p)
-    require(1 <= clusters[p] && clusters[p] <= sizes[p], "expected 1 <= clusters <= sizes");
+    require(1 <= clusters[p] && clusters[p] <= sizes[p],
+            "clusters of a problem must be from 1 to the number of its rows");
   require(!weights || has_shape(*weights, {rows}, ScalarType::Double),
           "weights must be float64 of shape [sum of sizes]");
   require(!init || has_shape(*init, {centers, x.size(1)}, center_dtype(x)),
-          "init must have shape [sum of clusters, d] and the dtype of the centers");
+          "init must have shape [sum of clusters, d], and be float64 for float64 x, otherwise float32");
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> kmeans(const Tensor& x_given, std::optional<Tensor> weights_given,
@@ -164,15 +165,14 @@ void check_step(const Tensor& x, const Tensor& centers, const std::optional<Tens
     require(condition, expected, "kmeans_step: ");
   };
   expect(x.is_cpu() && x.dim() == 2 && x.size(1) > 0, "x must have shape [N, d], on the CPU");
-  expect(has_valid_dtype(x), "expected float32, bfloat16, float16 or float64");
+  expect(has_valid_dtype(x), "x must be float32, bfloat16, float16 or float64");
   const int64_t n = x.size(0), d = x.size(1), k = centers.dim() == 2 ? centers.size(0) : 0;
   expect(k > 0 && has_shape(centers, {k, d}, center_dtype(x)),
-         "centers must have shape [k, d] and the dtype of the result: float64 for float64 x, float32 for all "
-         "else");
+         "centers must have shape [k, d], and be float64 for float64 x, otherwise float32");
   expect(!weights || has_shape(*weights, {n}, ScalarType::Double), "weights must be float64 of shape [N]");
   expect(has_shape(middle, {d}, ScalarType::Double) && has_shape(scale, {d}, ScalarType::Double) &&
              has_shape(mass_scale, {}, ScalarType::Double),
-         "units must be float64 of shapes [d], [d] and []");
+         "middle, scale and mass_scale must be float64 of shapes [d], [d] and []");
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> kmeans_step(const Tensor& x, const Tensor& centers_given,
@@ -189,11 +189,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> kmeans_step(const Tensor& x, const Te
   const Tensor middle = torch::stable::contiguous(middle_given),
                scale = torch::stable::contiguous(scale_given);
   expect(n == 0 || doubles(mass_scale)[0] * n <= 0x1p62,
-         "units are of fewer rows than x has; give those of these rows or of more");
+         "units come from a step on fewer rows than x has; use the units of a step on all rows");
   if (weights_given) {
     for (int64_t i = 0; i < n; ++i) {
       expect(0 <= doubles(weights)[i] && doubles(weights)[i] <= 1,
-             "weights must be finite, not negative and not above those of the units");
+             "weights must be finite, not negative and at most the largest weight of the step of the units");
     }
   }
   Tensor labels = torch::stable::new_empty(x, {n}, ScalarType::Long),

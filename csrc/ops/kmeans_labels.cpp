@@ -35,7 +35,7 @@ cpu::StridedRows rows_of(const Tensor& x, const Tensor& centers, ScalarType dtyp
   const ScalarType type = x.scalar_type();
   require(x.is_cpu() && x.dim() == 2 && x.size(1) > 0, "x must have shape [N, d], on the CPU");
   require(type == center_dtype(x) || type == ScalarType::BFloat16 || type == ScalarType::Half,
-          "expected float32, bfloat16, float16 or float64");
+          "x must be float32, bfloat16, float16 or float64");
   require(centers.is_cpu() && centers.dim() == 2 && centers.size(0) > 0 && centers.size(1) == x.size(1) &&
               centers.scalar_type() == dtype,
           "centers must have shape [k, d], on the CPU, and the dtype of the result");

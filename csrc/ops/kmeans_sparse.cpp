@@ -52,17 +52,19 @@ cpu::SparseRows rows_of(const Tensor& values, const Tensor& columns, const Tenso
   const ScalarType dtype = values.scalar_type();
   const int64_t count = values.numel(), n = offsets.numel() - 1;
   require((dtype == ScalarType::Double || dtype == ScalarType::Float) && is_vector(values, dtype),
-          "values must be float32 or float64 [nnz], on the CPU");
+          "values must be a contiguous float32 or float64 vector on the CPU");
   require(is_vector(columns, ScalarType::Int) && columns.numel() == count,
-          "columns must be int32 [nnz], on the CPU");
-  require(is_vector(offsets, ScalarType::Long) && n >= 0, "offsets must be int64 [n + 1], on the CPU");
+          "columns must be a contiguous int32 vector on the CPU, as long as values");
+  require(is_vector(offsets, ScalarType::Long) && n >= 0,
+          "offsets must be a contiguous int64 vector on the CPU, of n + 1 elements for n rows");
   const cpu::SparseRows x{values.const_data_ptr(),
                           dtype == ScalarType::Double,
                           static_cast<const int32_t*>(columns.const_data_ptr()),
                           static_cast<const int64_t*>(offsets.const_data_ptr()),
                           n,
                           d};
-  require(within(x.columns, count, x.offsets, n, d), "columns or offsets are out of range");
+  require(within(x.columns, count, x.offsets, n, d),
+          "columns must be from 0 to d - 1, and offsets must ascend from 0 to the length of values");
   return x;
 }
 
@@ -73,10 +75,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> kmeans_sparse(const Tensor& values, c
   const int64_t d = init_given.dim() == 2 ? init_given.size(1) : 0;
   const cpu::SparseRows x = rows_of(values, columns, offsets, d);
   require(is_matrix(init_given, values.scalar_type(), d),
-          "init must have shape [k, d] and the dtype of values");
-  require(x.n > 0 && max_iter >= 1, "there must be a row, and max_iter of at least 1");
+          "init must have shape [k, d], on the CPU, and the dtype of values");
+  require(x.n > 0 && max_iter >= 1, "x must have at least one row, and max_iter must be at least 1");
   require(!weights_given || (is_vector(*weights_given, ScalarType::Double) && weights_given->numel() == x.n),
-          "weights must be float64 [n]");
+          "weights must be a contiguous float64 vector on the CPU, with one weight for each row");
   const Tensor init = torch::stable::contiguous(init_given);
   const int64_t k = init.size(0);
   Tensor centers = torch::stable::new_empty(values, {k, d}),
@@ -97,7 +99,8 @@ std::tuple<Tensor, Tensor> kmeans_sparse_labels(const Tensor& values, const Tens
                                                 const Tensor& offsets, const Tensor& centers_given) {
   const int64_t d = centers_given.dim() == 2 ? centers_given.size(1) : 0;
   const cpu::SparseRows x = rows_of(values, columns, offsets, d);
-  require(is_matrix(centers_given, ScalarType::Double, d), "centers must be float64 [k, d]");
+  require(is_matrix(centers_given, ScalarType::Double, d),
+          "centers must be float64 of shape [k, d], on the CPU");
   const Tensor centers = torch::stable::contiguous(centers_given);
   Tensor labels = torch::stable::new_empty(values, {x.n}, ScalarType::Long),
          squares = torch::stable::new_empty(values, {x.n}, ScalarType::Double);
@@ -111,7 +114,8 @@ Tensor kmeans_sparse_distances(const Tensor& values, const Tensor& columns, cons
                                const Tensor& centers_given) {
   const int64_t d = centers_given.dim() == 2 ? centers_given.size(1) : 0;
   const cpu::SparseRows x = rows_of(values, columns, offsets, d);
-  require(is_matrix(centers_given, ScalarType::Double, d), "centers must be float64 [k, d]");
+  require(is_matrix(centers_given, ScalarType::Double, d),
+          "centers must be float64 of shape [k, d], on the CPU");
   const Tensor centers = torch::stable::contiguous(centers_given);
   Tensor distances = torch::stable::new_empty(values, {x.n, centers.size(0)});
   cpu::kmeans_sparse_distances(x, static_cast<const double*>(centers.const_data_ptr()), centers.size(0),
@@ -123,7 +127,8 @@ Tensor kmeans_sparse_products(const Tensor& values, const Tensor& columns, const
                               const Tensor& centers_given) {
   const int64_t d = centers_given.dim() == 2 ? centers_given.size(1) : 0;
   const cpu::SparseRows x = rows_of(values, columns, offsets, d);
-  require(is_matrix(centers_given, ScalarType::Double, d), "centers must be float64 [k, d]");
+  require(is_matrix(centers_given, ScalarType::Double, d),
+          "centers must be float64 of shape [k, d], on the CPU");
   const Tensor centers = torch::stable::contiguous(centers_given);
   Tensor products = torch::stable::new_empty(values, {x.n, centers.size(0)}, ScalarType::Double);
   cpu::kmeans_sparse_products(x, static_cast<const double*>(centers.const_data_ptr()), centers.size(0),

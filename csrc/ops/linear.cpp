@@ -26,8 +26,9 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
   for (const auto& [name, tensor] :
        {std::pair{"x", &x}, std::pair{"weight", &weight}, std::pair{"bias", &bias}}) {
     if (!tensor->is_cpu() || tensor->scalar_type() != ScalarType::Float) {
-      throw std::runtime_error(std::string("linear: ") + name +
-                               " is not float32 on the CPU; torch.nn.functional.linear takes others");
+      throw std::runtime_error(
+          std::string("linear: ") + name +
+          " must be float32 on the CPU; use torch.nn.functional.linear for other tensors");
     }
   }
   if (x.dim() != 2 || weight.dim() != 2 || bias.dim() != 1 || x.size(1) != weight.size(1) ||

@@ -21,12 +21,12 @@ using torch::stable::Tensor;
 
 std::vector<SearchInput> inputs_of(const Tensor& x, const std::vector<Tensor>& codebooks,
                                    const std::string& metric) {
-  if (codebooks.empty()) throw std::runtime_error("rvq: expected at least one codebook");
+  if (codebooks.empty()) throw std::runtime_error("rvq: codebooks must hold at least one codebook");
   std::vector<SearchInput> inputs;
   for (const Tensor& codebook : codebooks) {
     inputs.emplace_back("rvq", inputs.empty() ? x : inputs[0].x, codebook, metric);
     if (codebook.dim() != codebooks[0].dim() || inputs.back().sizes.d != inputs[0].sizes.d)
-      throw std::runtime_error("rvq: the codebooks must have equally long codewords and as many segments");
+      throw std::runtime_error("rvq: codebooks must all be [K, d], or all [S, K, d], with the same d");
   }
   return inputs;
 }

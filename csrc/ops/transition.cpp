@@ -44,16 +44,16 @@ struct TransitionInput {
     check.require(log_transition.dim() == 3 && log_transition.numel() > 0,
                   "log_transition must have shape [G, M, K]");
     log.g = log_transition.size(0), log.m = log_transition.size(1), log.k = logits.size(1);
-    check.values(log_transition, {log.g, log.m, log.k});
-    check.values(log_marginal, {log.g, log.k});
+    check.values("log_transition", log_transition, {log.g, log.m, log.k});
+    check.values("log_marginal", log_marginal, {log.g, log.k});
     matrix = dense(log_transition, wide(logits));
     marginal = dense(log_marginal, wide(logits));
     log.matrix = matrix.const_data_ptr(), log.marginal = marginal.const_data_ptr();
     if (groups_given) {
-      check.index(*groups_given, logits.size(0));
+      check.index("groups", *groups_given, logits.size(0));
       groups = torch::stable::contiguous(*groups_given);
     } else {
-      check.require(log.g == 1, "without groups log_transition must have shape [1, M, K]");
+      check.require(log.g == 1, "without groups, log_transition must have shape [1, M, K]");
     }
   }
 
@@ -70,7 +70,7 @@ std::tuple<Tensor, Tensor> transition_nll(const Tensor& logits, const Tensor& ta
                                           std::optional<Tensor> groups, int64_t ignore_index,
                                           bool with_gradient) {
   const TransitionInput input("transition_nll", logits, log_transition, log_marginal, groups);
-  input.check.index(targets, logits.size(0));
+  input.check.index("targets", targets, logits.size(0));
   const Tensor sets = torch::stable::contiguous(targets);
   Tensor loss = torch::stable::new_empty(logits, {logits.size(0)}, wide(logits));
   Tensor gradient = with_gradient ? torch::stable::new_empty(logits, logits.sizes())
@@ -97,7 +97,7 @@ Tensor log_transition_probs(const Tensor& logits, const Tensor& log_transition, 
 Tensor log_transition_probs_backward(const Tensor& grad, const Tensor& logits, const Tensor& log_transition,
                                      const Tensor& log_marginal, std::optional<Tensor> groups) {
   const TransitionInput input("log_transition_probs_backward", logits, log_transition, log_marginal, groups);
-  input.check.values(grad, {logits.size(0), input.log.m});
+  input.check.values("grad", grad, {logits.size(0), input.log.m});
   const Tensor weight = dense(grad, wide(logits));
   Tensor gradient = torch::stable::new_empty(logits, logits.sizes());
   const cpu::Transition run("log_transition_probs_backward", rows_of(logits), nullptr, input.group_indices(),
@@ -113,8 +113,8 @@ std::tuple<Tensor, Tensor> set_proportion_loss(const Tensor& logits, const Tenso
                                                const Tensor& proportions, bool with_gradient) {
   const CheckInputs check("set_proportion_loss", logits);
   check.require(proportions.dim() == 2 && proportions.size(0) > 0, "proportions must have shape [S, K]");
-  check.values(proportions, {proportions.size(0), logits.size(1)});
-  check.index(offsets, proportions.size(0) + 1);
+  check.values("proportions", proportions, {proportions.size(0), logits.size(1)});
+  check.index("offsets", offsets, proportions.size(0) + 1);
   const Tensor bounds = torch::stable::contiguous(offsets), shares = dense(proportions, wide(logits));
   const cpu::Sets sets{indices(bounds), shares.const_data_ptr(), shares.size(0), shares.size(1)};
   const cpu::StridedRows rows = rows_of(logits);

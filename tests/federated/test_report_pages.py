@@ -360,9 +360,7 @@ def test_runs_on_other_data_are_kept_apart(tmp_path):
     assert [[run.path.name for run in group] for group in by_data(runs)] == [["a", "b"], ["c", "d"]]
     result = runner.invoke(app, ["report", *(str(run.path) for run in runs)])
     assert result.exit_code == 0, result.output
-    assert "over 2 runs on digits" in result.output
-    assert "over 2 runs on mnist" in result.output
-    assert "over 4 runs" not in result.output
+    assert re.findall(r"\b(\d) runs .*\b(digits|mnist)\b", result.output) == [("2", "digits"), ("2", "mnist")]
     assert "different data" in result.output
     assert result.output.count("differences to fedavg") == 2
 
@@ -397,7 +395,7 @@ def test_a_suite_folder_names_its_runs_and_skips_logs(tmp_path):
     result = runner.invoke(app, ["report", *map(str, sorted(tmp_path.glob("few/*/seed-*")))])
     assert result.exit_code == 0, result.output
     assert f": {log}\n" in result.output
-    assert "over 2 runs" in result.output
+    assert re.findall(r"\b\d runs\b", result.output) == ["2 runs"]
     assert re.search(r"seed-0\.log .*config\.toml", runner.invoke(app, ["report", str(log)]).stderr)
 
 

@@ -52,20 +52,17 @@ def configure(tmp_path):
 @pytest.mark.parametrize(
     ("nvcc", "says"),
     [
-        pytest.param(BROKEN, "no nvcc that compiles was found", id="broken"),
-        pytest.param(
-            TOO_OLD, "compiles C++20 for none of sm_80, sm_90a and sm_100", id="too-old", marks=real
-        ),
+        pytest.param(BROKEN, r"\bnvcc\b", id="broken"),
+        pytest.param(TOO_OLD, r"\bsm_80, sm_90a .*\bsm_100\b", id="too-old", marks=real),
     ],
 )
 def test_unusable_nvcc_is_an_error_only_if_cuda_is_requested(configure, nvcc, says):
     code, output = configure(nvcc, "AUTO")
     assert code == 0, output
-    assert "Building without CUDA kernels: " in output
-    assert says in output
+    assert re.search(rf"CMake Warning .*\bCUDA\b.*{says}", output)
     code, output = configure(nvcc, "ON")
     assert code != 0
-    assert says in output
+    assert re.search(rf"CMake Error .*\bUEFL_CUDA=ON\b.*{says}", output)
 
 
 @pytest.mark.slow
@@ -176,10 +173,7 @@ def broken(tmp_path):
     return run
 
 
-@pytest.mark.parametrize(
-    ("compiler", "says"),
-    [("/nowhere/c++", "CXX names was not found"), ("false", "C++ compiler does not work")],
-)
+@pytest.mark.parametrize(("compiler", "says"), [("/nowhere/c++", "CXX"), ("false", "C++")])
 def test_without_a_compiler_there_is_one_warning_and_a_note(broken, compiler, says):
     done, package = broken(CXX=shutil.which(compiler) or compiler)
     assert done.returncode == 0, done.stderr
@@ -261,10 +255,10 @@ NO_GPU, HOPPER, OLD_AND_NEW, NEWER = "exit 9", "echo 9.0", "echo 8.9; echo 10.0;
 @pytest.mark.parametrize(
     ("gpus", "says"),
     [
-        pytest.param(NO_GPU, "No GPU here, so no CUDA kernels", id="none"),
-        pytest.param(HOPPER, "CUDA kernels for 90a-real,90-virtual ", id="hopper"),
-        pytest.param(OLD_AND_NEW, "CUDA kernels for 80-real,100-real,100-virtual ", id="two generations"),
-        pytest.param(NEWER, "CUDA kernels for 80-real,90a-real,100-real,100-virtual ", id="newer than all"),
+        pytest.param(NO_GPU, "UEFL_CUDA=AUTO", id="none"),
+        pytest.param(HOPPER, " 90a-real,90-virtual ", id="hopper"),
+        pytest.param(OLD_AND_NEW, " 80-real,100-real,100-virtual ", id="two generations"),
+        pytest.param(NEWER, " 80-real,90a-real,100-real,100-virtual ", id="newer than all"),
     ],
 )
 def test_local_kernels_are_for_the_gpus_of_this_machine(tmp_path, gpus, says):

@@ -233,14 +233,14 @@ def test_values_that_are_refused_in_units_given(name):
     with backend(name):
         units = kmeans_step(X, C, weights=W).units
         for weights in (-W, W * float("nan"), W * 1e9, W * float("inf")):
-            with pytest.raises(RuntimeError, match=r"^kmeans_step: weights.*finite.*units"):
+            with pytest.raises(RuntimeError, match=r"^kmeans_step: weights.*units"):
                 kmeans_step(X, C, weights=weights, units=units)
         for bad in (float("nan"), float("inf"), -float("inf")):
             x = torch.where(torch.arange(18).reshape(6, 3) == 17, bad, X)
             for given in (None, W):
                 with pytest.raises(RuntimeError, match=r"^kmeans_step: x .*NaN"):
                     kmeans_step(x, C, weights=given, units=units)
-        with pytest.raises(RuntimeError, match=r"^kmeans_step: units .*fewer.*x"):
+        with pytest.raises(RuntimeError, match=r"^kmeans_step: units\b"):
             kmeans_step(X.repeat(2, 1), C, units=units)
         assert float(kmeans_step(X, C, weights=W * 0, units=units).masses.sum()) == 0
 

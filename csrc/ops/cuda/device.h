@@ -57,7 +57,7 @@ void allow_shared(const char* op, Kernel kernel, int64_t bytes) {
   if (bytes <= most) return;
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
-  STD_TORCH_CHECK(error == cudaSuccess, op, ": ", cudaGetErrorString(error));
+  STD_TORCH_CHECK(error == cudaSuccess, op, ": CUDA failed: ", cudaGetErrorString(error));
   most = bytes;
 }
 

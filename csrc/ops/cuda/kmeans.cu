@@ -53,15 +53,16 @@ Rows checked(const char* op, const Tensor& x, const Tensor& centers, const std::
   };
   const ScalarType type = x.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
   require(x.dim() == 2 && centers.dim() == 2 && x.size(1) == centers.size(1),
-          "x must be [N, d] and centers [k, d]");
-  require(centers.scalar_type() == type, "centers must be float32, or float64 beside float64");
+          "x must have shape [N, d], and centers [k, d] with the same d");
+  require(centers.scalar_type() == type, "centers must be float64 for float64 x, otherwise float32");
   require(is_float64(middle, x.size(1), x) && is_float64(scale, x.size(1), x) && is_float64(mass_scale, 1, x),
-          "units must be float64, contiguous, on the device of x");
+          "middle [d], scale [d] and mass_scale [1] must be contiguous float64 tensors on the device of x");
   Rows rows{op, x, x, {}, {}, middle, scale, mass_scale};
   rows.shape = shape_of(rows.view, {1, centers.size(0), x.size(1), 1});
   if (weights) {
     rows.weights = torch::stable::contiguous(*weights);
-    require(is_float64(*rows.weights, x.size(0), x), "weights must be float64 [N], on the device of x");
+    require(is_float64(*rows.weights, x.size(0), x),
+            "weights must be float64 of shape [N], on the device of x");
   }
   return rows;
 }
@@ -146,7 +147,7 @@ bool has_ended(const char* op, const long long* ended, cudaStream_t stream) {
   if (error == cudaSuccess)
     error = cudaMemcpyAsync(&found, ended, sizeof found, cudaMemcpyDeviceToHost, stream);
   if (error == cudaSuccess) error = cudaStreamSynchronize(stream);
-  STD_TORCH_CHECK(error == cudaSuccess, op, ": ", cudaGetErrorString(error));
+  STD_TORCH_CHECK(error == cudaSuccess, op, ": CUDA failed: ", cudaGetErrorString(error));
   return found != 0;
 }
 
@@ -171,7 +172,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> kmeans_lloyd(const Tensor& x, const T
                                                         int64_t max_iter) {
   const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
   const Rows rows = checked("kmeans_lloyd", x, centers_given, weights, middle, scale, mass_scale);
-  STD_TORCH_CHECK(is_float64(limit, 1, x), rows.op, ": limit must be float64, on the device of x");
+  STD_TORCH_CHECK(is_float64(limit, 1, x), rows.op, ": limit must be one float64 number on the device of x");
   const int64_t n = rows.shape.outputs, k = rows.shape.k;
   const cudaStream_t stream = current_stream(x);
   Tensor centers = rows.empty(centers_given.sizes(), centers_given.scalar_type());

@@ -43,12 +43,13 @@ struct Input {
       : check(op, logits), logits(logits) {
     check.require(log_transition.dim() == 3 && log_transition.numel() > 0,
                   "log_transition must have shape [G, M, K]");
-    check.values(log_transition, {log_transition.size(0), log_transition.size(1), logits.size(1)});
-    check.values(log_marginal, {log_transition.size(0), logits.size(1)});
+    check.values("log_transition", log_transition,
+                 {log_transition.size(0), log_transition.size(1), logits.size(1)});
+    check.values("log_marginal", log_marginal, {log_transition.size(0), logits.size(1)});
     if (groups_given) {
-      check.index(*groups_given, logits.size(0));
+      check.index("groups", *groups_given, logits.size(0));
     } else {
-      check.require(log_transition.size(0) == 1, "without groups log_transition must have shape [1, M, K]");
+      check.require(log_transition.size(0) == 1, "without groups, log_transition must have shape [1, M, K]");
     }
     guard.emplace(logits.get_device_index());  // after the checks: logits may be on the CPU
     if (groups_given) groups = torch::stable::contiguous(*groups_given);
@@ -82,7 +83,7 @@ std::tuple<Tensor, Tensor> transition_nll(const Tensor& logits, const Tensor& ta
                                           std::optional<Tensor> groups, int64_t ignore_index,
                                           bool with_gradient) {
   const Input input("transition_nll", logits, log_transition, log_marginal, groups);
-  input.check.index(targets, logits.size(0));
+  input.check.index("targets", targets, logits.size(0));
   const Tensor sets = torch::stable::contiguous(targets);
   Tensor loss = torch::stable::new_empty(logits, {logits.size(0)}, wide(logits));
   Tensor gradient = with_gradient ? torch::stable::new_empty(logits, logits.sizes())
@@ -120,7 +121,7 @@ Tensor log_transition_probs(const Tensor& logits, const Tensor& log_transition, 
 Tensor log_transition_probs_backward(const Tensor& grad, const Tensor& logits, const Tensor& log_transition,
                                      const Tensor& log_marginal, std::optional<Tensor> groups) {
   const Input input("log_transition_probs_backward", logits, log_transition, log_marginal, groups);
-  input.check.values(grad, {logits.size(0), input.matrix.size(1)});
+  input.check.values("grad", grad, {logits.size(0), input.matrix.size(1)});
   const Tensor weight = dense(grad, wide(logits)), log_g = probs_of(input);
   Tensor gradient = torch::stable::new_empty(logits, logits.sizes());
   const cudaStream_t stream = current_stream(logits);
@@ -138,8 +139,8 @@ std::tuple<Tensor, Tensor> set_proportion_loss(const Tensor& logits, const Tenso
                                                const Tensor& proportions, bool with_gradient) {
   const CheckInputs check("set_proportion_loss", logits);
   check.require(proportions.dim() == 2 && proportions.size(0) > 0, "proportions must have shape [S, K]");
-  check.values(proportions, {proportions.size(0), logits.size(1)});
-  check.index(offsets, proportions.size(0) + 1);
+  check.values("proportions", proportions, {proportions.size(0), logits.size(1)});
+  check.index("offsets", offsets, proportions.size(0) + 1);
   const DeviceGuard guard(logits.get_device_index());
   const Tensor bounds = torch::stable::contiguous(offsets), shares = dense(proportions, wide(logits));
   const int64_t n = logits.size(0), k = logits.size(1), sets = proportions.size(0);

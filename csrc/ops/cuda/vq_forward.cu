@@ -57,8 +57,9 @@ struct VqResults {
 VqResults run(const char* op, const Tensor& x, const Tensor& codebook, const std::optional<Tensor>& scales,
               const std::string& metric, bool exact, const SearchSizes& sizes, const Total& total) {
   const int64_t counted = sizes.codebooks * sizes.k, with_sums = scales ? counted : 0;
-  STD_TORCH_CHECK(counted <= INT32_MAX && sizes.d <= INT32_MAX / kWarp, op,
-                  ": the codebook is too large");  // a tile has kWarp rows
+  constexpr int64_t longest = INT32_MAX / kWarp;  // a tile has kWarp rows
+  STD_TORCH_CHECK(counted <= INT32_MAX && sizes.d <= longest, op, ": codebook must have at most ", INT32_MAX,
+                  " codewords of at most ", longest, " elements, got ", counted, " of ", sizes.d);
   const cudaStream_t stream = current_stream(x);
   const bool wide = codebook.scalar_type() == ScalarType::Double;
   const Tensor codewords =

@@ -100,7 +100,7 @@ def test_columns_of_the_server_are_rejected(algorithm, name, part):
 
     lying, _, notices = arm(settings(algorithm, quorum=0.5), wrap=lies(change))
     finish(lying)
-    assert f"rejected {LIAR}: it sends a metric called {name}" in notices[0]
+    assert re.search(rf"\brejected {LIAR}: .*\b{name}$", notices[0])
 
 
 @pytest.mark.parametrize("name", ["confusion", "accuracy", "bytes_sent"])
@@ -113,7 +113,7 @@ def test_training_sends_no_measurement(name):
 
     lying, _, notices = arm(settings("fedavg", quorum=0.5), wrap=lies(change))
     assert 5.0 not in [record.get(name) for record in finish(lying)]
-    assert f"rejected {LIAR}: it sends a metric called {name}" in notices[0]
+    assert re.search(rf"\brejected {LIAR}: .*\b{name}$", notices[0])
 
 
 def test_client_without_its_entropy_is_not_extended():

@@ -220,11 +220,13 @@ def require_valid_step(given: Arguments) -> None:
     require_valid_centers("kmeans_step", "centers", centers)
     if len(x) > 0 and float(mass_scale) * len(x) > 2.0**62:
         raise RuntimeError(
-            "kmeans_step: units come from a step on fewer rows than x has; use units of len(x) rows or more"
+            "kmeans_step: units come from a step on fewer rows than x has; use the units of a step on all"
+            " rows"
         )
     if weights is not None and not bool(((weights >= 0) & (weights <= 1)).all()):
         raise RuntimeError(
-            "kmeans_step: weights must be finite, not negative and at most the largest weight of the units"
+            "kmeans_step: weights must be finite, not negative and at most the largest weight of the step of"
+            " the units"
         )
     if not math.isfinite(largest(x)):
         raise RuntimeError("kmeans_step: x holds NaN or infinity; remove or replace those rows")

@@ -27,8 +27,8 @@ def require_rows(
         if bool(empty.any()):
             b = int(empty.nonzero()[0])
             raise RuntimeError(
-                f"{op}: targets[{b}] is {int(targets[b])}, but that set of group {int(group[b])} has a row of"
-                " -inf throughout in log_transition; a set with samples needs a class with a positive prior"
+                f"{op}: targets[{b}] is {int(targets[b])}, but log_transition of group {int(group[b])} is"
+                " -inf for every class of this set; a set with samples needs a class with a positive prior"
             )
         shares = inside & are_shares(mine)
         if bool(shares.any()):
@@ -75,7 +75,8 @@ def require_matrix(op: str, log_marginal: torch.Tensor) -> None:
     if bool(empty.any()):
         g = int(empty.nonzero()[0])
         raise RuntimeError(
-            f"{op}: log_transition of group {g} is -inf throughout; at least one class needs a positive prior"
+            f"{op}: log_transition of group {g} is -inf for every class; at least one class needs a positive"
+            " prior"
         )
 
 
@@ -100,6 +101,6 @@ def are_shares(rows: torch.Tensor) -> torch.Tensor:
 
 def _shares(op: str, group: int, of_set: int) -> str:
     return (
-        f"{op}: log_transition of group {group} has shares that sum to 1 for set {of_set}, expected their"
-        " logarithms; make it by log_transition_matrix"
+        f"{op}: log_transition of group {group} has shares that sum to 1 for set {of_set}, expected"
+        " their logarithms; use log_transition_matrix"
     )

@@ -62,6 +62,6 @@ def require_valid(op: str, codebook: torch.Tensor) -> None:
         (torch.isfinite(codebook) & (codebook.abs() <= LARGEST)).all()
     ):
         raise RuntimeError(
-            f"{op}: the codebook holds NaN or infinity, or values beyond 2^480 (3e144), whose squares"
-            " overflow; re-initialize those codewords (or lower the learning rate)"
+            f"{op}: the codebook holds NaN, infinity or values beyond 2^480 (3e144); initialize those"
+            " codewords again, or lower the learning rate"
         )

@@ -9,6 +9,7 @@ run continues or stops with a clear line, and that nothing but the round in flig
 from __future__ import annotations
 
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -21,6 +22,9 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import NamedTuple
 
+from uefl.engines import faults
+from uefl.engines.flower import GONE, LARGE
+
 from .certificates import certificate, node_key
 from .cluster import LINES, LocalCluster, Sandbox, check, open_sandbox, until, without_bytes
 from .flood import flood
@@ -30,7 +34,7 @@ _FLOOD = 15.0  # seconds
 
 
 def _rejected(reason: str, fault: str, **keys: float) -> Callable[[Path, LocalCluster], str]:
-    """Test a fault that rejects one silo in one round.
+    """Test a fault that rejects one silo in one round, with a reason that has a match.
 
     The run continues, counts the fault, and reports it by its exit code.
     """
@@ -40,7 +44,7 @@ def _rejected(reason: str, fault: str, **keys: float) -> Callable[[Path, LocalCl
             cluster.start_all(fault)
             ended = sandbox.end(sandbox.train())
             line = next((line for line in ended.said.splitlines() if "rejected silo-1" in line), "")
-            check(ended.code == 1 and reason in line, f"expected 'rejected silo-1: {reason}'", ended)
+            check(ended.code == 1 and re.search(reason, line), f"expected a rejected silo-1: {reason}", ended)
             sandbox.check_rejected(reason, {1})
             return f"continues; {line.strip()}; exit code 1"
 
@@ -51,8 +55,8 @@ def _quorum(folder: Path, cluster: LocalCluster) -> str:
     with open_sandbox(folder, cluster, quorum=1.0) as sandbox:
         cluster.start_all("nan")
         ended = sandbox.end(sandbox.train())
-        check(ended.code == 1 and "the quorum is 3" in ended.said, "expected a line on the quorum", ended)
-        sandbox.check_rejected("values is not finite", {1})
+        check(ended.code == 1 and re.search(r"quorum .*\b3\b", ended.said), "expected the quorum, 3", ended)
+        sandbox.check_rejected(r"\bvalues .*finite", {1})
         return "stops: 2 of 3 clients sent a valid update, the quorum is 3; exit code 1"
 
 
@@ -83,8 +87,8 @@ def _client_gone(folder: Path, cluster: LocalCluster) -> str:
     with open_sandbox(folder, cluster) as sandbox:
         cluster.start_all("dies")
         ended = sandbox.end(sandbox.train())
-        check(ended.code == 1 and "rejected silo-1: it is gone" in ended.said, "expected 'it is gone'", ended)
-        sandbox.check_rejected("it is gone", {1, 2})
+        check(ended.code == 1 and f"silo-1: {GONE}" in ended.said, f"expected {GONE!r}", ended)
+        sandbox.check_rejected(re.escape(GONE), {1, 2})
         return "rejected silo-1: it is gone, in every round from then on; exit code 1"
 
 
@@ -128,7 +132,7 @@ def _superlink_away(leave: Callable[[LocalCluster], None], found: str) -> Callab
             leave(cluster)
             ended = sandbox.end(run)
             if ended.code != 0:
-                check(ended.code == 1 and "continue with" in ended.said, "expected a clear line", ended)
+                check(ended.code == 1 and "--resume run" in ended.said, "expected how to continue", ended)
                 ended = sandbox.end(sandbox.train())
             sandbox.check_same(ended)
             return found
@@ -166,8 +170,8 @@ def _checkpoint(folder: Path, cluster: LocalCluster) -> str:
         before = sandbox.metrics()
         ended = sandbox.end(sandbox.train())
         check(
-            ended.code == 2 and "truncated or altered" in ended.said,
-            "expected a line on the checkpoint",
+            ended.code == 2 and re.search(r"checkpoint-\w+\.safetensors\b", ended.said),
+            "expected the name of the checkpoint",
             ended,
         )
         check(sandbox.metrics() == before, "it touched the metrics")
@@ -184,7 +188,7 @@ def _port_taken(folder: Path, cluster: LocalCluster) -> str:
         ended = sandbox.end(run)
         check(superlink.wait(60) != 0, "the SuperLink did not say so")
         other.shutdown()
-        check(ended.code == 2 and "refuses a run" in ended.said, "expected a line", ended)
+        check(ended.code == 2 and sandbox.cluster.place in ended.said, "expected the address", ended)
         return "the SuperLink does not start; the run: refuses a run; exit code 2"
 
 
@@ -226,9 +230,7 @@ def _disk_full(file: str) -> Callable[[Path, LocalCluster], str]:
             resource.prlimit(run.pid, resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
             ended = sandbox.end(run)
             check(
-                ended.code == 1 and "continue with: uefl train --resume" in ended.said,
-                "expected a line that prints how to continue",
-                ended,
+                ended.code == 1 and "uefl train --resume run" in ended.said, "expected how to continue", ended
             )
             check("Traceback" not in ended.said, "expected a line and no traceback", ended)
             ended = sandbox.end(sandbox.train())
@@ -279,12 +281,12 @@ def _clock(folder: Path, cluster: LocalCluster) -> str:
         for name, silo in wrong.items():
             said = sandbox.folder / f"{name}.log"
             check(
-                silo.wait(120) == 2 and "check the clock" in said.read_text(),
+                silo.wait(120) == 2 and re.search(r"\bclock\b", said.read_text()),
                 f"expected that {name} is told of its clock",
             )
         ended = sandbox.end(run)
         check(
-            ended.code == 2 and "silo-2 of 3 silos came" in ended.said,
+            ended.code == 2 and re.search(r"\bsilo-2 .*\b3 silos\b", ended.said),
             "expected a line that says who came",
             ended,
         )
@@ -308,11 +310,11 @@ def _certificate(folder: Path, cluster: LocalCluster) -> str:
             "run", "--engine", "flower", "--superlink", sandbox.cluster.place, "--silos", 1, *other
         )
         check(
-            silo.wait(120) == 2 and "cannot be trusted" in (sandbox.folder / "silo-0.log").read_text(),
+            silo.wait(120) == 2 and "certificate" in (sandbox.folder / "silo-0.log").read_text(),
             "expected that the silo refuses",
         )
         ended = sandbox.end(run)
-        check(ended.code == 2 and "cannot be trusted" in ended.said, "expected that the run refuses", ended)
+        check(ended.code == 2 and "certificate" in ended.said, "expected that the run refuses", ended)
         check(not (sandbox.folder / "run").exists(), "something was written")
         return "silo and run refuse: cannot be trusted; exit code 2; nothing is written"
 
@@ -335,7 +337,7 @@ def _key(folder: Path, cluster: LocalCluster) -> str:
         )
         said = sandbox.folder / "silo-0.log"
         check(
-            silo.wait(120) == 2 and "does not let this silo in" in said.read_text(),
+            silo.wait(120) == 2 and re.search(r"\bpublic key\b", said.read_text()),
             "expected that the silo is not let in",
         )
         return "the silo is not let in, says so, and ends with exit code 2"
@@ -351,7 +353,7 @@ def _same_folder(folder: Path, cluster: LocalCluster) -> str:
         code = second.wait(120)
         run.send_signal(signal.SIGCONT)
         check(
-            code == 2 and "in use by another process" in (sandbox.folder / "second.log").read_text(),
+            code == 2 and re.search(r"\brun\b.* process\b", (sandbox.folder / "second.log").read_text()),
             "expected a refusal",
         )
         ended = sandbox.end(run)
@@ -381,24 +383,26 @@ SCENARIOS = {
     "raises": Scenario(
         "a client raises",
         f"{_GOES_ON}; its error text stays at the client",
-        _rejected("its computation failed", "raises"),
+        _rejected(rf"\bfault {faults.COMPUTATION}\b", "raises"),
     ),
-    "nan": Scenario("an update has a NaN", _GOES_ON, _rejected("values is not finite", "nan")),
-    "shape": Scenario("an update of another shape", _GOES_ON, _rejected("expected torch.float32", "shape")),
-    "dtype": Scenario("an update of another type", _GOES_ON, _rejected("is torch.float64", "dtype")),
+    "nan": Scenario("an update has a NaN", _GOES_ON, _rejected(r"\bvalues .*finite", "nan")),
+    "shape": Scenario(
+        "an update of another shape", _GOES_ON, _rejected(r"\bvalues .*torch\.float32 \[", "shape")
+    ),
+    "dtype": Scenario(
+        "an update of another type", _GOES_ON, _rejected(r"\bvalues .*torch\.float64", "dtype")
+    ),
     "norm": Scenario(
         "an update of absurd length, with max_update_norm",
         _GOES_ON,
-        _rejected("more than max_update_norm", "norm", norm=1e3),
+        _rejected("max_update_norm", "norm", norm=1e3),
     ),
     "large": Scenario(
         "a reply of half a gibibyte, a few megabytes on the wire",
         _GOES_ON,
-        _rejected("larger than a reply may be", "large"),
+        _rejected(re.escape(LARGE), "large"),
     ),
-    "late": Scenario(
-        "a client past the deadline", _GOES_ON, _rejected("deadline passed", "late", deadline=15.0)
-    ),
+    "late": Scenario("a client past the deadline", _GOES_ON, _rejected("deadline", "late", deadline=15.0)),
     "client": Scenario(
         "a client killed -9 in a round, started again", "the same run, bit for bit", _client_killed("dies")
     ),
