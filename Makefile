@@ -25,7 +25,7 @@ PY := .venv/bin/python
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
 export UEFL_REQUIRE_KERNELS ?= 1# a compiler that fails is an error here, not a warning
 export PYTHONDONTWRITEBYTECODE :=# otherwise every process compiles every module again, and pytest every test
-# CUDA kernels for the GPUs of this machine; `make setup CMAKE_ARGS=` compiles those of a wheel
+# CUDA kernels for the GPUs of this machine; `make setup CMAKE_ARGS=` compiles the kernels of a wheel
 export CMAKE_ARGS ?= -DUEFL_CUDA=LOCAL
 
 .PHONY: setup demo test test-slow test-flower test-peers test-large chaos lint bench bench-plot bench-smoke ctest \
@@ -35,13 +35,13 @@ export CMAKE_ARGS ?= -DUEFL_CUDA=LOCAL
 setup: .venv/.built
 
 .venv/.tools:
-	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v[:2] < tuple(map(int, "$(LEAST)".split("."))) and "Python $(LEAST) or newer is needed, %s is %d.%d; name one: make PYTHON=..." % (sys.executable, v[0], v[1]))'
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v[:2] < tuple(map(int, "$(LEAST)".split("."))) and "uefl needs Python $(LEAST) or newer, %s is %d.%d; name another one: make PYTHON=..." % (sys.executable, v[0], v[1]))'
 	test -x $(PY) || $(PYTHON) -m venv .venv
 	$(INSTALL) -c requirements.txt cmake ninja || { $(NO_PACKAGES); }
 	@touch $@
 
 .venv/.packages: requirements.txt .venv/.tools
-	@echo "Downloading about 3 GB, mostly CUDA libraries of PyTorch; they take 5 GB in .venv"
+	@echo "Downloading about 3 GB, mostly CUDA libraries of PyTorch. They take 5 GB in .venv."
 	$(INSTALL) -r requirements.txt || { $(NO_PACKAGES); }
 	@touch $@
 
@@ -49,7 +49,7 @@ setup: .venv/.built
 INSTALL = $(PY) -m pip install --quiet --disable-pip-version-check --no-compile
 
 # The most likely cause when pip fails.
-NO_PACKAGES = echo "uefl: packages could not be installed; without a network, point PIP_FIND_LINKS at a folder of their wheels" >&2; exit 1
+NO_PACKAGES = echo "uefl: pip could not install the packages; without a network, set PIP_FIND_LINKS to a folder with their wheels" >&2; exit 1
 
 SOURCES := setup.py CMakeLists.txt pyproject.toml $(wildcard csrc/*.* csrc/*/*.* csrc/*/*/*.*)
 CONFIGURE = .venv/bin/cmake -S . -GNinja "-DCMAKE_MAKE_PROGRAM=$(CURDIR)/.venv/bin/ninja"

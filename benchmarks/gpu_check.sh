@@ -86,7 +86,7 @@ prepare() {
   [ "$device" = cuda ] && ! built || return 0
   if ! command -v nvcc >/dev/null; then
     compiled=no
-    say "no kernels for this GPU and no nvcc; only the Triton kernels are checked"
+    say "there are no kernels for this GPU and no nvcc, so only the Triton kernels are checked"
     return
   fi
   local capability
@@ -114,7 +114,7 @@ federated() {
   if has uefl.run; then
     step "$1" "$2" "$python" "${@:3}"
   else
-    say "$1 is left out: the packages of requirements.txt are not all here (WHEELS brings them)"
+    say "$1 is left out: packages of requirements.txt are missing (set WHEELS to a folder with them)"
   fi
 }
 
@@ -245,13 +245,13 @@ for stage in "${stages[@]}"; do
   case $stage in
     smoke | tests | bench | call[1-7]) ;;
     *)
-      say "no stage '$stage'; there are smoke, tests, bench, call1 to call7"
+      say "unknown stage '$stage'; expected smoke, tests, bench or call1 to call7"
       exit 2
       ;;
   esac
 done
 if [ "$device" = cuda ]; then
-  "$python" -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "gpu_check: torch sees no GPU here")' || exit 1
+  "$python" -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "gpu_check: torch finds no GPU on this machine")' || exit 1
 fi
 mkdir -p "$out"
 : >"$out/summary.txt"
