@@ -2,13 +2,14 @@
 
 Usage: ``python -m benchmarks.gpu_model --help``.
 
-A kernel moves bytes, multiplies on tensor cores and issues instructions to pipes, each at a known rate: the
-slowest of them is a wall, a limit for every schedule, and the expected time. The walls are bytes of device
-memory, of the second-level cache and of shared memory, products, each pipe, the issue of instructions, the
-launch, and for a simulated loop its instructions in order (``benchmarks.gpu_issue``). Another column has the
-time of a kernel if products and instructions never overlap. The last one has the measured time, if a profile
-of ``benchmarks.gpu_profile`` or a row in results/ has it. Latency of memory, barriers and part-filled waves
-are not in the model: they explain the difference to the measured time.
+A kernel moves bytes, multiplies on tensor cores and issues instructions to pipes, each at a known rate. Each
+gives a lower bound of the time, a *wall*. The highest wall is the expected time. There are walls for the
+bytes of device memory, of the second-level cache and of shared memory, for products, for each pipe, for the
+issue of instructions and for the launch. A simulated loop has one more wall, its instructions in order
+(``benchmarks.gpu_issue``). Another column has the time of a kernel if products and instructions never
+overlap. The last one has the measured time, if a profile of ``benchmarks.gpu_profile`` or a row in results/
+has it. Latency of memory, barriers and part-filled waves are not in the model: they explain the difference to
+the measured time.
 
 With nvcc, instructions are counted in the machine code (some minutes); otherwise they are the constants
 below.

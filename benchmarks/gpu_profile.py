@@ -1,9 +1,10 @@
 """Profile the ops on a GPU: ``python -m benchmarks.gpu_profile --help``.
 
-For each target the median of a call by CUDA events, of a replay of it as a CUDA graph, of the host's part,
-the least that this machine needs to move its bytes or to multiply, both measured here, and the kernels that
-ran with their mean times. The numbers of a target are in ``--out``/profile.json once it is done. Only clean
-answers are worth a profile: run ``benchmarks.gpu_smoke`` first.
+The profile of a target has three median times: of a call, measured by CUDA events, of the replay of the call
+as a CUDA graph, and of the host's part. It also has the least times in which this machine moves the bytes
+and multiplies, which are measured here, and each kernel that ran, with its mean time. The numbers are in
+``--out``/profile.json when the target is done. Run ``benchmarks.gpu_smoke`` first: the time of a wrong answer
+means nothing.
 """
 
 from __future__ import annotations

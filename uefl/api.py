@@ -174,13 +174,12 @@ def train(
         source: name of a preset, path of a .toml file, sections as a mapping, or a checked configuration.
         out: the run folder.
         clients: your own data by the name of each client, ``(train, test)`` as :func:`uefl.data.from_arrays`
-            takes them: pairs of images and labels as arrays or tensors, or torch ``Dataset`` s; they take the
-                place of the data that ``source`` names. A number is
-            the key ``data.clients``.
+            takes them: pairs of images and labels as arrays or tensors, or torch ``Dataset`` s. These data
+            replace the data of ``source``. A number is the key ``data.clients``.
         model: your own network from images ``[B, C, H, W]``, normalized, to logits ``[B, classes]``: a
-            module, copied with its weights for every arm, or a function that makes a new one. It takes the
-            place of the section ``[model]`` of a preset; where your own file, mapping or keys have such a
-            section too, that is refused. For an arm with a codebook it has a method ``tokens(images)`` to
+            module, copied with its weights for every arm, or a function that makes a new one. It
+            replaces the section ``[model]`` of a preset. If your own file, mapping or keys have this section,
+            the call raises UserError. For an arm with a codebook it has a method ``tokens(images)`` to
             ``[B, T, D]`` and a module ``head`` from such tensors to logits; the quantizer stands between the
             two. A mapping is the section ``[model]``.
         arms: by name, an instance of an algorithm, or a table of parameters as in ``[arms.NAME]``; or names.

@@ -50,9 +50,8 @@ def of_network(
 
     Args:
         net: from images ``[B, C, H, W]`` to logits ``[B, classes]``, in evaluation mode. A
-            :class:`~uefl.models.net.Net` is asked for its features once; any other network is cut where its
-            first dropout stands by :class:`~uefl_kernels.nn.MCDropout`, so that what no dropout reaches runs
-            once.
+            :class:`~uefl.models.net.Net` computes its features once. :class:`~uefl_kernels.nn.MCDropout` cuts
+            any other network at its first dropout. The part before this dropout runs once.
         passes: T; 0: dropout off.
         amp: the autocast context of a pass.
     """

@@ -144,7 +144,7 @@ class _WhenImported(importlib.abc.MetaPathFinder):
 
 
 def register() -> None:
-    """Register the formulas now, where the counter is imported, or as soon as it is."""
+    """Register the formulas now if the counter is imported, otherwise when it is imported."""
     if _COUNTER in sys.modules:
         _register(sys.modules[_COUNTER])
     else:

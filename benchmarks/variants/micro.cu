@@ -351,8 +351,8 @@ extern "C" __global__ void __launch_bounds__(256, 1) barriers(long long* clocks)
   if (threadIdx.x == 0) clocks[2] = (now() - begin) / (2 * kRounds);
 }
 
-// A kernel without work, and one that lets the next kernel begin and waits for the one before it as late as
-// possible.
+// A kernel without work, and another one that lets the next kernel begin early, and waits for the kernel
+// before it as late as possible.
 extern "C" __global__ void nothing(long long* clocks) {
   if (clocks == nullptr) asm volatile("trap;");
 }

@@ -3,9 +3,9 @@
 The loss pulls samples of Gaussian features to a small norm, and to a Gaussian of their class.
 
 Source: Nguyen, Torr and Lim, "FedSR: A Simple and Effective Domain Generalization Method for Federated
-Learning" (NeurIPS 2022), with the formulas of its published code. L = CE + a mean |z|_2 + c mean sum_d KL,
-the Kullback-Leibler divergence from N(q mu, (q sigma)^2) to the Gaussian N(m_y, rho_y^2) of the class, which
-is trained with the network, as is the number q.
+Learning" (NeurIPS 2022), with the formulas of its published code. L = CE + a mean |z|_2 + c mean sum_d KL.
+KL is the Kullback-Leibler divergence from N(q mu, (q sigma)^2) to the Gaussian N(m_y, rho_y^2) of the class.
+This Gaussian and the number q are trained with the network.
 """
 
 from __future__ import annotations

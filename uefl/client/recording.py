@@ -1,8 +1,8 @@
 """Record a training step as a CUDA graph and replay it.
 
 A small network keeps a GPU busy for less time than Python takes to launch its kernels. A CUDA graph launches
-all of them at once. It repeats the same operations on the same tensors, so the algorithm declares whether its
-steps do so (:attr:`Algorithm.static_step`).
+all of them at once. A graph repeats the same operations on the same tensors. An algorithm declares by
+:attr:`Algorithm.static_step` that its steps are of this kind.
 """
 
 from __future__ import annotations

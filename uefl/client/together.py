@@ -155,7 +155,7 @@ def check(workspace: Workspace, arm: str) -> None:
         raise UserError(f"{key} has {what}, so its clients train one after the other; {advice}")
     if workspace.autocast:
         raise UserError(
-            f"{key} computes in bfloat16, which vmap takes back; set run.precision = 'fp32', or {advice}"
+            f"{key} computes in bfloat16, which vmap does not keep; set run.precision = 'fp32', or {advice}"
         )
     if workspace.recorder is not None:
         raise UserError(f"{key} records its steps as CUDA graphs; set run.cuda_graphs = false, or {advice}")
@@ -171,13 +171,13 @@ def check(workspace: Workspace, arm: str) -> None:
                 alone.module(images)
     except Exception as error:
         line = str(error).partition("\n")[0]
-        raise UserError(f"{key} has a network that vmap does not take ({line}); {advice}") from error
+        raise UserError(f"{key} has a network that vmap does not support ({line}); {advice}") from error
     if (name := alone.replaced()) is not None:
         raise UserError(f"{key} has a network that replaces its tensor {name!r}; write into it with copy_")
     if layouts.other is not None:
         raise UserError(
-            f"{key} has a dropout of shape {list(layouts.other)} whose layout in memory a stack changes, and"
-            f" with it the mask; {advice}"
+            f"{key} has a dropout of shape {list(layouts.other)}; a stack of clients would change its layout"
+            f" in memory, and so its mask; {advice}"
         )
 
 

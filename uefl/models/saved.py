@@ -138,11 +138,11 @@ class SavedModel:
         """Predict class probabilities with dropout off, or with the uncertainty that the run measures.
 
         Args:
-            images: ``[B, C, H, W]`` uint8, pixels 0 to 255, or floats in [0, 1], which are rounded to 8 bits
-                as :func:`uefl.train` rounds them. Their size is the one that the model was trained on, as
-                :func:`uefl.data.rotate.resize` makes it where the run did; gray ones may be ``[B, H, W]``. A
-                tensor or a NumPy array; or a list of paths of image files, see :meth:`read`. Of a model of
-                columns: floats ``[B, F]`` or a DataFrame; of tokens: integers ``[B, L]``.
+            images: a tensor or a NumPy array ``[B, C, H, W]``, or ``[B, H, W]`` for gray images: uint8,
+                pixels 0 to 255, or floats in [0, 1], which are rounded to 8 bits as by :func:`uefl.train`.
+                The images need the size that the model was trained on; :func:`uefl.data.rotate.resize`
+                resizes images as a run does. Or a list of paths of image files, see :meth:`read`. A model of
+                columns takes floats ``[B, F]`` or a DataFrame, a model of tokens integers ``[B, L]``.
             client: the client with the parts to predict with. None: of a client that was not trained. Then
                 the codebook is the one of :meth:`fitting`, and private layers have the mean of the clients'
                 weights.
@@ -519,9 +519,9 @@ def load(path: str | Path, network: Callable[[], nn.Module] | None = None) -> Sa
         network: makes the network of a model that was trained with one given in Python.
 
     Raises:
-        UserError: no such file, or not a model as a run writes it, with values or weights that do not go
-            together; an algorithm that is not registered here; a folder that holds several models, or none.
-            The message names the file.
+        UserError: the file does not exist, is not a model of a run, or has values or weights that do not fit
+            each other; the algorithm is not registered here; the folder holds several models, or none. The
+            message names the file.
     """
     path = expanded(path)
     check_name(path, "the model")

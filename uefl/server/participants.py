@@ -21,7 +21,7 @@ class Participants:
     Args:
         share: in (0, 1]; rounded up to a whole client.
         purpose: draws for two purposes do not depend on each other.
-        joins: by client, the first round, counted from 1, that a client that joins later takes part in.
+        joins: for each client that joins later, the number of its first round, counted from 1.
     """
 
     def __init__(

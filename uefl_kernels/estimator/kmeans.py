@@ -55,8 +55,8 @@ class KMeans(RowEstimator, ClusteringEstimator):
     Args:
         n_clusters: number of clusters, at most the number of rows.
         init: ``"k-means++"``, ``"k-means||"``, ``"random"`` or the centers, ``[n_clusters, n_features]``; see
-            :func:`uefl_kernels.kmeans`. Or a function, which each start calls as ``init(X, n_clusters,
-            random_state=...)``, with a NumPy ``RandomState``, and which returns the centers.
+            :func:`uefl_kernels.kmeans`. Or a function that returns the centers: each start calls
+            ``init(X, n_clusters, random_state=...)`` with a NumPy ``RandomState``.
         n_init: the number of starts. ``"auto"`` is 10 for ``"random"`` and for a function, and 1 otherwise.
         max_iter: the largest number of iterations of a start.
         tol: see :func:`uefl_kernels.kmeans`.
@@ -195,8 +195,8 @@ class KMeans(RowEstimator, ClusteringEstimator):
             n_clusters) more.
 
         Raises:
-            TypeError, ValueError: as ``fit``; blocks that can be read only once or change between two passes,
-                processes that disagree, another process that could not use its rows.
+            TypeError, ValueError: as ``fit``; the blocks can be read only once, or change between two reads;
+                the processes disagree; another process could not use its rows.
         """
         self._check_parameters()
         if callable(self.init):

@@ -291,9 +291,10 @@ class FSP(ConstantBuffers, Coder):
             eps: the last bin ends this much before 1; by default the epsilon of the dtype.
 
         Returns:
-            ``(quantized, indices, loss, info)``: the shape of z, integers of that shape less its channels
-            (int32, or int64 for more than 2^31 codewords), the scalar of ``vector_norm``, and a dict with the
-            numbers of bins, the moments, and in training the share of elements that could be moved.
+            ``(quantized, indices, loss, info)``. ``quantized`` has the shape of z. ``indices`` have this
+            shape without the channels, int32, or int64 for more than 2^31 codewords. ``loss`` is the scalar
+            of ``vector_norm``. ``info`` is a dict of the numbers of bins and the moments. In training, it
+            also has the share of elements that could be moved.
 
         Raises:
             ValueError: a shape that does not fit.

@@ -109,8 +109,8 @@ def client_parts(
 
     ``noniid``: classes 2c and 2c + 1 (modulo K) weigh 80 times as much at client c as the others, which have
     weights U(0.45, 0.55). The images of a class are dealt in proportion to its weights at the clients, so
-    that a class in demand runs short for all clients. A client that would get none of a class then gets one
-    image of the client that has most, as long as that leaves one.
+    that a class in demand runs short for all clients. If a client would get no image of a class, it gets one
+    from the client with the most images of this class, provided that this client keeps one.
 
     ``legacy_noniid``: with the same weights client c takes int(share x n / clients) images of each class in
         their order, after the images of the clients before it. As in the published code, a class that runs

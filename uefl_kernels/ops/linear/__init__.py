@@ -8,8 +8,8 @@ whichever thread computes it, in about torch's time.
 
 AMX multiplies bfloat16, so each value is a sum of three bfloat16 numbers, and the six larger products keep
 the digits of float32. The error is 0.4 to 1.1 times the error of torch's product, measured; the time is 1.2
-to 1.7 times shorter. There, too, the product is one of float32 where there are too few rows to pay for it,
-and where a value is not finite or a row or unit is nothing but extremely large or small.
+to 1.7 times shorter. With AMX, the op still multiplies in float32 if there are few rows, if a value is not
+finite, or if all values of a row or unit are extremely large or small.
 
 Bytes that must move: each operand once. Operations: 2 N D M; on AMX 6 times more, on a unit with 16 times the
 rate of float32.

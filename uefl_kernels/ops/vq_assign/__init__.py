@@ -52,15 +52,14 @@ def vq_assign(
             contiguous segments.
         codebook: ``[K, d]``, shared by all segments, or ``[S, K, d]``, one for each; any of the dtypes of x,
             not necessarily the same one. It must be finite, and at most 2^480 in float64, so that no sum of
-            squares overflows: checked on the CPU; on a GPU, where a check would stall the device, a codeword
-                with a NaN or an infinity is never chosen while
-            another one is finite.
+            squares overflows. This is checked on the CPU only, because a check would stall a GPU. A GPU never
+            chooses a codeword with a NaN or an infinity if another codeword is finite.
         metric: ``"l2"`` (squared Euclidean distance) or ``"cosine"`` (the codewords' scale does not matter).
-        precision: ``"exact"`` as above, or ``"fast"``: the best score of the first phase, not certified. That
-            pass is float32 on the CPU (three bfloat16 products with AMX, which keep some 16 bits) and one
-            float16 product, as accurate as TF32, on a GPU (float32 in CUDA C++ where no tensor core can take
-            the call). There a row or a codebook that float16 cannot hold, of a length beyond some 2^60, is
-            answered exactly.
+        precision: ``"exact"`` as above, or ``"fast"``: the best score of the first phase, not certified. On
+            the CPU this phase is float32; with AMX it is three bfloat16 products, which keep some 16 bits. On
+            a GPU it is one float16 product, as accurate as TF32, or float32 in CUDA C++ if no tensor core can
+            take the call. A GPU answers a row or codebook exactly if float16 cannot hold it, because its
+            length is beyond some 2^60.
 
     Returns:
         indices ``[..., S]``, int64. No gradient.
