@@ -97,7 +97,7 @@ def test_notes_on_the_data_are_in_the_report(tmp_path):
         keys | {"run": {"passes": 2, "threads": 1}}, out=tmp_path / "run", clients=clients, arms=["fedavg"]
     )
     page = (tmp_path / "run" / "report.md").read_text()
-    assert re.search("^note: .*\\btest\\b.*class '2'", page, re.MULTILINE)
+    assert re.search(r"\bnote: .*\btest\b.*class '2'", page)
     made = tmp_path / "run" / "made.json"
     made.write_text(json.dumps(json.loads(made.read_text()) | {"notes": [1]}))
     assert read_run(run.path).made["notes"] == []
