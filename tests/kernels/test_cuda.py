@@ -160,10 +160,13 @@ WRONG = {
         "codebook.*device",
     ),
     "x on the CPU": (lambda: (torch.zeros(4, 6), torch.zeros(5, 3, device="cuda"), "l2"), "codebook.*device"),
-    "length": (lambda: (torch.zeros(4, 5, device="cuda"), torch.zeros(5, 3, device="cuda"), "l2"), r"S \* d"),
+    "length": (
+        lambda: (torch.zeros(4, 5, device="cuda"), torch.zeros(5, 3, device="cuda"), "l2"),
+        r"\[K, d\]",
+    ),
     "no codewords": (
         lambda: (torch.zeros(4, 6, device="cuda"), torch.zeros(0, 3, device="cuda"), "l2"),
-        "codebook.*empty",
+        "codebook.*codeword",
     ),
     "scalar": (lambda: (torch.zeros((), device="cuda"), torch.zeros(5, 3, device="cuda"), "l2"), "x.*shape"),
     "codebook of one dimension": (
@@ -176,7 +179,7 @@ WRONG = {
     ),
     "dtype": (
         lambda: (torch.zeros(4, 6, device="cuda"), torch.zeros(5, 3, device="cuda").int(), "l2"),
-        "expected float32",
+        "codebook.*float32",
     ),
 }
 

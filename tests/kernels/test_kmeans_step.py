@@ -250,10 +250,10 @@ def test_direct_calls_are_checked():
     """The op checks its arguments itself, in the form in which the public function passes them."""
     middle, scale, mass_scale, _ = torch.ops.uefl.kmeans_units(X, None)
     for arguments, message in (
-        ((X, C.double(), None, middle, scale, mass_scale), r"kmeans_step: centers.*\[k, d\].*dtype"),
+        ((X, C.double(), None, middle, scale, mass_scale), r"kmeans_step: centers.*\[k, d\].*float64"),
         ((X, C, W, middle, scale, mass_scale), r"kmeans_step: weights.*float64.*\[N\]"),
-        ((X, C, None, middle[:2], scale, mass_scale), r"kmeans_step: units.*float64.*\[d\]"),
-        ((X, C, None, middle, scale.float(), mass_scale), r"kmeans_step: units.*float64.*\[d\]"),
+        ((X, C, None, middle[:2], scale, mass_scale), r"kmeans_step: middle, scale.*float64.*\[d\]"),
+        ((X, C, None, middle, scale.float(), mass_scale), r"kmeans_step: middle, scale.*float64.*\[d\]"),
     ):
         with pytest.raises(RuntimeError, match=message):
             torch.ops.uefl.kmeans_step(*arguments, True)

@@ -141,9 +141,9 @@ DIRECT = {
     "logits": ((Z.int(), Y, A[None], A[:1], None), ".*logits.*float32"),
     "logits shape": ((Z[0], Y, A[None], A[:1], None), "logits.*shape"),
     "matrix": ((Z, Y, A, A[:1], None), "log_transition.*shape"),
-    "matrix dtype": ((Z, Y, A[None].int(), A[:1], None), ".*constants.*float32"),
-    "marginal": ((Z, Y, A[None], A, None), "shapes"),
-    "targets": ((Z, Y.int(), A[None], A[:1], None), ".*indices.*int64"),
+    "matrix dtype": ((Z, Y, A[None].int(), A[:1], None), "log_transition.*float32.*float64"),
+    "marginal": ((Z, Y, A[None], A, None), r"log_marginal.*\[1, 4\]"),
+    "targets": ((Z, Y.int(), A[None], A[:1], None), "targets.*int64"),
     "groups": ((Z, Y, torch.stack([A, A]), A, None), r".*groups.*log_transition.*\[1, M, K\]"),
 }
 
