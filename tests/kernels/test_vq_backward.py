@@ -235,11 +235,11 @@ def test_compile_fullgraph(full_graph):
 WRONG = {
     "index": ({2: torch.tensor([[0], [5]])}, "^vq_backward: indices.*K = 5"),
     "negative index": ({2: torch.tensor([[0], [-1]])}, "^vq_backward: indices.*K = 5"),
-    "indices": ({2: torch.tensor([[0, 0], [1, 1]])}, r"^vq_backward: indices.*int64 \[..., S\]"),
+    "indices": ({2: torch.tensor([[0, 0], [1, 1]])}, r"^vq_backward: indices.*int64.*\[..., S\]"),
     "g": ({3: torch.zeros(2, 4)}, "^vq_backward: grad_quantized.*shape.*dtype.*x"),
     "dtype of g": ({3: torch.zeros(2, 3).half()}, "^vq_backward: grad_quantized.*shape.*dtype.*x"),
     "pull": ({4: torch.zeros(2)}, "^vq_backward: pull.*float32.*scalar"),
-    "length": ({1: torch.zeros(5, 4)}, r"^vq_backward: .*S \* d .*codebook"),
+    "length": ({1: torch.zeros(5, 4)}, r"^vq_backward: D .*\[K, d\]"),
 }
 
 
