@@ -27,8 +27,8 @@ void require_finite(const SparseRows& x, const char* op) {
     largest = std::max(largest, std::abs(x.value(i)));
   }
   if (largest > kLargest)
-    throw std::runtime_error(std::string(op) +
-                             ": x holds values beyond 2^480 (3e144), and their squares overflow; scale x down");
+    throw std::runtime_error(
+        std::string(op) + ": x holds values beyond 2^480 (3e144), and their squares overflow; scale x down");
 }
 
 }  // namespace
