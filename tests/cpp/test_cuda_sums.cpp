@@ -11,6 +11,7 @@
 #include "cuda/kmeans_step_kernels.h"
 #include "cuda/row_sums.h"
 #include "cuda/vq_gather.h"
+#include "cuda/vq_sum_units.h"
 
 namespace cuda = uefl::cuda;
 
@@ -228,6 +229,90 @@ static void hard_rows() {
   row_sums("tiny", tiny, 1);
 }
 
+// Returns the exponent of the unit of a codeword, written out from ops/vq/composed.py.
+static int unit_exponent(int64_t rows, double codeword, double largest) {
+  const auto exponent = [](double value) { return value == 0 ? 0 : std::max(std::ilogb(value) + 1, -900); };
+  const int digits = 62 - static_cast<int>(std::ceil(std::log2(static_cast<double>(rows)))),
+            expected = digits - exponent(codeword) - 3, needed = digits - exponent(largest);
+  return 0 <= needed - expected && needed - expected <= digits - 31 ? expected : needed;
+}
+
+// Sums rows in units that the kernels choose, and compares the bits. `factor` scales the rows of a codeword.
+template <class T, class Codeword, class Factor>
+static void units(const char* what, const cuda::Shape& shape, int64_t elements, const Factor& factor) {
+  SumsCase<T, Codeword> given(shape, elements, 11);
+  const int64_t codewords = shape.codebooks * shape.k, d = shape.d;
+  std::vector<double> reach(codewords), largest(codewords), expected(codewords * d);
+  for (int64_t i = 0; i < codewords * d; ++i) {
+    const double size = std::fabs(static_cast<double>(given.codewords[i]));
+    reach[i / d] = std::max(reach[i / d], size);
+  }
+  for (int64_t i = 0; i < shape.outputs * d; ++i) {
+    T& element = given.x[shape.begin(i / d) + i % d * shape.stride];
+    element = static_cast<T>(static_cast<double>(element) * factor(given.code(i / d)));
+    double& most = largest[given.code(i / d)];
+    const double size = std::fabs(static_cast<double>(element));
+    most = std::isfinite(size) ? std::max(most, size) : INFINITY;
+  }
+  for (int64_t code = 0; code < codewords; ++code) {
+    const int exponent =
+        unit_exponent(shape.outputs, reach[code], std::isfinite(largest[code]) ? largest[code] : 0);
+    std::vector<long long> sums(d);
+    for (int64_t output = 0; output < shape.outputs && std::isfinite(largest[code]); ++output) {
+      for (int64_t j = 0; j < d && given.code(output) == code; ++j)
+        sums[j] += std::llrint(std::ldexp(given.element(output, j), exponent));
+    }
+    for (int64_t j = 0; j < d; ++j)
+      expected[code * d + j] =
+          std::isfinite(largest[code]) ? std::ldexp(static_cast<double>(sums[j]), -exponent) : NAN;
+  }
+
+  KernelSums<T> found(shape);
+  long long again = 0;
+  const cuda::SumUnits wanted{cuda::digits_of(shape.outputs),
+                              codewords,
+                              given.scales.data(),
+                              given.indices.data(),
+                              found.largest.data(),
+                              found.sums.data(),
+                              &again};
+  emulation::launch(2, 64, cuda::expect_units<Codeword>, given.codewords.data(), d, wanted);
+  cuda::RowSums<T, Codeword> rows{};
+  rows.indices = given.indices.data(), rows.counts = found.counts.data(), rows.sums = found.sums.data();
+  rows.scales = given.scales.data(), rows.codewords = given.codewords.data();
+  rows.quantized = found.quantized.data(), rows.largest = found.largest.data();
+  const int64_t blocks = cuda::divide_rows(rows, shape, 2);
+  rows.error = found.total(blocks);
+  emulation::launch(static_cast<unsigned>(blocks), 96, cuda::row_sums<T, true, Codeword>, given.x.data(),
+                    shape, rows);
+  emulation::launch_cooperative(2, 64, cuda::finish_sums<T>, given.x.data(), shape, wanted);
+  int64_t wrong = 0;
+  for (int64_t i = 0; i < codewords * d; ++i) {
+    const bool none = std::isnan(expected[i]);
+    wrong += none ? !std::isnan(std::bit_cast<double>(found.sums[i])) : found.sums[i] != bits(expected[i]);
+  }
+  CHECK(wrong == 0, "%s: %ld sums", what, static_cast<long>(wrong));
+  const auto changed = [&](double scale) { return scale < 0; };
+  CHECK(again == std::any_of(given.scales.begin(), given.scales.end(), changed), "%s: again", what);
+}
+
+static void units_of_sums() {
+  const cuda::Shape flat{200, 1, 1, 5, 7, 0, 200, 0, 5, 1, true};
+  const cuda::Shape books{240, 3, 3, 4, 20, 0, 80, 0, 12, 1, true};
+  const auto each = [](std::vector<double> factors) {
+    return [factors](int64_t code) { return factors[static_cast<size_t>(code) % factors.size()]; };
+  };
+  units<float, float>("as expected", flat, 1000, each({1}));
+  units<float, float>("too large", flat, 1000, each({1, 1e3, 1e30}));
+  units<float, float>("too small", flat, 1000, each({1e-30, 1, 1e-5}));
+  units<float, float>("zero", flat, 1000, each({0, 1}));
+  units<float, float>("not finite", flat, 1000, each({1, NAN, 1e9, INFINITY}));
+  units<double, double>("float64", flat, 1000, each({1, 1e300, 1e-300, 1e-200}));
+  units<_Float16, float>("float16", flat, 1000, each({1, 100}));
+  units<float, float>("books", books, 960, each({1, 1e6}));
+  units<float, float>("channels first", {280, 2, 1, 6, 9, 0, 70, 840, 1, 70, true}, 280 * 6, each({1, 1e6}));
+}
+
 // The results of a step of k-means: masses, and sums minus a middle in units of each column.
 constexpr double kMassScale = 0x1.8p40;
 template <class T>
@@ -371,6 +456,7 @@ static void inertia() {
 void run() {
   vq_of_all_shapes();
   hard_rows();
+  units_of_sums();
   k_means<float>(17);
   k_means<float>(64);
   k_means<_Float16>(100);

@@ -51,8 +51,8 @@ def test_a_codebook_is_packed_by_one_launch():
     [
         ("vq_assign.cu", "std::pair<Tensor, bool> assign(", 1),  # the indices
         ("vq_assign.cu", "PackedCodebook carve(", 1),  # and one workspace for all that is packed
-        # what all calls return, and the parts of the error where a pass of its own finds it
-        ("vq_forward.cu", "VqResults run(", 5),
+        # what all calls return, the units of the sums, and the parts of the error where another pass finds it
+        ("vq_forward.cu", "VqResults run(", 6),
         ("vq_forward.cu", "vq_forward(const Tensor& x", 2),  # the error, and the counter of its parts
         ("kmeans.cu", "> kmeans_step(const Tensor& x", 3),  # and the labels of the search
         ("kmeans.cu", "> kmeans_lloyd(const Tensor& x", 9),  # of the whole fit, and labels of each iteration
@@ -86,6 +86,16 @@ def test_rvq_of_a_few_rows_is_one_launch():
     made = body(source, "Results in_one_launch(")
     assert len(calls(made, r"new_empty\(")) == 6
     assert not calls(made, r"new_zeros\(|zero_|fill_|contiguous\(|stable::to\(")
+
+
+def test_vq_with_sums_is_five_launches():
+    """Two more are in the search."""
+    source = code("vq_forward.cu")
+    made = body(source, "VqResults run(")
+    order = calls(made, r"(launch_expect_units|assign|launch_row_sums<true>|launch_finish_sums)\(")
+    assert order == ["launch_expect_units", "assign", "launch_row_sums<true>", "launch_finish_sums"]
+    assert calls(source, r"cudaLaunch\w+") == ["cudaLaunchCooperativeKernel"]
+    assert "call_portable" not in source
 
 
 def test_vq_is_two_launches_where_the_search_quantizes():

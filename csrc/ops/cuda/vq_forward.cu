@@ -1,14 +1,18 @@
 // vq and vq_forward on CUDA. The search also quantizes the rows if it can. Otherwise one more pass over x
-// quantizes them (vq_gather.h, or row_sums.h for sums).
+// quantizes them (vq_gather.h, or row_sums.h for sums). vq also chooses the units of the sums and converts
+// them to float64 (vq_sum_units.h).
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
+#include <algorithm>
 #include <optional>
+#include <string>
 #include <tuple>
 #include <vector>
 
 #include "cuda/vq_gather.h"
+#include "cuda/vq_sum_units.h"
 #include "ops/check_search.h"
 #include "ops/cuda/device.h"
 #include "ops/cuda/register.h"
@@ -53,10 +57,45 @@ struct VqResults {
   Tensor quantized, indices, counts, largest, sums;
 };
 
-// Searches and quantizes. The error goes to `total`. With scales, the rows of each codeword are summed.
-VqResults run(const char* op, const Tensor& x, const Tensor& codebook, const std::optional<Tensor>& scales,
+long long* numbers(Tensor& tensor) { return static_cast<long long*>(tensor.mutable_data_ptr()); }
+
+// Chooses the units of the sums of vq before the search.
+void launch_expect_units(const Tensor& codewords, int64_t d, const SumUnits& units, cudaStream_t stream) {
+  const auto blocks =
+      static_cast<unsigned>(std::min<int64_t>(units.codewords / (kThreads / kWarp) + 1, 4096));
+  if (codewords.scalar_type() == ScalarType::Double)
+    expect_units<<<blocks, kThreads, 0, stream>>>(static_cast<const double*>(codewords.const_data_ptr()), d,
+                                                  units);
+  else
+    expect_units<<<blocks, kThreads, 0, stream>>>(static_cast<const float*>(codewords.const_data_ptr()), d,
+                                                  units);
+  check_launch("vq");
+}
+
+// Ends the sums of vq.
+template <class T>
+void launch_finish_sums(const T* x, Shape shape, SumUnits units, cudaStream_t stream) {
+  const int64_t work = std::max(shape.outputs, units.codewords * shape.d),
+                blocks = std::min((work + kThreads - 1) / kThreads,
+                                  kUnitBlocks * current_device().multiprocessors);
+  void* arguments[] = {&x, &shape, &units};
+  const cudaError_t error =
+      cudaLaunchCooperativeKernel(reinterpret_cast<const void*>(finish_sums<T>),
+                                  static_cast<unsigned>(blocks), kThreads, arguments, 0, stream);
+  STD_TORCH_CHECK(error == cudaSuccess, "vq: the kernel did not launch: ", cudaGetErrorString(error));
+}
+
+// The sums of the rows: none, in units from the caller, or in units that are chosen here, as float64.
+struct SumsWanted {
+  const double* scales = nullptr;
+  bool in_float64 = false;
+};
+
+// Searches and quantizes. The error goes to `total`.
+VqResults run(const char* op, const Tensor& x, const Tensor& codebook, const SumsWanted& summed,
               const std::string& metric, bool exact, const SearchSizes& sizes, const Total& total) {
-  const int64_t counted = sizes.codebooks * sizes.k, with_sums = scales ? counted : 0;
+  const bool sums_rows = summed.scales != nullptr || summed.in_float64;
+  const int64_t counted = sizes.codebooks * sizes.k, with_sums = sums_rows ? counted : 0;
   constexpr int64_t longest = INT32_MAX / kWarp;  // a tile has kWarp rows
   STD_TORCH_CHECK(counted <= INT32_MAX && sizes.d <= longest, op, ": codebook must have at most ", INT32_MAX,
                   " codewords of at most ", longest, " elements, got ", counted, " of ", sizes.d);
@@ -66,14 +105,23 @@ VqResults run(const char* op, const Tensor& x, const Tensor& codebook, const std
       torch::stable::contiguous(torch::stable::to(codebook, wide ? ScalarType::Double : ScalarType::Float));
   VqResults made{torch::stable::new_empty(x, x.sizes()), Tensor(),
                  torch::stable::new_empty(x, {counted}, ScalarType::Long),
-                 torch::stable::new_empty(x, {with_sums}, ScalarType::Long),
-                 torch::stable::new_empty(x, {with_sums, sizes.d}, ScalarType::Long)};
-  const auto numbers = [](Tensor& tensor) { return static_cast<long long*>(tensor.mutable_data_ptr()); };
+                 torch::stable::new_empty(x, {with_sums + summed.in_float64}, ScalarType::Long),
+                 torch::stable::new_empty(x, {with_sums, sizes.d},
+                                          summed.in_float64 ? ScalarType::Double : ScalarType::Long)};
   const Spans cleared{{numbers(made.counts), numbers(made.largest), numbers(made.sums),
                        reinterpret_cast<long long*>(total.sum), total.adders},
-                      {counted, with_sums, with_sums * sizes.d, 1, 1}};
+                      {counted, made.largest.numel(), with_sums * sizes.d, 1, 1}};
+  Tensor scales = torch::stable::new_empty(x, {summed.in_float64 ? counted : 0}, ScalarType::Double);
+  SumUnits units{digits_of(x.numel() / sizes.d),
+                 counted,
+                 static_cast<double*>(scales.mutable_data_ptr()),
+                 nullptr,
+                 numbers(made.largest),
+                 numbers(made.sums),
+                 numbers(made.largest) + counted};
+  if (summed.in_float64) launch_expect_units(codewords, sizes.d, units, stream);
   Quantized wanted{nullptr, nullptr, numbers(made.counts), total};
-  if (!scales && !wide && reinterpret_cast<uintptr_t>(codewords.const_data_ptr()) % 16 == 0)
+  if (!sums_rows && !wide && reinterpret_cast<uintptr_t>(codewords.const_data_ptr()) % 16 == 0)
     wanted.target = made.quantized.mutable_data_ptr(),
     wanted.codewords = static_cast<const float*>(codewords.const_data_ptr());
   const auto [indices, all] = assign(op, x, codebook, metric, exact, cleared, wanted);
@@ -93,7 +141,7 @@ VqResults run(const char* op, const Tensor& x, const Tensor& codebook, const std
     const Codeword* codebook_data = static_cast<const Codeword*>(codewords.const_data_ptr());
     const int64_t* chosen = static_cast<const int64_t*>(made.indices.const_data_ptr());
     T* target = static_cast<T*>(made.quantized.mutable_data_ptr());
-    if (!scales) {
+    if (!sums_rows) {
       return launch_gather(
           data, shape,
           Gather<T, Codeword>{codebook_data, chosen, target, numbers(made.counts), total, 0, 0, false}, room,
@@ -102,9 +150,11 @@ VqResults run(const char* op, const Tensor& x, const Tensor& codebook, const std
     RowSums<T, Codeword> sums{};
     sums.indices = chosen, sums.counts = numbers(made.counts), sums.sums = numbers(made.sums),
     sums.largest = numbers(made.largest);
-    sums.scales = static_cast<const double*>(scales->const_data_ptr());
+    sums.scales = summed.in_float64 ? units.scales : summed.scales;
     sums.codewords = codebook_data, sums.quantized = target, sums.error = total;
     launch_row_sums<true>(op, data, shape, sums, room, stream);
+    units.indices = chosen;
+    if (summed.in_float64) launch_finish_sums(data, shape, units, stream);
   };
   with_type(rows.scalar_type(), [&](auto type) { wide ? launch(type, double{}) : launch(type, float{}); });
   return made;
@@ -124,13 +174,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> vq_forward(const Tens
          done = torch::stable::new_empty(x, {1}, ScalarType::Long);
   const Total total{static_cast<double*>(error.mutable_data_ptr()), nullptr, 1, nullptr,
                     static_cast<long long*>(done.mutable_data_ptr())};
-  const VqResults made = run("vq_forward", x, codebook, scales, metric, exact, sizes, total);
+  const SumsWanted summed{scales ? static_cast<const double*>(scales->const_data_ptr()) : nullptr};
+  const VqResults made = run("vq_forward", x, codebook, summed, metric, exact, sizes, total);
   return {made.quantized, made.indices, error, made.counts, made.largest, made.sums};
 }
 
-// Runs vq without sums. `rotation` is for the backward pass only.
+// Runs vq. `rotation` is for the backward pass only.
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> vq(const Tensor& x, const Tensor& codebook,
-                                                      std::string metric, bool exact, bool /*with_sums*/,
+                                                      std::string metric, bool exact, bool with_sums,
                                                       double codebook_weight, double commitment_weight,
                                                       bool /*rotation*/) {
   const SearchSizes sizes = check_search("vq", x, codebook, metric);
@@ -147,22 +198,16 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> vq(const Tensor& x, const Ten
   const Total total{wide ? static_cast<double*>(target) : reinterpret_cast<double*>(first),
                     wide ? nullptr : static_cast<float*>(target),
                     (codebook_weight + commitment_weight) / elements, nullptr, first + 1};
-  const VqResults made = run("vq", x, codebook, {}, metric, exact, sizes, total);
+  const VqResults made = run("vq", x, codebook, {nullptr, with_sums}, metric, exact, sizes, total);
   const auto shape = codebook.sizes();
   return {made.quantized, made.indices, loss,
           torch::stable::reshape(made.counts, shape.slice(0, shape.size() - 1)),
-          torch::stable::new_empty(x, {0}, ScalarType::Double)};
-}
-
-// Runs vq. Python composes vq with sums, because torch converts the sums from integers there.
-void vq_or_sums(StableIValue* stack, uint64_t arguments, uint64_t results) {
-  constexpr int kWithSums = 4;
-  torch::stable::detail::to<bool>(stack[kWithSums]) ? call_portable<"vq">(stack)
-                                                    : TORCH_BOX(&vq)(stack, arguments, results);
+          with_sums ? torch::stable::reshape(made.sums, shape)
+                    : torch::stable::new_empty(x, {0}, ScalarType::Double)};
 }
 
 }  // namespace
 }  // namespace uefl::cuda
 
 UEFL_CUDA_OP("vq_forward", TORCH_BOX(&uefl::cuda::vq_forward))
-UEFL_CUDA_OP("vq", uefl::cuda::vq_or_sums)
+UEFL_CUDA_OP("vq", TORCH_BOX(&uefl::cuda::vq))

@@ -329,6 +329,11 @@ inline double __dsub_rn(double a, double b) { return a - b; }
 inline double __dmul_rn(double a, double b) { return a * b; }
 inline double __ddiv_rn(double a, double b) { return a / b; }
 inline double __dsqrt_rn(double a) { return std::sqrt(a); }
+inline double __longlong_as_double(long long bits) {
+  double value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
 inline long long __double2ll_rn(double value) { return std::llrint(value); }
 inline long long __double_as_longlong(double value) {
   long long bits;
