@@ -467,3 +467,23 @@ def test_a_compiled_model_is_compiled_once():
     assert torch.equal(first.mean_probs, mc(normal(4, 8), seed=1).mean_probs)
     assert first.variance.any()
     assert len(graphs) == 1
+    for rows in (9, 5, 7, 4):  # the second shape leaves the number of rows open
+        for seed in (None, 1, 2):
+            mc(normal(rows, 8), seed=seed)
+    assert len(graphs) == 2
+
+
+def test_masks_of_a_compiled_model():
+    """Inductor has a generator of its own, unless an option makes it draw from torch's."""
+    torch.manual_seed(0)
+    model, x = Normalized(), normal(64, 8)
+
+    def found(**options):
+        torch._dynamo.reset()
+        with pytest.warns(UserWarning, match="MCDropout.*whole"):
+            mc = MCDropout(torch.compile(model, **options), 4)
+        return mc(x, seed=3).mean_probs
+
+    plain = found(backend="eager")
+    torch.testing.assert_close(found(options={"fallback_random": True}), plain)
+    assert not torch.allclose(found(), plain)
