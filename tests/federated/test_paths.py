@@ -331,6 +331,16 @@ def test_names_that_no_file_can_have(tmp_path, monkeypatch, name):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_suite_is_a_file_in_any_capitals(tmp_path):
+    os.mkfifo(tmp_path / "pipe.toml")
+    for path, said in ((tmp_path / "pipe.toml", "pipe"), (tmp_path / "absent.toml", "absent.toml")):
+        assert said in refused("suite", path)
+    (tmp_path / "dev.toml").symlink_to("/dev/zero")  # endless
+    assert "device" in refused("suite", tmp_path / "dev.toml")
+    (tmp_path / "X.TOML").write_text("\ufeffbroken =")
+    assert "X.TOML is not valid TOML" in refused("suite", tmp_path / "X.TOML")
+
+
 def test_folders_that_killed_processes_left_are_removed(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     names = ("dead", "new", "other")

@@ -8,6 +8,7 @@ import types
 from pathlib import Path
 
 import pytest
+import torch
 
 OURS = os.environ.get("UEFL_PEER_OURS") == "1"
 _found: dict[str, str] = {}
@@ -22,6 +23,11 @@ if OURS:
     stand_in.build_cdf_act = build_cdf_act
     for module in ("", ".latent_quantization", ".finite_scalar_perturbation"):
         sys.modules["vector_quantize_pytorch" + module] = stand_in
+
+
+def pytest_runtest_setup() -> None:
+    """Give ours and the peer the same random numbers."""
+    torch.manual_seed(0)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

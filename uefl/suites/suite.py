@@ -40,7 +40,7 @@ from ..config.keys import named
 from ..config.load import merged
 from ..errors import UserError, nearest
 from ..fields import parse, shown
-from ..paths import expanded
+from ..paths import check_file, expanded
 
 Scale = Literal["cpu", "paper"]
 Sections = dict[str, Any]
@@ -216,7 +216,7 @@ def load(name: str) -> Suite:
         UserError: no such suite or file, or it is not a suite.
     """
     path = expanded(name)
-    if path.suffix != ".toml":
+    if path.suffix.lower() != ".toml":
         files = _files()
         if name not in files:
             raise UserError(
@@ -246,8 +246,9 @@ def load(name: str) -> Suite:
 
 def _read(path: Path) -> tuple[str, Sections]:
     """Return a TOML file as text and as a table."""
+    check_file(path, "the suite", "expected a .toml file")
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # some editors put a mark in front
         return text, tomllib.loads(text)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
