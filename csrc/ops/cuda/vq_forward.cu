@@ -89,13 +89,49 @@ void launch_finish_sums(const T* x, Shape shape, SumUnits units, cudaStream_t st
 struct SumsWanted {
   const double* scales = nullptr;
   bool in_float64 = false;
+
+  bool any() const { return scales != nullptr || in_float64; }
 };
+
+// Quantizes rows after the search, and sums them if that is wanted. The error goes to `total`.
+void quantize(const char* op, Tensor rows, const Shape& shape, const Tensor& codewords,
+              const SumsWanted& summed, SumUnits units, const Total& total, VqResults& made,
+              cudaStream_t stream) {
+  Tensor parts;
+  const auto room = [&](int64_t blocks) {
+    parts = torch::stable::new_empty(rows, {blocks}, ScalarType::Double);
+    return static_cast<double*>(parts.mutable_data_ptr());
+  };
+  const auto launch = [&](auto type, auto code) {
+    using T = decltype(type);
+    using Codeword = decltype(code);
+    const T* data = static_cast<const T*>(rows.const_data_ptr());
+    const Codeword* codebook_data = static_cast<const Codeword*>(codewords.const_data_ptr());
+    const int64_t* chosen = static_cast<const int64_t*>(made.indices.const_data_ptr());
+    T* target = static_cast<T*>(made.quantized.mutable_data_ptr());
+    if (!summed.any()) {
+      return launch_gather(
+          data, shape,
+          Gather<T, Codeword>{codebook_data, chosen, target, numbers(made.counts), total, 0, 0, false}, room,
+          stream);
+    }
+    RowSums<T, Codeword> sums{};
+    sums.indices = chosen, sums.counts = numbers(made.counts), sums.sums = numbers(made.sums),
+    sums.largest = numbers(made.largest);
+    sums.scales = summed.in_float64 ? units.scales : summed.scales;
+    sums.codewords = codebook_data, sums.quantized = target, sums.error = total;
+    launch_row_sums<true>(op, data, shape, sums, room, stream);
+    units.indices = chosen;
+    if (summed.in_float64) launch_finish_sums(data, shape, units, stream);
+  };
+  const bool wide = codewords.scalar_type() == ScalarType::Double;
+  with_type(rows.scalar_type(), [&](auto type) { wide ? launch(type, double{}) : launch(type, float{}); });
+}
 
 // Searches and quantizes. The error goes to `total`.
 VqResults run(const char* op, const Tensor& x, const Tensor& codebook, const SumsWanted& summed,
               const std::string& metric, bool exact, const SearchSizes& sizes, const Total& total) {
-  const bool sums_rows = summed.scales != nullptr || summed.in_float64;
-  const int64_t counted = sizes.codebooks * sizes.k, with_sums = sums_rows ? counted : 0;
+  const int64_t counted = sizes.codebooks * sizes.k, with_sums = summed.any() ? counted : 0;
   constexpr int64_t longest = INT32_MAX / kWarp;  // a tile has kWarp rows
   STD_TORCH_CHECK(counted <= INT32_MAX && sizes.d <= longest, op, ": codebook must have at most ", INT32_MAX,
                   " codewords of at most ", longest, " elements, got ", counted, " of ", sizes.d);
@@ -121,42 +157,14 @@ VqResults run(const char* op, const Tensor& x, const Tensor& codebook, const Sum
                  numbers(made.largest) + counted};
   if (summed.in_float64) launch_expect_units(codewords, sizes.d, units, stream);
   Quantized wanted{nullptr, nullptr, numbers(made.counts), total};
-  if (!sums_rows && !wide && reinterpret_cast<uintptr_t>(codewords.const_data_ptr()) % 16 == 0)
+  if (!summed.any() && !wide && reinterpret_cast<uintptr_t>(codewords.const_data_ptr()) % 16 == 0)
     wanted.target = made.quantized.mutable_data_ptr(),
     wanted.codewords = static_cast<const float*>(codewords.const_data_ptr());
   const auto [indices, all] = assign(op, x, codebook, metric, exact, cleared, wanted);
   made.indices = indices;
-  Tensor rows = x, parts;
+  Tensor rows = x;
   const Shape shape = shape_of(rows, sizes);
-  if (all || shape.outputs == 0) return made;
-
-  const auto room = [&](int64_t blocks) {
-    parts = torch::stable::new_empty(x, {blocks}, ScalarType::Double);
-    return static_cast<double*>(parts.mutable_data_ptr());
-  };
-  const auto launch = [&](auto type, auto code) {
-    using T = decltype(type);
-    using Codeword = decltype(code);
-    const T* data = static_cast<const T*>(rows.const_data_ptr());
-    const Codeword* codebook_data = static_cast<const Codeword*>(codewords.const_data_ptr());
-    const int64_t* chosen = static_cast<const int64_t*>(made.indices.const_data_ptr());
-    T* target = static_cast<T*>(made.quantized.mutable_data_ptr());
-    if (!sums_rows) {
-      return launch_gather(
-          data, shape,
-          Gather<T, Codeword>{codebook_data, chosen, target, numbers(made.counts), total, 0, 0, false}, room,
-          stream);
-    }
-    RowSums<T, Codeword> sums{};
-    sums.indices = chosen, sums.counts = numbers(made.counts), sums.sums = numbers(made.sums),
-    sums.largest = numbers(made.largest);
-    sums.scales = summed.in_float64 ? units.scales : summed.scales;
-    sums.codewords = codebook_data, sums.quantized = target, sums.error = total;
-    launch_row_sums<true>(op, data, shape, sums, room, stream);
-    units.indices = chosen;
-    if (summed.in_float64) launch_finish_sums(data, shape, units, stream);
-  };
-  with_type(rows.scalar_type(), [&](auto type) { wide ? launch(type, double{}) : launch(type, float{}); });
+  if (!all && shape.outputs != 0) quantize(op, rows, shape, codewords, summed, units, total, made, stream);
   return made;
 }
 
