@@ -108,7 +108,8 @@ def test_saved_rows_replace_older_ones_of_the_same_key(tmp_path):
 
 @pytest.mark.slow
 def test_variants_match_the_kernels(capsys):
-    names = ", ".join(measure.VARIANTS)
+    *others, last = measure.VARIANTS
+    names = f"{', '.join(others)}.* {last}"
     with pytest.raises(RuntimeError, match=f"UEFL_CPU=sse9 .*{names}"), measure.elsewhere("sse9"):
         pass
     with pytest.raises(SystemExit):

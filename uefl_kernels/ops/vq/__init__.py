@@ -73,19 +73,30 @@ def _backward(
     _s: Any,
 ) -> tuple[torch.Tensor | None, ...]:
     saved = ctx.saved_tensors  # once: non-reentrant checkpointing unpacks them a single time
-    with torch._C._AutoDispatchBelowAutograd():  # as no_grad(), without its calls in Python
-        grad_x = (
-            _grad_x(vq_backward, ctx, saved, grad_quantized, grad_loss) if ctx.needs_input_grad[0] else None
-        )
-        grad_codebook = _grad_codebook(ctx, saved, grad_loss) if ctx.needs_input_grad[1] else None
-    gradients: list[torch.Tensor | None] = [grad_x, grad_codebook]
-    if torch.is_grad_enabled():  # create_graph=True
-        made_of = (*saved[:2], grad_quantized, grad_loss)
-        gradients = [
-            None if gradient is None else once_differentiable("vq", gradient, *made_of)
-            for gradient in gradients
-        ]
-    return *gradients, *_NO_GRADIENTS
+    if not torch.is_grad_enabled():
+        return *_gradients(vq_backward, ctx, saved, grad_quantized, grad_loss), *_NO_GRADIENTS
+    with torch.no_grad():  # create_graph=True
+        gradients = _gradients(vq_backward, ctx, saved, grad_quantized, grad_loss)
+    made_of = (*saved[:2], grad_quantized, grad_loss)
+    once = [
+        None if gradient is None else once_differentiable("vq", gradient, *made_of) for gradient in gradients
+    ]
+    return *once, *_NO_GRADIENTS
+
+
+def _gradients(
+    vq_backward: Callable[..., torch.Tensor],
+    ctx: Any,
+    saved: tuple[torch.Tensor, ...],
+    grad_quantized: torch.Tensor | None,
+    grad_loss: torch.Tensor | None,
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Return the gradients of x and of the codebook that are needed."""
+    needs_x, needs_codebook, *_ = ctx.needs_input_grad
+    return (
+        _grad_x(vq_backward, ctx, saved, grad_quantized, grad_loss) if needs_x else None,
+        _grad_codebook(ctx, saved, grad_loss) if needs_codebook else None,
+    )
 
 
 _NO_GRADIENTS = (None,) * (len(composed.Arguments._fields) - 2)
