@@ -101,10 +101,11 @@ def test_the_instructions_are_those_of_the_architecture(build, kernel, architect
 
 
 def test_nothing_spills(build):
-    """No kernel spills registers, with three exceptions.
+    """No kernel spills registers, with four exceptions.
 
     These are the state of the MC dropout head between pairs of passes, one float64 number per block of sums,
-    and addresses of a float64 iteration of k-means on sm_120.
+    the sums of k-means on sm_100 (outside of their loop, except for one of its 600 instructions), and
+    addresses of a float64 iteration of k-means on sm_120.
     """
     architecture, log, _ = build
     spilled = {
@@ -116,9 +117,10 @@ def test_nothing_spills(build):
         allowed = {
             "4headILi2E": 160,
             "8row_sumsIfLb1EdE": 8,
+            r"8row_sumsI\w+?Lb0E": 40 if architecture == "100" else 0,
             "7advanceIddE": 48 if architecture == "120" else 0,
         }
-        most = next((most for kernel, most in allowed.items() if kernel in name), 0)
+        most = next((most for kernel, most in allowed.items() if re.search(kernel, name)), 0)
         assert stored <= most, f"{name}: {stored} bytes"
 
 
