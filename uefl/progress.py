@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 
 from .report.words import count, label, means
 
@@ -101,19 +101,24 @@ class LiveProgress:
         return (self._arms.index(arm) * self._rounds + rounds) * self._clients
 
 
+def _columns(place: str) -> tuple[ProgressColumn, ...]:
+    """Return a description, a bar, a text about the place, and the time that is left."""
+    return (
+        TextColumn("[bold]{task.description}"),
+        BarColumn(bar_width=24),
+        TextColumn(place),
+        TimeRemainingColumn(),
+        TextColumn("left"),
+    )
+
+
 @contextmanager
 def watch(console: Console) -> Iterator[PlainProgress | LiveProgress]:
     """Yield an observer that shows as much of a run as the console can display."""
     if not console.is_terminal:
         yield PlainProgress(partial(console.print, markup=False, highlight=False, soft_wrap=True))
         return
-    columns = (
-        TextColumn("[bold]{task.description}"),
-        BarColumn(bar_width=24),
-        TextColumn("{task.fields[round]}  {task.fields[client]}  {task.fields[measured]}"),
-        TimeRemainingColumn(),
-        TextColumn("left"),
-    )
+    columns = _columns("{task.fields[round]}  {task.fields[client]}  {task.fields[measured]}")
     # A client's work may take minutes: the speed needs a long look back.
     with Progress(*columns, console=console, speed_estimate_period=900, transient=True) as progress:
         yield LiveProgress(progress)
@@ -125,15 +130,8 @@ def bar(console: Console, what: str, total: int) -> Iterator[Callable[[int], Non
 
     There is no bar where the console is no terminal.
     """
-    columns = (
-        TextColumn("[bold]{task.description}"),
-        BarColumn(bar_width=24),
-        TextColumn("{task.completed}/{task.total}"),
-        TimeRemainingColumn(),
-        TextColumn("left"),
-    )
     with Progress(
-        *columns,
+        *_columns("{task.completed}/{task.total}"),
         console=console,
         transient=True,
         redirect_stdout=False,  # the console may be stderr

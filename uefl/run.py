@@ -632,7 +632,7 @@ def chosen_device(name: str) -> torch.device:
 def _events(
     out: Path, metrics: Metrics, columns: Iterable[str], weighted: Iterable[str]
 ) -> Iterator[report.EventWriter | None]:
-    """Yield a writer of events that starts with the metrics so far: those of a killed run may be ahead."""
+    """Yield a writer of events that first writes all metrics again, as a killed run may have more events."""
     records, _ = report.parted(metrics.lines())
     writer = report.open_event_writer(out, records, columns, weighted)
     try:

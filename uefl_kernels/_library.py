@@ -184,8 +184,8 @@ def _function(
 ) -> type[torch.autograd.Function]:
     """Return the autograd of an op as a function that is applied before the op.
 
-    It does what the registered autograd does. That one is found by the dispatcher, from C++, and costs twice
-    the calls in Python.
+    The results equal those of the registered autograd. The dispatcher calls the registered one from C++,
+    which takes twice as many calls in Python.
     """
 
     class OpFunction(torch.autograd.Function):

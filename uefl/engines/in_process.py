@@ -60,10 +60,9 @@ class LocalEngine:
             if self._group is not None:
                 yield from self._group({name: messages[name] for name in some})
                 continue
+            (name,) = some
             try:
-                reply = self._clients[names[first]](messages[names[first]])
-            except (
-                RuntimeError
-            ) as error:  # out of memory, values that are not finite: not an error of the run
-                reply = Reply.failed(names[first], error)
+                reply = self._clients[name](messages[name])
+            except RuntimeError as error:  # out of memory, values that are not finite: the run goes on
+                reply = Reply.failed(name, error)
             yield reply

@@ -137,14 +137,13 @@ def _check_logits(net: nn.Module, probe: torch.Tensor, classes: int) -> None:
         raise UserError(
             f"model: expected logits {[count, classes]} for inputs {list(probe.shape)}, got {found}"
         )
-    if bool((logits >= 0).all()) and torch.allclose(
-        logits.float().sum(1), torch.ones_like(logits[:, 0]).float()
-    ):
+    sums = logits.float().sum(1)
+    if bool((logits >= 0).all()) and torch.allclose(sums, torch.ones_like(sums)):
         raise UserError("model: expected logits, and it returns probabilities; leave out its softmax")
 
 
 def _check_parameters(net: nn.Module) -> None:
-    """Refuse a network whose parameters do not fit one float32 tensor, or whose state no file can hold."""
+    """Check that one float32 tensor can hold all parameters, and a file the state, or raise UserError."""
     if not any(True for _ in net.parameters()):
         raise UserError("model: it has no parameters to train")
     if not any(parameter.requires_grad for parameter in net.parameters()):

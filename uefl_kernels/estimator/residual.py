@@ -77,8 +77,8 @@ class ResidualKMeans(RowEstimator, Estimator):
         init, n_init, max_iter, tol, random_state: of the k-means of every level; see :class:`KMeans`.
             ``init`` is a name here.
         balanced: in ``fit``, give each code of a level to at most ceil(n_samples / n_clusters) rows. Later
-            levels use the residuals of this assignment. It is stable: if a row is nearer to another
-            center than to its own, then all rows of that center are at least as near to it.
+            levels use the residuals of this assignment. The assignment is stable: if a row is nearer to
+            another center than to its own, then each row of that center is as near to it or nearer.
 
     Attributes:
         codebooks_: ``[n_levels, n_clusters, n_features]``, float32 for float32 and half-precision data,

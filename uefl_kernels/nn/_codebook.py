@@ -742,12 +742,11 @@ def set_counts(codebooks: Sequence[Codebook], counts: Sequence[torch.Tensor]) ->
 
     Under ``vmap`` the counts do not change, because a buffer has the counts of a single call.
     """
-    if torch.compiler.is_compiling() or not any(map(torch._C._functorch.is_batchedtensor, counts)):
-        if torch.compiler.is_compiling():  # exporters such as ONNX do not know the op of several tensors
-            for codebook, count in zip(codebooks, counts, strict=True):
-                codebook.counts.copy_(count)
-        else:
-            torch._foreach_copy_([codebook.counts for codebook in codebooks], list(counts))
+    if torch.compiler.is_compiling():  # exporters such as ONNX do not know the op of several tensors
+        for codebook, count in zip(codebooks, counts, strict=True):
+            codebook.counts.copy_(count)
+    elif not any(map(torch._C._functorch.is_batchedtensor, counts)):
+        torch._foreach_copy_([codebook.counts for codebook in codebooks], list(counts))
 
 
 def without_single_head(codebook: torch.Tensor) -> torch.Tensor:

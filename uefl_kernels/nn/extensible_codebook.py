@@ -77,7 +77,7 @@ class ExtensibleCodebook(Float32Module):
     def codebook(self, client: str) -> torch.Tensor:
         """Return ``[size, d]``, a view of the client's buffer.
 
-        Its parts are in the order in which they were added.
+        The parts that were added first come first.
         """
         codes: torch.Tensor = self._weight(client)[: self._sizes[client]]
         return codes

@@ -73,10 +73,11 @@ def _backward(
     _s: Any,
 ) -> tuple[torch.Tensor | None, ...]:
     saved = ctx.saved_tensors  # once: non-reentrant checkpointing unpacks them a single time
+    given = vq_backward, ctx, saved, grad_quantized, grad_loss
     if not torch.is_grad_enabled():
-        return *_gradients(vq_backward, ctx, saved, grad_quantized, grad_loss), *_NO_GRADIENTS
+        return *_gradients(*given), *_NO_GRADIENTS
     with torch.no_grad():  # create_graph=True
-        gradients = _gradients(vq_backward, ctx, saved, grad_quantized, grad_loss)
+        gradients = _gradients(*given)
     made_of = (*saved[:2], grad_quantized, grad_loss)
     once = [
         None if gradient is None else once_differentiable("vq", gradient, *made_of) for gradient in gradients
