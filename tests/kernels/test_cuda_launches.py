@@ -51,8 +51,8 @@ def test_a_codebook_is_packed_by_one_launch():
     [
         ("vq_assign.cu", "std::pair<Tensor, bool> assign(", 1),  # the indices
         ("vq_assign.cu", "PackedCodebook carve(", 1),  # and one workspace for all that is packed
-        # what all calls return, the units of the sums, and the parts of the error where another pass finds it
-        ("vq_forward.cu", "VqResults run(", 6),
+        ("vq_forward.cu", "VqResults run(", 5),  # what all calls return, and the units of the sums
+        ("vq_forward.cu", "void quantize(", 1),  # the parts of the error where another pass finds it
         ("vq_forward.cu", "vq_forward(const Tensor& x", 2),  # the error, and the counter of its parts
         ("kmeans.cu", "> kmeans_step(const Tensor& x", 3),  # and the labels of the search
         ("kmeans.cu", "> kmeans_lloyd(const Tensor& x", 9),  # of the whole fit, and labels of each iteration
@@ -91,17 +91,22 @@ def test_rvq_of_a_few_rows_is_one_launch():
 def test_vq_with_sums_is_five_launches():
     """Two more are in the search."""
     source = code("vq_forward.cu")
-    made = body(source, "VqResults run(")
-    order = calls(made, r"(launch_expect_units|assign|launch_row_sums<true>|launch_finish_sums)\(")
-    assert order == ["launch_expect_units", "assign", "launch_row_sums<true>", "launch_finish_sums"]
+    names = r"(launch_expect_units|assign|quantize|launch_row_sums<true>|launch_finish_sums)\("
+    assert calls(body(source, "VqResults run("), names) == ["launch_expect_units", "assign", "quantize"]
+    _, made = body(source, "void quantize(").split("{", 1)
+    assert calls(made, names) == ["launch_row_sums<true>", "launch_finish_sums"]
     assert calls(source, r"cudaLaunch\w+") == ["cudaLaunchCooperativeKernel"]
     assert "call_portable" not in source
 
 
 def test_vq_is_two_launches_where_the_search_quantizes():
-    made = body(code("vq_forward.cu"), "VqResults run(")
-    begin, end = made.index("assign("), made.index("launch_gather(")
-    assert begin < made.index("if (all || shape.outputs == 0) return made;") < end
+    source = code("vq_forward.cu")
+    made = body(source, "VqResults run(")
+    assert "launch_gather(" not in made
+    assert "launch_gather(" in body(source, "void quantize(")
+    begin, end = made.index("assign("), made.index("quantize(")
+    assert begin < made.index("if (!all && shape.outputs != 0)") < end
+    assert len(calls(source, r"\bquantize\(")) == 2  # its definition and this call
 
 
 def test_no_python_is_between_an_op_and_its_kernel():
