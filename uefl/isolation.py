@@ -39,8 +39,7 @@ def plain_torch() -> Iterator[None]:
         for context in (
             torch.inference_mode(False),
             torch.enable_grad(),
-            torch.autocast("cpu", enabled=False),
-            torch.autocast("cuda", enabled=False),
+            _no_autocast(),
             # in this context every call of torch takes longer, and most callers are on the CPU anyway
             nullcontext() if torch.get_default_device() == _CPU else _CPU,
             torch.autograd.set_detect_anomaly(False),
@@ -48,6 +47,34 @@ def plain_torch() -> Iterator[None]:
         ):
             stack.enter_context(context)
         yield
+
+
+@contextmanager
+def _no_autocast() -> Iterator[None]:
+    """Leave all autocast contexts of the caller.
+
+    ``torch.autocast(enabled=False)`` would be one context more. Torch keeps the copies of parameters in
+    bfloat16 until the outermost context ends, so that all steps of a run would compute with the parameters of
+    its first step.
+    """
+    devices = ("cpu", "cuda")
+    enabled = [torch.is_autocast_enabled(device) for device in devices]
+    caches = torch.is_autocast_cache_enabled()
+    depth = torch.autocast_increment_nesting() - 1
+    for _ in range(depth + 1):
+        torch.autocast_decrement_nesting()
+    torch.clear_autocast_cache()
+    try:
+        for device in devices:
+            torch.set_autocast_enabled(device, False)
+        torch.set_autocast_cache_enabled(True)
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(caches)
+        for device, was in zip(devices, enabled, strict=True):
+            torch.set_autocast_enabled(device, was)
+        for _ in range(depth):
+            torch.autocast_increment_nesting()
 
 
 @contextmanager

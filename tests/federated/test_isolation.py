@@ -16,11 +16,12 @@ import torch
 from torch import nn
 
 import uefl
-from uefl.isolation import _ATTRIBUTES, isolated
+from uefl.isolation import _ATTRIBUTES, isolated, plain_torch
 from uefl.progress import PlainProgress
 from uefl.seeds import make_repeatable
 
 from .test_api import clients, network
+from .tiny import settings, workspace_of
 
 KEYS = {
     "threads": 1,
@@ -103,6 +104,8 @@ def process():
         "gradients": torch.is_grad_enabled(),
         "inference": torch.is_inference_mode_enabled(),
         "autocast": torch.is_autocast_enabled("cpu"),
+        "contexts of autocast": (torch.autocast_increment_nesting(), torch.autocast_decrement_nesting()),
+        "cache of autocast": torch.is_autocast_cache_enabled(),
         "dtype": torch.get_default_dtype(),
         "device": torch.get_default_device(),
         "deterministic": torch.get_deterministic_debug_mode(),
@@ -258,6 +261,24 @@ def test_predictions_of_several_clients_in_threads(tmp_path):
         thread.join()
     assert len({tuple(each.flatten().tolist()) for each in alone.values()}) > 1
     assert not wrong
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("own", [False, True], ids=["amp", "autocast of a network"])
+def test_step_computes_in_bfloat16_with_the_parameters_of_its_own(autocast, own):
+    """Torch keeps the copy of a parameter until the outermost context of autocast ends."""
+    workspace = workspace_of(settings("fedavg", precision="bf16"))
+    caller = torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast)
+    found = []
+    with caller, plain_torch():
+        assert not torch.is_autocast_enabled("cpu")
+        for _ in range(2):
+            with torch.autocast("cpu", dtype=torch.bfloat16) if own else workspace.amp():
+                found.append(workspace.net.eval()(workspace.example).float())
+            workspace.flat.values.data.mul_(2)
+    assert (found[1] - found[0]).abs().max() > 0.1
+    with caller, workspace.amp():
+        assert (workspace.net.eval()(workspace.example).float() - found[1]).abs().max() > 0.1
 
 
 def test_products_on_a_gpu_have_the_same_bits_on_every_stream(monkeypatch):

@@ -39,6 +39,14 @@ def test_a_run_interrupted_anywhere_resumes_bit_for_bit(finished, tmp_path, call
     assert lost <= 3  # at most the one exchange that was under way
 
 
+def test_resumed_run_in_bfloat16_has_the_same_bits(tmp_path):
+    """No copy of a parameter in bfloat16 outlives its step."""
+    keys = 'arms=["fedavg"]', "precision=bf16"
+    start(tmp_path / "whole", *keys)
+    go_on(interrupted(tmp_path / "run", *keys, after=7))
+    assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
+
+
 def test_run_keeps_its_precision_on_another_cpu(finished, stopped, monkeypatch):
     here = torch.cpu._is_avx512_bf16_supported()
     monkeypatch.setattr("torch.cpu._is_avx512_bf16_supported", lambda: not here)

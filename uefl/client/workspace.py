@@ -158,8 +158,12 @@ class Workspace:
         return self.normalize(augment(images, self.augmentation))
 
     def amp(self) -> AbstractContextManager[None]:
-        """Return the autocast context of every forward pass."""
-        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.autocast)
+        """Return the autocast context of every forward pass.
+
+        It caches no parameter in bfloat16: within a context of the caller, the copy would outlive the step.
+        """
+        kind = self.device.type
+        return torch.autocast(kind, dtype=torch.bfloat16, enabled=self.autocast, cache_enabled=False)
 
     def _cut(self, flat: FlatModule, index: list[torch.Tensor] | None) -> dict[str, torch.Tensor]:
         parts = {"values": flat.values.detach(), "buffers": flat.buffers}
