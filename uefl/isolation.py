@@ -17,8 +17,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+import torch.utils.deterministic
 from PIL import ImageFile
-from torch import backends
+from torch import backends, utils
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -154,9 +155,11 @@ _ATTRIBUTES: list[tuple[Any, str, Any]] = [
     (_cudnn, "enabled", True),
     (_cudnn, "benchmark", False),
     (_cudnn, "deterministic", False),
+    (utils.deterministic, "fill_uninitialized_memory", True),
     (_mkldnn, "enabled", True),
     (_mkldnn, "deterministic", False),
     (backends, "fp32_precision", "none"),
+    (backends.cuda.matmul, "allow_bf16_reduced_precision_reduction", True),
     (backends.cuda.matmul, "fp32_precision", "none"),
     (_cudnn, "fp32_precision", "none"),
     (_cudnn.conv, "fp32_precision", "tf32"),

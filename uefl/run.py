@@ -44,6 +44,7 @@ from .client.workspace import Workspace, uses_bf16
 from .config import Config
 from .data import build
 from .data.federation import Federation
+from .devices import is_gpu
 from .engines.base import Engine
 from .engines.in_process import LocalEngine
 from .errors import UserError
@@ -52,7 +53,7 @@ from .isolation import isolate
 from .json_text import parse_json
 from .models import custom, saved
 from .paths import check_name
-from .seeds import derive, make_repeatable
+from .seeds import derive, deterministic, make_repeatable
 from .server.participants import Participants, check_joins
 from .server.rounds import ServerLoop
 from .server.teacher import SERVER, Teacher
@@ -365,6 +366,7 @@ class _Run:
             tested,
         )
         self._resident: tuple[str, Workspace] | None = None
+        deterministic(device)
         first = self.workspace(next(iter(cfg.arms)))
         if network is not None:
             custom.check(first.net, first.normalize, federation)
@@ -495,11 +497,7 @@ class _Run:
             self.observer.client(name, arm.round, client)
 
         if self.cfg.run.cuda_graphs and self.deployment is None and workspace.recorder is None:
-            why = (
-                "its steps are not all the same"
-                if self.device.type == "cuda"
-                else "its clients are not on a GPU"
-            )
+            why = "its steps are not all the same" if is_gpu(self.device) else "its clients are not on a GPU"
             self.observer.notice(f"note: arm {name!r} trains without run.cuda_graphs: {why}")
         clients = self.clients.handlers(workspace)
         engine: Engine = LocalEngine(clients, started, together.together(clients, workspace))

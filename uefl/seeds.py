@@ -11,6 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+import torch.utils.deterministic
+
+from .devices import gpus_of, is_gpu
 
 
 def derive(seed: int, *place: str | int) -> int:
@@ -25,22 +28,32 @@ def seeded(device: torch.device, seed: int, *place: str | int) -> Iterator[None]
 
     Afterwards they continue as before.
     """
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    with torch.random.fork_rng(devices=gpus_of(device)):
         seed_torch(derive(seed, *place))
         yield
 
 
 def make_repeatable(threads: int, device: torch.device) -> None:
-    """Set the CPU threads, and the deterministic kernels of a GPU.
-
-    So this process computes the same bits again.
-    """
+    """Set the CPU threads and :func:`deterministic`, so that this process computes the same bits again."""
     torch.set_num_threads(threads)
-    if device.type == "cuda":
-        # cuBLAS reads it at its first product, and without it promises the same bits on a single stream only
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.backends.cudnn.benchmark = False
-        torch.use_deterministic_algorithms(True, warn_only=True)
+    deterministic(device)
+
+
+def deterministic(device: torch.device) -> None:
+    """Make a GPU repeat its bits: no algorithm is chosen by its time, and no sum by the order of threads.
+
+    It is called before the first product of a process, because cuBLAS reads its setting there. An operation
+    of a user's network that has no such algorithm gives a warning, and may have other bits in every run.
+    """
+    if not is_gpu(device):
+        return
+    # without it cuBLAS promises the same bits on a single stream only
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = True
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    # otherwise the result of every convolution is first filled with NaN
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def seed_torch(number: int) -> None:

@@ -288,7 +288,10 @@ def test_products_on_a_gpu_have_the_same_bits_on_every_stream(monkeypatch):
         make_repeatable(1, torch.device("cuda"))
         assert os.environ[name] == ":4096:8"
         assert torch.are_deterministic_algorithms_enabled()
+        assert torch.backends.cudnn.deterministic
+        assert not torch.utils.deterministic.fill_uninitialized_memory
     assert name not in os.environ
+    assert torch.utils.deterministic.fill_uninitialized_memory
     monkeypatch.setenv(name, ":16:8")
     with isolated():
         make_repeatable(1, torch.device("cuda"))

@@ -4,11 +4,13 @@ import importlib
 import math
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.federated.tiny import KEYS, again, arm, federation, finish, settings, workspace_of
 from tests.federated.whole_run import Watcher, start
@@ -16,6 +18,8 @@ from uefl import train
 from uefl.algorithms.base import Algorithm
 from uefl.client import together
 from uefl.errors import RunError, UserError
+from uefl.models.flat import FlatModule
+from uefl.models.net import Net
 
 SIZES = (24, 17, 24)
 NAMES = ("fedavg", "fedavg-wide", "fedbn", "fedper", "local", "tpt", "uefl", "uefl-published")
@@ -222,6 +226,25 @@ def test_networks_train_at_once(encoder, norm):
     together.check(workspace_of(settings("fedavg", base, clients_at_once=2), fed), "arm")
 
 
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
+@pytest.mark.parametrize("norm", ["batch", "group"])
+@pytest.mark.parametrize("encoder", ["cnn", "cnn5x5", "resnet18", "vgg16_bn"])
+def test_stack_on_a_gpu_asks_for_no_layout(encoder, norm):
+    """The tensors claim to be on a GPU, and have shapes and layouts, but no values."""
+    model = {"encoder": encoder, "norm_layer": norm}
+    if encoder != "cnn5x5":
+        model |= {"dropout": 0.0}  # its states of generators have values
+    cfg = settings("fedavg", {**KEYS, "model": model}).model
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.device("cuda"):
+        net = Net(cfg, (1, 32, 32), 3)
+        flat = FlatModule(net)
+        workspace = SimpleNamespace(flat=flat, net=net, device=torch.device("cpu"))
+        stack = together._Stack(workspace, [flat.values.detach()] * 2, [flat.buffers] * 2)
+        images = torch.zeros(2 * 3, 1, 32, 32).contiguous(memory_format=torch.channels_last)
+        logits = stack.mapped(net, images.unflatten(0, (2, 3)))
+    assert (logits.device.type, logits.shape) == ("cuda", (2, 3, 3))
+
+
 @pytest.mark.parametrize(
     ("name", "method"), [("fedprox", "regularize"), ("fedgate", "loss"), ("fedsr", "loss")]
 )
@@ -334,6 +357,6 @@ def test_algorithms_are_checked_before_a_run(tmp_path):
 
 def test_run_with_clients_at_once_reports_every_client(tmp_path):
     watcher = Watcher()
-    start(tmp_path / "run", 'arms=["fedavg"]', "clients_at_once=2", observer=watcher)
+    start(tmp_path / "run", 'arms=["fedavg"]', "clients_at_once=2", "precision=fp32", observer=watcher)
     clients = [call[3] for call in watcher.calls if call[0] == "client"]
     assert set(Counter(clients)) == {"silo-0", "silo-1", "silo-2"}

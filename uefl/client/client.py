@@ -35,6 +35,7 @@ import torch
 from uefl_kernels import metrics
 
 from ..data.federation import ClientData, LabeledData, SetData, Split
+from ..devices import gpus_of
 from ..engines.base import Message, Reply, number, split
 from ..lazy import Lazy
 from ..privacy import Privacy, uniform
@@ -153,9 +154,8 @@ class Client:
     @contextmanager
     def guarded(self) -> Iterator[None]:
         """Keep the state of torch's generators, and log errors."""
-        device = self._workspace.device
         try:
-            with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            with torch.random.fork_rng(devices=gpus_of(self._workspace.device)):
                 yield
         except Exception as error:
             self._log(error)

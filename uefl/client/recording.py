@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 
+from ..devices import is_gpu
 from .work import Batch
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ class CudaRecorder:
 
 def recorder_of(device: torch.device) -> Recorder | None:
     """Return the recorder of steps on a device, or None if steps are not recorded."""
-    return CudaRecorder(device) if device.type == "cuda" else None
+    return CudaRecorder(device) if is_gpu(device) else None
 
 
 def is_static(algorithm: Algorithm) -> bool:

@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.backends import cudnn
 from torch.func import functional_call, vmap
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from ..data.rotate import augment
+from ..devices import gpus_of
 from ..engines.base import Message, Reply
 from ..errors import UserError
 from ..models.flat import FlatModule
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from .workspace import Workspace
 
 _DROPOUTS = (functional.dropout, functional.dropout1d, functional.dropout2d, functional.dropout3d)
+_BATCH_NORMS = (functional.batch_norm, functional.instance_norm, torch.batch_norm, torch.instance_norm)
 _COPIES = (torch.Tensor.clone, torch.Tensor.contiguous)
 _NOT_OVERRIDDEN = ("regularize", "before_step", "after_batch", "after_round")
 Tensors = dict[str, torch.Tensor]
@@ -74,7 +77,7 @@ class Together:
 
     def __init__(self, clients: Mapping[str, Client], workspace: Workspace, size: int) -> None:
         self._clients, self._workspace, self.size = clients, workspace, size
-        self._gpus = _gpus(workspace)
+        self._gpus = gpus_of(workspace.device)
 
     def __call__(self, messages: Mapping[str, Message]) -> Iterator[Reply]:
         """Yield one reply for each client, in the order of ``messages``."""
@@ -198,7 +201,7 @@ class _Stack:
 
     def __init__(self, workspace: Workspace, values: list[torch.Tensor], buffers: list[torch.Tensor]) -> None:
         flat = workspace.flat
-        self._flat, self._module, self.gpus = flat, _Module(workspace.net.train()), _gpus(workspace)
+        self._flat, self._module, self.gpus = flat, _Module(workspace.net.train()), gpus_of(workspace.device)
         self.parameters, self._buffers = dict[str, torch.Tensor](), dict[str, torch.Tensor]()
         # separate tensors: autograd would write the gradient of a view into zeros of the whole
         for (name, parameter), part in zip(
@@ -290,6 +293,8 @@ class _Functions(TorchFunctionMode):
             return self._dropout(function, *args, **kwargs)
         if function is functional.group_norm:
             return _group_norm(*args, **kwargs)
+        if function in _BATCH_NORMS:
+            return _without_cudnn(function, *args, **kwargs)
         if function in _COPIES:  # a memory format only makes convolutions faster, and vmap has none
             kwargs.pop("memory_format", None)
         return function(*args, **kwargs)
@@ -342,6 +347,16 @@ def _group_norm(
     of_channel = (-1, *[1] * (x.dim() - 2))
     y = y if weight is None else y * weight.view(of_channel)
     return y if bias is None else y + bias.view(of_channel)
+
+
+def _without_cudnn(function: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Compute batch norm by the kernels of torch: before it calls cuDNN it asks for the layout in memory."""
+    before = cudnn.enabled
+    cudnn.enabled = False
+    try:
+        return function(*args, **kwargs)
+    finally:
+        cudnn.enabled = before
 
 
 def _train(workspace: Workspace, trainees: list[Trainee]) -> None:
@@ -445,10 +460,6 @@ class _Training:
 
 def _tensors(values: Mapping[str, Any]) -> Tensors:
     return {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
-
-
-def _gpus(workspace: Workspace) -> list[torch.device]:
-    return [workspace.device] if workspace.device.type == "cuda" else []
 
 
 def _generators(gpus: list[torch.device]) -> list[torch.Tensor]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from ..devices import is_gpu
 from .recording import replayed
 
 if TYPE_CHECKING:
@@ -192,6 +193,6 @@ def optimizer_of(
             groups, lr=training.lr, momentum=training.momentum, weight_decay=weight_decay, fused=True
         )
     kind = torch.optim.Adam if training.optimizer == "adam" else torch.optim.AdamW
-    on_gpu = work.workspace.device.type == "cuda"
+    on_gpu = is_gpu(work.workspace.device)
     # only a capturable step fits in a CUDA graph; the kernel is the same
     return kind(groups, lr=training.lr, weight_decay=weight_decay, fused=True, capturable=on_gpu)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..data.rotate import augment
+from ..devices import is_gpu
 from ..engines.base import Message
 from ..models.flat import FlatModule
 from ..models.normalization import normalization, normalized
@@ -216,6 +217,6 @@ def uses_bf16(precision: str, device: torch.device) -> bool:
     """
     if precision != "auto":
         return precision == "bf16"
-    if device.type == "cuda":
+    if is_gpu(device):
         return torch.cuda.get_device_capability(device) >= (8, 0)
     return torch.cpu._is_avx512_bf16_supported()  # every CPU with AMX has it

@@ -17,6 +17,7 @@ from ..client.client import on_device
 from ..client.training import fit, moments_of
 from ..client.work import Batch, Work
 from ..data.federation import LabeledData, ServerData, Split
+from ..devices import gpus_of
 from ..engines.base import Message
 from ..privacy import uniform
 from ..seeds import derive
@@ -82,8 +83,7 @@ class Teacher:
             if name.startswith(moment_prefix)
         }
         workspace.load(work.message)
-        device = workspace.device
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        with torch.random.fork_rng(devices=gpus_of(workspace.device)):
             torch.manual_seed(derive(seed, "train", round, SERVER))
             algorithm = workspace.algorithm.bound(replace(workspace.context, seed=seed))
             outcome = fit(algorithm, work, loss=loss, epochs=epochs, moments=moments or None)
