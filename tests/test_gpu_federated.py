@@ -1,8 +1,13 @@
 """The federated runs of a GPU machine, rehearsed on the CPU."""
 
 import json
+import re
+import subprocess
+from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from benchmarks import gpu_federated
 
@@ -59,5 +64,56 @@ def test_runs_are_rehearsed(tmp_path):
         "model-fedavg.safetensors",
         "model-uefl.safetensors",
     ]
-    assert set(facts["agree"]["largest_differences"]) == set(gpu_federated.TOLERANCES)
+    differences = facts["agree"]["largest_differences"]
+    assert set(differences) == {"alone", "at once", "bfloat16"}
+    assert set(differences["bfloat16"]) == set(gpu_federated.TOLERANCES)
     assert "published, once" in facts["mnist-9"]["table"]
+
+
+def metrics_of(folder, *losses):
+    lines = [
+        json.dumps({"arm": "fedavg", "round": i, "client": "silo-0", "train_loss": loss})
+        for i, loss in enumerate(losses)
+    ]
+    folder.mkdir(exist_ok=True)
+    (folder / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
+
+
+def test_differences_of_two_runs_are_named(tmp_path):
+    one, other, name = tmp_path / "one", tmp_path / "other", "model-a.safetensors"
+    metrics_of(one, 1.0, 2.0, 3.0)
+    metrics_of(other, 1.0, 2.5, 3.5)
+    weights = {"w": torch.tensor([1.0, -4.0]), "b": torch.zeros(2)}
+    save_file(weights, one / name)
+    save_file(weights | {"w": torch.tensor([1.0, -3.5])}, other / name)
+    found = gpu_federated._differences(one, other, ["metrics.jsonl", name])
+    assert found["metrics.jsonl"] == "line 2 (arm fedavg, round 1, client silo-0): train_loss 2.0 and 2.5"
+    assert re.match(r"1 of 2 tensors, w by up to 0\.5 .* 4$", found[name])
+    assert gpu_federated._differences(one, one, ["metrics.jsonl", name]) == {}
+    metrics_of(other, 1.0, 2.0)
+    save_file(weights, other / name, {"other": "text"})
+    found = gpu_federated._differences(one, other, ["metrics.jsonl", name])
+    assert re.match("3 and 2 lines", found["metrics.jsonl"])
+    assert "description" in found[name]
+    (other / name).unlink()
+    assert gpu_federated._differences(one, other, [name]) == {name: "missing"}
+
+
+@pytest.mark.parametrize("repeats", [True, False])
+def test_other_bits_after_a_resume_are_explained(tmp_path, monkeypatch, repeats):
+    """The run is trained once more, which tells a wrong resume from a run that never repeats."""
+    runs = iter([1.0, 1.5, 1.0 if repeats else 1.7])
+
+    def trained(command):
+        folder = Path(command[command.index("--out" if "--out" in command else "--resume") + 1])
+        metrics_of(folder, 0.5, next(runs))
+        return subprocess.CompletedProcess(command, 0, "", "UserWarning: cumsum is not deterministic\n")
+
+    monkeypatch.setattr(gpu_federated, "_run", trained)
+    monkeypatch.setattr(gpu_federated.subprocess, "Popen", lambda *args, **keys: None)
+    monkeypatch.setattr(gpu_federated, "_kill_after", lambda *args, **keys: True)
+    with pytest.raises(RuntimeError) as error:
+        gpu_federated.resume("cuda", tmp_path)
+    assert ("the same run before it" in str(error.value)) != repeats
+    for words in ("a resumed run differs", "train_loss 1.0 and 1.5", "cumsum"):
+        assert words in str(error.value)
