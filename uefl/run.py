@@ -380,6 +380,7 @@ class _Run:
             "bf16": first.autocast,
             "device": device.type,
             "torch": torch.__version__,
+            **({"gpu": torch.cuda.get_device_name(device)} if is_gpu(device) else {}),
             **({"network": custom.digest(network, cfg.run.seed)} if network is not None else {}),
         }
 

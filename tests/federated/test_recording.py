@@ -12,6 +12,7 @@ from tests.federated.tiny import arm, federation, finish, settings, values
 from tests.federated.whole_run import Watcher, start
 from uefl.algorithms.base import Algorithm, registry
 from uefl.client.recording import CudaRecorder, is_static
+from uefl.isolation import isolated
 from uefl.seeds import make_repeatable
 
 SIZES = (40, 40, 40)  # in batches of 16: two of one size in every pass, and one of eight
@@ -270,11 +271,9 @@ def test_recording_without_a_gpu_is_noted(tmp_path):
 @pytest.fixture
 def repeatable():
     """Select the kernels that a run uses on a GPU."""
-    before = torch.backends.cudnn.benchmark
-    make_repeatable(torch.get_num_threads(), torch.device("cuda"))
-    yield
-    torch.backends.cudnn.benchmark = before
-    torch.use_deterministic_algorithms(False)
+    with isolated():
+        make_repeatable(torch.get_num_threads(), torch.device("cuda"))
+        yield
 
 
 @pytest.mark.cuda

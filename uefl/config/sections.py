@@ -35,7 +35,7 @@ class RunSection(Section):
         le=1024,
         description=(
             "CPU threads; 0: one for a small network, otherwise torch's number; results "
-            "repeat bit for bit for the same number of threads"
+            "repeat bit for bit for the same number of threads, and on a GPU for the same kind of GPU"
         ),
     )
     precision: Literal["auto", "bf16", "fp32"] = Field(
