@@ -265,7 +265,7 @@ def test_predictions_of_several_clients_in_threads(tmp_path):
 
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("own", [False, True], ids=["amp", "autocast of a network"])
-def test_step_computes_in_bfloat16_with_the_parameters_of_its_own(autocast, own):
+def test_step_in_bfloat16_has_the_parameters_of_its_own(autocast, own):
     """Torch keeps the copy of a parameter until the outermost context of autocast ends."""
     workspace = workspace_of(settings("fedavg", precision="bf16"))
     caller = torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast)
