@@ -121,9 +121,7 @@ def _restored() -> Iterator[None]:
     matmul, always = _matmul_precision(), torch.is_warn_always_enabled()
     environment, python, legacy = dict(os.environ), random.getstate(), np.random.get_state()  # noqa: NPY002
     flushes = _DENORMAL * 1.0 == 0
-    with torch.random.fork_rng(
-        devices=range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
-    ):
+    with _generators():
         try:
             torch.set_default_dtype(torch.float32)
             torch.set_deterministic_debug_mode(0)
@@ -147,6 +145,22 @@ def _restored() -> Iterator[None]:
             random.setstate(python)
             np.random.set_state(legacy)  # noqa: NPY002
             _restore_environment(environment)
+
+
+@contextmanager
+def _generators() -> Iterator[None]:
+    """Restore torch's generators.
+
+    A GPU that the caller has not used has no state yet. Its generator gets the seed of the one on the CPU,
+    which ``torch.manual_seed`` would give it.
+    """
+    in_use = torch.cuda.is_initialized()
+    try:
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count()) if in_use else []):
+            yield
+    finally:
+        if torch.cuda.is_initialized() and not in_use:
+            torch.cuda.manual_seed_all(torch.initial_seed())
 
 
 _cudnn: Any = backends.cudnn  # its parts have no types

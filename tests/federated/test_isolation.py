@@ -281,6 +281,19 @@ def test_step_in_bfloat16_has_the_parameters_of_its_own(autocast, own):
         assert (workspace.net.eval()(workspace.example).float() - found[1]).abs().max() > 0.1
 
 
+def test_gpu_first_used_in_a_run_has_the_seed_of_the_caller(monkeypatch):
+    seeds = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeds.append)
+    torch.default_generator.manual_seed(5)
+    with isolated():
+        torch.default_generator.manual_seed(7)
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    assert seeds == [5]
+    with isolated():
+        torch.default_generator.manual_seed(7)
+    assert seeds == [5]
+
+
 def test_products_on_a_gpu_have_the_same_bits_on_every_stream(monkeypatch):
     name = "CUBLAS_WORKSPACE_CONFIG"
     monkeypatch.delenv(name, raising=False)
