@@ -31,14 +31,18 @@ __device__ inline void barrier_arrive_expecting(Barrier* barrier, unsigned bytes
                "r"(bytes)
                : "memory");
 }
+// The time that a waiting thread may sleep, in nanoseconds. Without it, waiting warps take a fifth of the
+// instructions of a multiprocessor.
+constexpr unsigned kPatience = 10'000'000;
+
 // Waits until the phase with this parity is over. The phase before the first one has parity 1 and is over.
 __device__ inline void barrier_wait(Barrier* barrier, unsigned parity) {
   unsigned over = 0;
   while (over == 0) {
     asm volatile(
-        "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+        "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2, %3;\nselp.u32 %0, 1, 0, p;\n}"
         : "=r"(over)
-        : "r"(shared_address(barrier)), "r"(parity)
+        : "r"(shared_address(barrier)), "r"(parity), "r"(kPatience)
         : "memory");
   }
 }

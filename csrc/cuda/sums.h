@@ -21,16 +21,8 @@ struct Total {
   double* sum;
   float* rounded;
   double factor;
-  double* parts;      // one for each adder, which is a block of the grid or a warp
+  double* parts;      // one for each block of the grid
   long long* adders;  // number of adders that are done; zeroed by the caller
-};
-
-// The results of vq for each row: codewords in the type of x [outputs, d], counts, and the error.
-struct Quantized {
-  void* target = nullptr;            // null: only indices are wanted
-  const float* codewords = nullptr;  // [codewords, d]
-  long long* counts = nullptr;       // [codewords], zeroed
-  Total error{};
 };
 
 namespace {
@@ -105,18 +97,6 @@ __device__ inline double parts_of(const Total& total, unsigned first, unsigned s
 __device__ inline void write_sum(double sum, const Total& total) {
   *total.sum = sum * total.factor;
   if (total.rounded != nullptr) *total.rounded = static_cast<float>(sum * total.factor);
-}
-
-// Adds up a value of some warps of each block. All of these warps call it. The last warp to arrive adds up
-// the parts.
-__device__ inline void add_up_by_warp(double value, const Total& total, unsigned warp, unsigned warps) {
-  const double part = warp_sum(value);
-  bool last = false;
-  if (threadIdx.x % kWarp == 0) last = leave_part(part, total, blockIdx.x * warps + warp, gridDim.x * warps);
-  if (!__any_sync(kAllLanes, last)) return;
-  __syncwarp();  // all lanes see the parts that lane 0 sees
-  const double sum = warp_sum(parts_of(total, threadIdx.x % kWarp, kWarp, gridDim.x * warps));
-  if (threadIdx.x % kWarp == 0) write_sum(sum, total);
 }
 
 // Returns the sum over the threads of the block, in a fixed order, to the first thread.

@@ -225,18 +225,16 @@ __device__ void decide(const T* x, const Shape& shape, const PackedCodebook& pac
 
 // The lists of open rows of a block, one after the other.
 struct OpenLists {
-  const int64_t* outputs;
-  const float* limits;
+  const Listed* rows;
   const int* counts;  // in shared memory
   int lists;
   int64_t room;  // entries of a list
 
-  __device__ OpenLists(const PackedCodebook& packed, const int* found, int number, int64_t rows)
-      : outputs(packed.listed + blockIdx.x * number * rows),
-        limits(packed.limits + blockIdx.x * number * rows),
+  __device__ OpenLists(const PackedCodebook& packed, const int* found, int number, int64_t entries)
+      : rows(packed.listed + blockIdx.x * number * entries),
         counts(found),
         lists(number),
-        room(rows) {}
+        room(entries) {}
   // Returns the place of an entry, or a negative number after the last one.
   __device__ int64_t place(int entry) const {
     for (int list = 0; list < lists; ++list) {
@@ -250,20 +248,20 @@ struct OpenLists {
   // of them.
   __device__ void read(const Shape& shape, int64_t codebook, MmaRows& known) const {
     const int lane = threadIdx.x % kWarp;
-    int rows = 0, first = known.read;
+    int taken = 0, first = known.read;
     for (;; first += kWarp) {
       const int64_t at = place(first + lane);
       if (__all_sync(kAllLanes, at < 0)) break;
-      const int64_t output = at < 0 ? -1 : outputs[at];
+      const int64_t output = at < 0 ? -1 : rows[at].output;
       const bool mine = at >= 0 && (shape.codebooks == 1 || output % shape.codebooks == codebook);
       const unsigned votes = __ballot_sync(kAllLanes, mine);
-      if (rows + __popc(votes) > kMmaRows) break;
-      const int row = rows + __popc(votes & ((1u << lane) - 1));
-      if (mine) known.outputs[row] = output, known.limits[row] = limits[at];
-      rows += __popc(votes);
+      if (taken + __popc(votes) > kMmaRows) break;
+      const int row = taken + __popc(votes & ((1u << lane) - 1));
+      if (mine) known.outputs[row] = output, known.limits[row] = rows[at].limit();
+      taken += __popc(votes);
     }
     __syncwarp();
-    if (lane == 0) known.rows = rows, known.read = first;
+    if (lane == 0) known.rows = taken, known.read = first;
   }
 };
 
@@ -405,9 +403,7 @@ __global__ void __launch_bounds__(kThreads, 2)
       float square = 0, rest = 0;
       for (int i = 0; i < kParts; ++i) square += known.squares[i][which], rest += known.rests[i][which];
       const Judge judge(shape, packed, codebook, scale.down);
-      const float norm = scale.norm(square, shape.d);
-      const Verdict verdict(norm <= judge.longest ? norm : INFINITY, scale.rest(rest, shape.d),
-                            judge.certificate, judge.base);
+      const Verdict verdict(scale.norm(square, shape.d), scale.rest(rest, shape.d), judge);
       const int64_t output = lane % 2 == 0 ? output_of(which) : -1;
       const bool certain = verdict.holds() && (!exact || verdict.apart(found.best, found.second));
       if (output >= 0 && certain) indices[output] = found.index;

@@ -98,7 +98,7 @@ struct RowScale {
 // rounded up a little.
 struct Certificate {
   float constant, norm, square, rest;
-  float half_square, radius;  // H and G
+  float radius;  // G
   float reach;
 
   Certificate() = default;
@@ -110,10 +110,11 @@ struct Certificate {
     const auto terms = fp16_error<float>(d, found(0), found(1), rest_radius, shape.euclidean);
     constant = 1.01f * terms.constant, norm = 1.01f * terms.norm, square = 1.01f * terms.square,
     rest = 1.01f * terms.rest;
-    half_square = 1.01f * found(0), radius = 1.01f * (found(1) + rest_radius);
+    radius = 1.01f * (found(1) + rest_radius);
     reach = reach_of(bounds);
   }
-  __device__ bool holds(float norm) const { return norm < reach && norm * radius < kLargestProduct; }
+  // Returns the largest norm for which the bound holds.
+  __device__ float longest() const { return 0.99f * fminf(reach, kLargestProduct / radius); }
 
   __device__ float error(float row_norm, float row_rest) const {
     return constant + row_norm * (norm + row_norm * square) + rest * row_rest;
@@ -314,13 +315,13 @@ struct Again {
 struct Judge {
   Certificate certificate;
   Base base;
-  float longest, down;
+  float longest, down;  // longest: the largest norm for which the bounds hold
 
   Judge() = default;
   __device__ Judge(const Shape& shape, const PackedCodebook& packed, int64_t codebook, float scale_down)
       : certificate(shape, packed, codebook),
         base(base_of(packed, codebook)),
-        longest(longest_row(packed, codebook)),
+        longest(fminf(longest_row(packed, codebook), certificate.longest())),
         down(scale_down) {}
 };
 
@@ -329,9 +330,9 @@ struct Verdict {
   float error;  // infinite if nothing is certain
   float unit;
 
-  __device__ Verdict(float norm, float rest, const Certificate& certificate, const Base& base)
-      : error(certificate.holds(norm) ? certificate.error(norm, rest) + base.unit : INFINITY),
-        unit(base.unit) {}
+  __device__ Verdict(float norm, float rest, const Judge& judge)
+      : error(norm <= judge.longest ? judge.certificate.error(norm, rest) + judge.base.unit : INFINITY),
+        unit(judge.base.unit) {}
   __device__ bool holds() const { return error < INFINITY; }
   __device__ bool apart(int best, int other) const {
     return static_cast<float>((other >> kColumnBits) - (best >> kColumnBits)) * unit > 2.02f * error;
@@ -344,26 +345,35 @@ struct Verdict {
 };
 
 // The rows that a warp leaves open in its first phase. Each warp has its own list, so that the order of the
-// rows is the same in every run.
+// rows is the same in every run. Rows that are open between few codewords are at the end of the list.
 struct OpenRows {
   const PackedCodebook& packed;
   const int64_t& room;  // entries of a list
-  int list, count = 0;  // list: its number among all lists
+  int list, count = 0, few = 0;  // list: its number among all lists
 
   __device__ OpenRows(const PackedCodebook& of, int number, const int64_t& rows)
       : packed(of), room(rows), list(number) {}
 
-  // Returns the place of row i in the arrays of all lists. It is computed again for every use, to save
-  // registers.
+  // Return the place of row i in the array of all lists, from either end. It is computed again for every use,
+  // to save registers.
   __device__ int64_t place(int i) const { return opaque(list) * room + i; }
+  __device__ int64_t place_from_end(int i) const { return (opaque(list) + 1) * room - 1 - i; }
 
-  // Appends the open rows of a warp. All lanes of the warp call it.
+  // Append the open rows of a warp. All lanes of the warp call them.
   __device__ void push(bool open, int64_t output, float limit) {
     const unsigned votes = __ballot_sync(kAllLanes, open);
-    const int64_t at = place(count + __popc(votes & ((1u << threadIdx.x % kWarp) - 1)));
-    if (open) packed.listed[at] = output, packed.limits[at] = limit;
+    if (open) packed.listed[place(count + earlier(votes))] = {output, {__float_as_int(limit), 0}};
     count += __popc(votes);
   }
+  __device__ void push_few(bool open, const Listed& row) {
+    const unsigned votes = __ballot_sync(kAllLanes, open);
+    if (open) packed.listed[place_from_end(few + earlier(votes))] = row;
+    few += __popc(votes);
+  }
+
+ private:
+  // Returns how many lanes before this one are in the mask.
+  __device__ static int earlier(unsigned votes) { return __popc(votes & ((1u << threadIdx.x % kWarp) - 1)); }
 };
 
 }  // namespace

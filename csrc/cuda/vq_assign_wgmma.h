@@ -2,21 +2,23 @@
 // CPU, with its barriers, copies and layouts of shared memory. The warps of a block have roles, with rings of
 // barriers between them:
 //
-//   prepare   Four warps copy 16 rows of x each and convert them to float16 tiles in the layout of the
+//   prepare   Four warps read 16 rows of x each and convert them to float16 tiles in the layout of the
 //             products. They also measure the length of each row and its rounding error. Only this role knows
-//             the type and the strides of x. (this file)
+//             the type and the strides of x. (vq_assign_wgmma_prepare.h)
 //   multiply  Two or three warpgroups multiply 64 rows each with 128 codewords at a time, and keep the least
-//             score of each lane. A warpgroup issues its products in its turn, and compares while the others
-//             multiply. A codebook that fits is copied once. Otherwise a thread of the last warpgroup copies
-//             a block of codewords whenever a place of the ring is free. (this file)
+//             score of each lane. A codebook that fits is copied once. Otherwise a thread of the last
+//             warpgroup copies a block of codewords whenever a place of the ring is free. (this file)
 //   finish    Four warps merge the results of the lanes of a row, certify them, and write.
 //             (vq_assign_wgmma_finish.h)
 //
-// All copies are bulk copies of one dimension, because the codebook is packed in the layout of the products
-// and rows are converted anyway. So no tensor map has to be encoded, passed on and kept valid in a graph.
+// At the end, two multiplying warpgroups decide the rows that are not certain.
+//
+// The copies of the codebook are bulk copies of one dimension, because the codebook is packed in the layout of
+// the products. So no tensor map has to be encoded, passed on and kept valid in a graph.
 #pragma once
 
 #include "cuda/vq_assign_wgmma_finish.h"
+#include "cuda/vq_assign_wgmma_prepare.h"
 
 namespace uefl::cuda {
 namespace {
@@ -28,10 +30,8 @@ struct CodewordBlocks {
   Ring ring;
   int rounds, round, tile, chunk;
 
-  // Copies the next block, which must exist. Returns true if there are more blocks. Each block of a pair
-  // copies one half to both, as soon as both have used the old content of the place.
-  __device__ bool copy_next(const PackedCodebook& packed, const WgmmaPlan& plan, const WgmmaMemory& memory,
-                            bool paired) {
+  // Copies the next block, which must exist. Returns true if there are more blocks.
+  __device__ bool copy_next(const PackedCodebook& packed, const WgmmaPlan& plan, const WgmmaMemory& memory) {
     barrier_wait(memory.codewords_empty(ring.place), ring.parity ^ 1);
     const int64_t number =
         int64_t{plan.resident ? 0 : plan.items.codebook(blockIdx.x, round)} * plan.items.code_tiles + tile;
@@ -39,12 +39,7 @@ struct CodewordBlocks {
     Barrier* full = memory.codewords_full(ring.place);
     const bool last_chunk = ++chunk == plan.chunks;  // the starts of the tile come with it
     barrier_arrive_expecting(full, last_chunk ? kBlockBytes + kStartBytes : kBlockBytes);
-    if (paired) {
-      const unsigned half = cluster_rank() * (kBlockHalves / 2);
-      copy_multicast(memory.codewords(ring.place) + half, block + half, kBlockBytes / 2, full, 3);
-    } else {
-      copy_bulk(memory.codewords(ring.place), block, kBlockBytes, full);
-    }
+    copy_bulk(memory.codewords(ring.place), block, kBlockBytes, full);
     if (last_chunk) copy_bulk(memory.starts(ring.place), packed.starts + number * kStarts, kStartBytes, full);
     ring.advance();
     if (!last_chunk) return true;
@@ -53,142 +48,6 @@ struct CodewordBlocks {
     return round < rounds;
   }
 };
-
-// Loads eight elements of a row. The elements from number `left` on are zero. For 16-bit elements, `left` is
-// at least eight or at most zero.
-template <class T>
-__device__ inline void load_eight(const T* from, int left, float (&values)[8]) {
-  constexpr int kAtOnce = sizeof(uint4) / sizeof(T);
-  UEFL_UNROLL
-  for (int i = 0; i < 8; i += kAtOnce) {
-    T some[kAtOnce];
-    const uint4 bits = i < left ? *reinterpret_cast<const uint4*>(from + i) : uint4{};
-    memcpy(static_cast<void*>(some), &bits, sizeof bits);
-    UEFL_UNROLL
-    for (int e = 0; e < kAtOnce; ++e) values[i + e] = widen(some[e]);
-  }
-}
-
-// Returns the order in which a row takes its pieces. Lanes r and r + 16 share row r of a warp: each takes
-// every second 16 bytes of the tile. If a row has 128 bytes, eight rows at once must use different banks. So
-// each row takes its pieces in another order, given by products with the number of the row in GF(8). The
-// pieces of the rows still differ after the swizzle.
-__device__ inline int piece_order(int row) { return (row << 1 & 7) ^ (row & 4 ? 3 : 0); }
-
-// Converts one chunk of 16 rows to a tile. Adds up the squares of the scaled elements and of their errors.
-template <class T>
-__device__ void convert(const unsigned char* raw, unsigned char* tile, int left, const float* center,
-                        float up, float& square, float& rest) {
-  const int row = threadIdx.x % kWarpRows, half = threadIdx.x / kWarpRows % 2;
-  UEFL_UNROLL_BY(2)
-  for (int i = 0; i < 8; i += 2) {
-    const int piece = (i + half) ^ piece_order(row % 8);
-    const T* from = reinterpret_cast<const T*>(raw) + piece * 8;
-    float values[8];
-    uint4 halves{};
-    load_eight(from, left - piece * 8, values);
-    if (is_half(T{}) && center == nullptr) {
-      if (piece * 8 < left) halves = *reinterpret_cast<const uint4*>(from);
-    } else {
-      UEFL_UNROLL
-      for (int e = 0; e < 8; e += 4) {
-        const Four<float> middle =
-            center != nullptr && piece * 8 + e < left ? load_four(center + piece * 8 + e) : Four<float>{};
-        Four<float> scaled;
-        UEFL_UNROLL
-        for (int j = 0; j < 4; ++j)
-          values[e + j] = scaled.values[j] = (values[e + j] - middle.values[j]) * up;
-        const uint2 pair = halves_of(scaled, rest);
-        (e == 0 ? halves.x : halves.z) = pair.x, (e == 0 ? halves.y : halves.w) = pair.y;
-      }
-    }
-    UEFL_UNROLL
-    for (int e = 0; e < 8; e += 4)
-      square = squared({values[e], values[e + 1], values[e + 2], values[e + 3]}, square);
-    *reinterpret_cast<uint4*>(tile + row * (kBlockElements * 2) + (piece ^ row % 8) * 16) = halves;
-  }
-}
-
-// Copies the rows of a warp, one chunk of 16 rows at a time.
-template <class T>
-struct RawRows {
-  const T* x;
-  Ring ring;
-  int item = 0, chunk = 0;
-  const T* row = nullptr;  // the row of this lane, if rows are not adjacent
-
-  __device__ void copy_next(const Shape& shape, const WgmmaPlan& plan, const WgmmaMemory& memory, int items) {
-    if (item == items) return;
-    const int warp = threadIdx.x / kWarp % kGroupWarps, lane = threadIdx.x % kWarp;
-    const Item here = plan.items.at(blockIdx.x, item);
-    const int rows = here.rows(warp * kWarpRows), place = warp * plan.raw + ring.place;
-    unsigned char* target = memory.raw(place);
-    Barrier* full = memory.raw_full(place);
-    if (plan.dense) {
-      if (lane == 0) {
-        barrier_arrive_expecting(full, rows * plan.row_bytes);
-        if (rows > 0)
-          copy_bulk(target, x + (here.first + warp * kWarpRows) * shape.d, rows * plan.row_bytes, full);
-      }
-    } else {
-      int64_t codebook;
-      if (chunk == 0 && lane < rows)
-        row = x + plan.origin.begin(shape, here.output(shape, warp * kWarpRows + lane), codebook);
-      const int left = (static_cast<int>(shape.d) - chunk * kBlockElements) * static_cast<int>(sizeof(T));
-      const int bytes = left < plan.row_bytes ? left : plan.row_bytes;
-      if (lane == 0) barrier_arrive_expecting(full, rows * bytes);
-      __syncwarp();
-      if (lane < rows) copy_bulk(target + lane * plan.row_bytes, row + chunk * kBlockElements, bytes, full);
-    }
-    ring.advance();
-    if (++chunk == plan.chunks) chunk = 0, ++item;
-  }
-};
-
-template <class T>
-__device__ void prepare(const T* x, const Shape& shape, const PackedCodebook& packed, const WgmmaPlan& plan,
-                        const WgmmaMemory& memory) {
-  const int warp = threadIdx.x / kWarp % kGroupWarps, lane = threadIdx.x % kWarp;
-  const int items = plan.items.number(blockIdx.x), d = static_cast<int>(shape.d);
-  RawRows<T> rows{x, {plan.raw}};
-  Ring raw{plan.raw}, tiles{plan.tiles};
-  RowScale scale{};
-  const float* center = nullptr;
-  float square = 0, rest = 0;
-  int chunk = 0, ahead = plan.raw;  // copies run `ahead` chunks ahead
-  for (int item = 0; item < items; rows.copy_next(shape, plan, memory, items)) {
-    if (ahead > 0) {
-      --ahead;
-      continue;
-    }
-    if (chunk == 0 && (item == 0 || shape.codebooks > 1)) {
-      const int64_t codebook = plan.items.at(blockIdx.x, item).codebook;
-      scale = RowScale(shape, packed, codebook, is_half(T{}));
-      center = scale.centered ? packed.center + codebook * shape.d : nullptr;
-    }
-    barrier_wait(memory.raw_full(warp * plan.raw + raw.place), raw.parity);
-    barrier_wait(memory.tile_free(tiles.place, chunk), tiles.parity ^ 1);
-    const int first = chunk * kBlockElements;
-    convert<T>(memory.raw(warp * plan.raw + raw.place) + lane % kWarpRows * plan.row_bytes,
-               memory.tile(tiles.place, chunk) + warp * (kWarpRows * kBlockElements * 2), d - first,
-               center == nullptr ? nullptr : center + first, scale.up, square, rest);
-    const bool last_chunk = chunk + 1 == plan.chunks;
-    if (last_chunk) {
-      square += __shfl_xor_sync(kAllLanes, square, kWarpRows),
-          rest += __shfl_xor_sync(kAllLanes, rest, kWarpRows);
-      barrier_wait(memory.slot_free(tiles.place), tiles.parity ^ 1);
-      Slot* slot = memory.slot(tiles.place);
-      const int row = warp * kWarpRows + lane % kWarpRows;
-      lane < kWarpRows ? slot->norm[row] = scale.norm(square, d) : slot->rest[row] = scale.rest(rest, d);
-      square = rest = 0;
-    }
-    fence_proxy_async();
-    __syncwarp();  // all lanes have read the raw rows and written the tile
-    if (lane == 0) barrier_arrive(memory.tile_ready(tiles.place, chunk));
-    raw.advance();
-    if (++chunk == plan.chunks) chunk = 0, ++item, tiles.advance();
-  }
-}
 
 // Keeps the best and the second-best score of two rows with 128 codewords. kCross compares all scores.
 // Otherwise only the least of every four columns is compared, with the number of the first of the four.
@@ -262,27 +121,20 @@ __device__ inline void multiply_chunk(float (&dot)[64], Operand rows, Operand co
 
 // The ring of codewords as a warpgroup reads it. Values that are computed once stay in registers. Otherwise
 // the compiler would compute the addresses again for every block.
-template <bool kMayPair>
 struct CodewordPlaces {
   Ring ring;
   Barrier *first_full, *first_empty;
   const float* first_starts;  // of the columns of this lane
   Operand first_operand;
-  unsigned together;  // blocks that read the codebook
 
   __device__ CodewordPlaces(const WgmmaPlan& plan, const WgmmaMemory& memory)
       : ring{plan.codewords},
         first_full(kept_shared(memory.codewords_full(0))),
         first_empty(kept_shared(memory.codewords_empty(0))),
         first_starts(kept_shared(memory.starts(0) + threadIdx.x % 4 * (kStarts / 4))),
-        first_operand(operand(kept_shared(memory.codewords(0)))),
-        together(plan.items.together) {}
+        first_operand(operand(kept_shared(memory.codewords(0)))) {}
   __device__ void wait() const { barrier_wait(first_full + ring.place, ring.parity); }
-  __device__ void release(int place) const {
-    if (!kMayPair) return barrier_arrive_by_warp(first_empty + place);
-    __syncwarp();
-    if (threadIdx.x % kWarp < together) barrier_arrive_in(first_empty + place, threadIdx.x % kWarp);
-  }
+  __device__ void release(int place) const { barrier_arrive_by_warp(first_empty + place); }
   // The shuffle tells the compiler that all lanes have this value. It then uses registers that a warp shares.
   __device__ Operand block() const {
     const Operand here = first_operand + static_cast<unsigned>(ring.place) * (kBlockBytes >> 4);
@@ -299,26 +151,24 @@ struct Multiplier {
   const WgmmaPlan& plan;
   const WgmmaMemory& memory;
   CodewordBlocks& blocks;
-  bool paired;
   int group, code_tiles, chunks;
-  CodewordPlaces<kLong && kGroups == 2> codewords;
+  CodewordPlaces codewords;
   Ring tiles;
   Turns<kGroups> turns;
   int copies;  // not 0: this thread copies the codebook
 
   __device__ Multiplier(const PackedCodebook& of, const WgmmaPlan& of_call, const WgmmaMemory& shared,
-                        bool in_pair, CodewordBlocks& to_copy)
+                        CodewordBlocks& to_copy)
       : packed(of),
         plan(of_call),
         memory(shared),
         blocks(to_copy),
-        paired(in_pair),
         group(__shfl_sync(kAllLanes, static_cast<int>(threadIdx.x / kGroupThreads), 0) - 1),
         code_tiles(plan.items.code_tiles),
         chunks(kLong ? plan.chunks : 1),
         codewords(plan, shared),
         tiles{plan.tiles},
-        turns(group, !kLong || plan.in_turn),
+        turns(group, plan.in_turn),
         // Only one thread copies. A register holds the condition, so that it is not evaluated for each tile.
         copies(!plan.resident && turns.last && threadIdx.x % kGroupThreads == 0 &&
                blocks.round < blocks.rounds) {
@@ -326,7 +176,7 @@ struct Multiplier {
   }
 
   __device__ void copy_codewords() {
-    if (copies != 0) copies = blocks.copy_next(packed, plan, memory, paired);
+    if (copies != 0) copies = blocks.copy_next(packed, plan, memory);
   }
 
   // Passes the turns of a last round in which this warpgroup has no rows, because the other warpgroups wait
@@ -437,52 +287,48 @@ struct Multiplier {
 // The state of a block for all items.
 struct State {
   CodewordBlocks blocks;
-  int open[kGroupWarps];  // number of rows on the lists of the finishing warps
-  Judge judges[kGroupWarps];
+  int open[kGroupWarps], few[kGroupWarps];  // rows on the lists of the finishing warps
 };
 static_assert(sizeof(State) <= kWgmmaStaticBytes);
 
 template <class T, int kGroups, bool kLong, bool kCross>
-__global__ void __launch_bounds__(Layout<kGroups>::kThreads, 1)
+__global__ void __launch_bounds__(Layout<kGroups, kLong>::kThreads, 1)
     search_wgmma(const T* x, const __grid_constant__ Shape shape,
                  const __grid_constant__ PackedCodebook packed, const __grid_constant__ WgmmaPlan plan,
-                 bool exact, int64_t* indices, const __grid_constant__ Quantized wanted) {
+                 bool exact, int64_t* indices) {
 #if !defined(__CUDACC__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using Roles = Layout<kGroups>;
+  using Roles = Layout<kGroups, kLong>;
   const WgmmaMemory memory{plan};
   // The shuffle tells the compiler that the number of the warp is the same in all lanes.
   const int role = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x / kGroupThreads), 0);
   __shared__ State states[kSharedCopies];
   State& state = states[shared_copy()];
-  const bool paired = kLong && kGroups == 2 && plan.items.together == 2,
-             copies = threadIdx.x == kGroups * kGroupThreads;  // true for one thread of the last multiplying
+  const bool copies = threadIdx.x == kGroups * kGroupThreads;  // true for one thread of the last multiplying
                                                                // warpgroup
   if (copies) memory.make_barriers(kGroups * kGroupWarps), fence_barrier_init();
-  paired ? cluster_sync() : __syncthreads();
+  __syncthreads();
   if (copies) {
     state.blocks = {{plan.codewords}, plan.items.rounds(blockIdx.x), 0, 0, 0};
     bool more = true;  // with one round of one codebook, there may be fewer blocks than places
     for (int i = plan.resident ? 0 : 1; i < plan.codewords && more; ++i)
-      more = state.blocks.copy_next(packed, plan, memory, paired);
+      more = state.blocks.copy_next(packed, plan, memory);
   }
   if (role == 0) {
     warpgroup_reg_dealloc<Roles::kPrepare>();
-    prepare(x, shape, packed, plan, memory);
+    prepare<T, kLong>(x, shape, packed, plan, memory);
   } else if (role <= kGroups) {
     warpgroup_reg_alloc<Roles::kMultiply>();
-    Multiplier<kGroups, kLong, kCross>(packed, plan, memory, paired, state.blocks).run(shape, is_half(T{}));
+    Multiplier<kGroups, kLong, kCross>(packed, plan, memory, state.blocks).run(shape, is_half(T{}));
     // The memory is free when all warps have multiplied and the lists are complete.
     if (role > 2) return named_arrive(kDoneBarrier, Roles::kDone);
     named_wait(kDoneBarrier, Roles::kDone);
+    settle<T, kCross>(x, shape, packed, plan, state.few, indices);
     search_open<false>(x, shape, packed, OpenLists(packed, state.open, kGroupWarps, plan.room), indices);
-    if (wanted.target != nullptr) named_arrive(kOpenBarrier, kThreads + kGroupThreads);
   } else {
     warpgroup_reg_dealloc<Roles::kFinish>();
-    finish<T, kLong, kCross, Roles::kDone>(x, shape, packed, plan, memory, exact, indices, wanted,
-                                           state.judges, state.open);
+    finish<kLong, kCross, Roles::kDone>(shape, packed, plan, memory, is_half(T{}), exact, indices, state.open,
+                                        state.few);
   }
-  __syncwarp();
-  if (paired) cluster_sync();  // no block ends while the other one may write to its memory
 #else
   asm("trap;");  // the host launches this kernel on sm_90 only
 #endif

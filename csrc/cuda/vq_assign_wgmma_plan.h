@@ -17,17 +17,18 @@ constexpr int kWgmmaColumns = kBlockCodewords / 4, kBlockBytes = kBlockHalves * 
 constexpr int kTileBytes = kGroupRows * kBlockElements * 2;  // one chunk of 64 rows in float16
 
 // Named barriers. The turns use the numbers below these, and the second phase has its own number.
-constexpr int kDoneBarrier = 4, kOpenBarrier = 6;
+constexpr int kDoneBarrier = 4;
 
 // The roles in the order of the warps. A thread starts with kLaunch registers, and the roles trade them.
 // Their sum must not exceed the registers of the launch, or the multiplying warps wait forever. There is no
 // separate warp for the copies: a quarter of a multiprocessor has 16384 registers, which is five warps of 96.
-template <int kGroups>
+template <int kGroups, bool kLong>
 struct Layout {
   static constexpr int kWarpgroups = kGroups + 2, kThreads = kWarpgroups * kGroupThreads;
   static constexpr int kLaunch = 65536 / kThreads / 8 * 8;
-  static constexpr int kPrepare = kGroups == 3 ? 56 : 64, kMultiply = kGroups == 3 ? 112 : 168,
-                       kFinish = kGroups == 3 ? 88 : 112;
+  static constexpr int kPrepare = kGroups == 2 ? 96 : kLong ? 88 : 80,
+                       kMultiply = kGroups == 2 ? 160 : kLong ? 104 : 112,
+                       kFinish = kGroups == 2 ? 96 : kLong ? 80 : 64;
   static constexpr int kDone = (kGroups + 1) * kGroupThreads;  // threads that multiply or finish
   static_assert(kPrepare + kGroups * kMultiply + kFinish <= kWarpgroups * kLaunch);
 };
@@ -66,7 +67,6 @@ struct Items {
   int64_t rows;                             // of one codebook
   unsigned dealt, codebooks, groups, grid;  // dealt: portions that the blocks take in turn; grid: number of
                                             // blocks
-  unsigned together = 1;                    // blocks that share their reads of the codebook
   int code_tiles;                           // blocks of 128 codewords in a codebook
 
   Items() = default;
@@ -79,21 +79,13 @@ struct Items {
     dealt = static_cast<unsigned>((rows + at_once - 1) / at_once * shape.codebooks);
     grid = static_cast<unsigned>(std::min<int64_t>(dealt, most_blocks));
   }
-  // Makes pairs of blocks. One block of a pair may have no rows.
-  void pair(int64_t most_blocks) {
-    together = 2;
-    grid = static_cast<unsigned>(std::min<int64_t>((grid + 1) / 2, most_blocks / 2) * 2);
-  }
   // Returns the number of items of a block. Divisions have 32 bits, because a division of 64 bits is a
   // function call.
   UEFL_HOST_DEVICE int number(unsigned block) const {
     return static_cast<int>((dealt - block + grid - 1) / grid * (codebooks == 1 ? 1 : groups));
   }
-  // Returns the number of rounds of a block. Both blocks of a pair have the rounds of the first one, which
-  // has no fewer items than the other one.
   UEFL_HOST_DEVICE int rounds(unsigned block) const {
-    return static_cast<int>((static_cast<unsigned>(number(block / together * together)) + groups - 1) /
-                            groups);
+    return static_cast<int>((static_cast<unsigned>(number(block)) + groups - 1) / groups);
   }
   UEFL_HOST_DEVICE int codebook(unsigned block, int round) const {
     return codebooks == 1 ? 0 : static_cast<int>((block + static_cast<unsigned>(round) * grid) % codebooks);
@@ -136,26 +128,6 @@ struct Origin {
   }
 };
 
-constexpr int kTakePiece = 4;  // elements
-
-// The order in which the lanes of a warp take the pieces of rows: all pieces of one row first, then of the
-// next one.
-struct Steps {
-  int pieces, row_step, piece_step;  // pieces of a row; steps from a piece of a lane to its next one
-  unsigned inverse;                  // 65536 / pieces, rounded up
-
-  Steps() = default;
-  explicit Steps(int number)
-      : pieces(number), row_step(kWarp / number), piece_step(kWarp % number), inverse(65536u / number + 1) {}
-  UEFL_HOST_DEVICE void first(unsigned lane, int& row, int& piece) const {
-    row = static_cast<int>(lane * inverse >> 16), piece = static_cast<int>(lane) - row * pieces;
-  }
-  UEFL_HOST_DEVICE void advance(int& row, int& piece) const {
-    row += row_step, piece += piece_step;
-    if (piece >= pieces) piece -= pieces, ++row;
-  }
-};
-
 // The result of a lane of a multiplying warp for a row: its best and its second-best score, as the packed
 // integers of vq_assign_scores.h, and the tile of 128 codewords that has the best one.
 struct alignas(16) LaneScores {
@@ -170,39 +142,19 @@ struct Slot {
   float norm[kGroupRows], rest[kGroupRows];
 };
 
-// A row that is open between two codewords, or between two groups of four codewords, given by their indices.
-struct Pending {
-  int64_t output;
-  int first, next;
-};
-
-// A row that vq quantizes: its first element in x, its output, and the number of its codeword, counted over
-// all codebooks.
-struct Chosen {
-  int64_t begin, output;
-  int code;
-};
-
-constexpr int kMostPending = 2 * kWarpRows;  // of a finishing warp: rows that are settled at once, and rows
-                                             // of one item
-
 // The layout of shared memory. A kernel keeps it in constant memory, which saves registers for the pointers.
 struct WgmmaPlan {
   Items items;
   Origin origin;
-  Steps steps;
-  int64_t room = 0;  // entries of the list of open rows of a finishing warp
-  int codewords = 0, tiles = 0,
-      raw = 0;  // places of the rings: blocks of codewords; tiles of rows and their slots; rows before their
-                // conversion
-  bool resident = false;  // every block of the codebook has its own place
-  bool in_turn = false;   // the warpgroups multiply one after the other
-  bool dense = false;     // rows are adjacent, without gaps, and have one chunk each
-  int chunks = 0, row_bytes = 0,
-      size = 0;  // blocks of 64 elements in a row; bytes between rows of a raw place; total bytes
-  int starts_at = 0, tiles_at = 0, slots_at = 0, raw_at = 0, pending_at = 0, chosen_at = 0, barriers_at = 0;
+  int64_t row_step = 0;  // elements between the rows of x, if all rows are equally far apart; otherwise 0
+  int64_t room = 0;      // entries of the list of a finishing warp
+  int codewords = 0, tiles = 0;  // places of the rings: blocks of codewords; tiles of rows and their slots
+  bool resident = false;         // every block of the codebook has its own place
+  bool in_turn = false;          // the warpgroups multiply one after the other
+  int chunks = 0, size = 0;      // blocks of 64 elements in a row; total bytes
+  int starts_at = 0, tiles_at = 0, slots_at = 0, barriers_at = 0;
 
-  UEFL_HOST_DEVICE int barriers() const { return 2 * (codewords + tiles * (chunks + 1)) + kGroupWarps * raw; }
+  UEFL_HOST_DEVICE int barriers() const { return 2 * (codewords + tiles * (chunks + 1)); }
 };
 
 constexpr int kWgmmaStaticBytes = 1024;  // State in vq_assign_wgmma.h, and alignment
@@ -219,34 +171,35 @@ inline bool place(WgmmaPlan& plan, int64_t d, int64_t limit) {
   take(plan.codewords, kBlockBytes);
   plan.tiles_at = take(plan.tiles, plan.chunks * kTileBytes);
   plan.slots_at = take(plan.tiles, sizeof(Slot));
-  plan.raw_at = take(plan.raw * kGroupWarps, kWarpRows * plan.row_bytes);
   plan.starts_at = take(plan.codewords, kStartBytes);
-  plan.pending_at = take(kGroupWarps, kMostPending * sizeof(Pending));
   size = std::max(size, mma_bytes(d));  // the second phase also needs the parts below
-  plan.chosen_at = take(kGroupWarps, kWarpRows * sizeof(Chosen));
   plan.barriers_at = take(plan.barriers(), sizeof(Barrier));
   plan.size = static_cast<int>(size);
   return size + kWgmmaStaticBytes <= limit;
 }
 
-// Plans the rings for rows of x that are copied 16 bytes at a time, within `limit` bytes of shared memory.
-// The result has codewords = 0 if the memory is too small.
-inline WgmmaPlan divide(const Shape& shape, int groups, int64_t element_bytes, int64_t limit,
-                        int64_t most_blocks) {
+// Returns the distance between the rows of x in elements, or 0 if it is not the same for all rows.
+inline int64_t row_step(const Shape& shape) {
+  const bool one = shape.outputs / shape.segments <= shape.inner;  // there is no outer stride
+  const bool even = one || shape.outer_stride == shape.inner * shape.inner_stride;
+  if (shape.codebooks > 1 || !even) return 0;
+  if (shape.segments == 1) return shape.inner_stride;
+  return shape.inner_stride == shape.segments * shape.d ? shape.d : 0;
+}
+
+// Plans the rings within `limit` bytes of shared memory. The result has codewords = 0 if the memory is too
+// small.
+inline WgmmaPlan divide(const Shape& shape, int groups, int64_t limit, int64_t most_blocks) {
   if (shape.d > 16 * kBlockElements) return {};  // such rows do not fit
   WgmmaPlan plan;
   plan.items = Items(shape, groups, most_blocks);
   plan.origin = {Divisor(shape.segments), Divisor(shape.inner)};
-  plan.steps = Steps(static_cast<int>(shape.d / kTakePiece));
+  plan.row_step = row_step(shape);
   plan.chunks = static_cast<int>((shape.d + kBlockElements - 1) / kBlockElements);
-  plan.row_bytes = static_cast<int>(std::min<int64_t>(shape.d, kBlockElements) * element_bytes);
-  const bool one = shape.outputs / shape.segments <= shape.inner;  // there is no outer stride
-  plan.dense = shape.codebooks == 1 && plan.chunks == 1 && shape.inner_stride == shape.segments * shape.d &&
-               (one || shape.outer_stride == shape.inner * shape.inner_stride);
   const int64_t blocks = shape.codebooks * (shape.padded_k / kBlockCodewords) * plan.chunks;
-  // Every warpgroup begins with one tile. Codewords that stay need no more. Streamed rows need four blocks in
-  // flight.
-  plan.tiles = groups, plan.raw = 1;
+  // Every warpgroup begins with one tile. Codewords that stay need no more. Streamed codewords need four
+  // blocks in flight.
+  plan.tiles = groups;
   plan.codewords = static_cast<int>(std::min<int64_t>(blocks, 64));
   plan.resident = plan.codewords == blocks && place(plan, shape.d, limit);
   for (const int codewords : {4, 2}) {
@@ -254,8 +207,7 @@ inline WgmmaPlan divide(const Shape& shape, int groups, int64_t element_bytes, i
     if (place(plan, shape.d, limit)) break;
   }
   if (!place(plan, shape.d, limit)) return {};
-  // The rest of the memory goes first to rows under way, then to room between the roles, then to more blocks
-  // of codewords.
+  // The rest of the memory goes first to one more tile, then to more blocks of codewords, then to more tiles.
   const auto more = [&](int& what, int most) {
     while (what < most) {
       ++what;
@@ -264,33 +216,29 @@ inline WgmmaPlan divide(const Shape& shape, int groups, int64_t element_bytes, i
       break;
     }
   };
-  more(plan.raw, 2), more(plan.tiles, groups + 1);
+  more(plan.tiles, groups + 1);
   if (!plan.resident) more(plan.codewords, static_cast<int>(std::min<int64_t>(blocks, 6)));
-  more(plan.raw, 4), more(plan.tiles, 2 * groups), more(plan.raw, 6);
-  // A warpgroup multiplies by all chunks of a tile in its turn. No chunk is free before the last warpgroup
-  // has had its turn.
-  plan.in_turn = plan.resident || plan.codewords > plan.chunks;
-  // With two warpgroups, reads of the codebook from the second-level cache would take longer than the
-  // products. So pairs of blocks share these reads.
-  if (groups == 2 && plan.chunks > 1 && !plan.resident && shape.codebooks == 1 &&
-      std::min<int64_t>(plan.items.dealt, most_blocks) > 1)
-    plan.items.pair(most_blocks);
+  more(plan.tiles, 3 * groups);
+  // Rows of two chunks gain a tenth on an H200 if the warpgroups multiply in turn. Shorter and longer rows gain
+  // nothing. A warpgroup needs all chunks of a tile for its turn, and no chunk is free before the last
+  // warpgroup has had its turn.
+  plan.in_turn = plan.chunks == 2 && (plan.resident || plan.codewords > plan.chunks);
   plan.room = int64_t{plan.items.number(0)} * kWarpRows;
   place(plan, shape.d, limit);
   return plan;
 }
 
 // Plans three warpgroups, or two if long rows leave no room for the codewords otherwise.
-inline WgmmaPlan divide(const Shape& shape, int64_t element_bytes, int64_t limit, int64_t most_blocks) {
-  const WgmmaPlan three = divide(shape, 3, element_bytes, limit, most_blocks);
+inline WgmmaPlan divide(const Shape& shape, int64_t limit, int64_t most_blocks) {
+  const WgmmaPlan three = divide(shape, 3, limit, most_blocks);
   if (three.chunks == 1 || three.resident || three.codewords >= 4) return three;
-  const WgmmaPlan two = divide(shape, 2, element_bytes, limit, most_blocks);
+  const WgmmaPlan two = divide(shape, 2, limit, most_blocks);
   return two.codewords >= three.codewords ? two : three;
 }
 
-// Returns true if rows can be copied in bulk: their elements are adjacent, and rows begin at multiples of 16
-// bytes.
-inline bool rows_in_bulk(const Shape& shape, const void* x, int64_t element_bytes) {
+// Returns true if rows can be read 16 bytes at a time: their elements are adjacent, and rows begin at
+// multiples of 16 bytes.
+inline bool rows_in_pieces(const Shape& shape, const void* x, int64_t element_bytes) {
   const auto whole = [&](int64_t elements) { return elements * element_bytes % 16 == 0; };
   return shape.stride == 1 && whole(shape.d) && whole(shape.inner_stride) && whole(shape.outer_stride) &&
          reinterpret_cast<uintptr_t>(x) % 16 == 0;

@@ -52,7 +52,7 @@ static std::vector<int64_t> run_mma(TestCodebook& codebook, const T* x, const cu
 }
 
 // Checks all shared memory of the GPU, and so little that rows and codebook pass through the shortest rings.
-static int64_t wgmma_resident = 0, wgmma_streamed = 0, wgmma_dense = 0, wgmma_apart = 0;
+static int64_t wgmma_resident = 0, wgmma_streamed = 0, wgmma_even = 0, wgmma_uneven = 0;
 
 template <int kGroups, bool kLong, bool kCross, class T>
 static void run_wgmma(TestCodebook& codebook, const T* x, const cuda::Shape& shape,
@@ -60,24 +60,24 @@ static void run_wgmma(TestCodebook& codebook, const T* x, const cuda::Shape& sha
   codebook.make_lists(plan.items.grid * cuda::kGroupWarps * plan.room);
   std::vector<int64_t> indices(shape.outputs, -2);
   std::memset(emulation::shared, 0xff, sizeof emulation::shared);
-  emulation::launch_clusters(plan.items.together, plan.items.grid, cuda::Layout<kGroups>::kThreads,
-                             cuda::search_wgmma<T, kGroups, kLong, kCross>, x, shape, codebook.packed, plan,
-                             exact, indices.data(), cuda::Quantized{});
+  emulation::launch(plan.items.grid, cuda::Layout<kGroups, kLong>::kThreads,
+                    cuda::search_wgmma<T, kGroups, kLong, kCross>, x, shape, codebook.packed, plan, exact,
+                    indices.data());
   check(plan.resident ? "wgmma, resident" : "wgmma, streamed", codebook, shape, indices, expected, exact);
 }
 
 template <int kGroups, class T>
 static void check_wgmma(TestCodebook& codebook, const T* x, const cuda::Shape& shape,
                         const std::vector<int64_t>& expected, bool exact) {
-  if (shape.outputs == 0 || !cuda::rows_in_bulk(shape, x, sizeof(T))) return;
+  if (shape.outputs == 0 || !cuda::rows_in_pieces(shape, x, sizeof(T))) return;
   int64_t least = 16;
-  while (least < 300 * 1024 && cuda::divide(shape, kGroups, sizeof(T), least, 2).codewords == 0) least += 16;
+  while (least < 300 * 1024 && cuda::divide(shape, kGroups, least, 2).codewords == 0) least += 16;
   for (const int64_t limit : {int64_t{227 * 1024}, least}) {
-    const cuda::WgmmaPlan plan = cuda::divide(shape, kGroups, sizeof(T), limit, 2);
+    const cuda::WgmmaPlan plan = cuda::divide(shape, kGroups, limit, 2);
     CHECK(kGroups == 3 || (plan.codewords > 0 && plan.size <= limit), "no room for d %ld",
           static_cast<long>(shape.d));
     if (plan.codewords == 0 || plan.size > 227 * 1024) continue;
-    ++(plan.resident ? wgmma_resident : wgmma_streamed), ++(plan.dense ? wgmma_dense : wgmma_apart);
+    ++(plan.resident ? wgmma_resident : wgmma_streamed), ++(plan.row_step != 0 ? wgmma_even : wgmma_uneven);
     if (plan.chunks > 1) {
       run_wgmma<kGroups, true, true>(codebook, x, shape, plan, expected, exact);
       run_wgmma<kGroups, true, false>(codebook, x, shape, plan, expected, exact);
@@ -240,7 +240,7 @@ static void second_phase_of_any_list() {
     for (int list = 0; list < 6; ++list) {
       for (int i = 0; i < counts[list]; ++i, --output) {
         const float limits[] = {NAN, -INFINITY, INFINITY};
-        codebook.listed[list * room + i] = output, codebook.limits[list * room + i] = limits[i % 3];
+        codebook.listed[list * room + i] = {output, {__float_as_int(limits[i % 3]), 0}};
         expected[output] = nearest(&x[output * d], 1, &codewords[output % codebooks * k * d], k, d);
       }
     }
@@ -368,24 +368,22 @@ static void sizes() {
     items_of(shape, 2), items_of(shape, 3);
   }
   cuda::Shape many{1000, 1, 1, 64, 0x7fffff80, 0x7fffff80, 1000, 0, 64, 1, true};
-  const cuda::WgmmaPlan plan = cuda::divide(many, 3, sizeof(float), limit, 132);
+  const cuda::WgmmaPlan plan = cuda::divide(many, 3, limit, 132);
   CHECK(!plan.resident && plan.codewords >= 4 && plan.size <= limit, "%d bytes", plan.size);
   // The longest codewords, as in docs/design/search-gpu.md.
-  for (const int64_t bytes : {4, 2}) {
-    const auto taken = [&](int64_t d) {
-      many.d = many.inner_stride = d;
-      return cuda::divide(many, 2, bytes, limit, 132).codewords > 0;
-    };
-    const int64_t longest = 640;
-    CHECK(taken(longest) && !taken(longest + 8), "wgmma, %ld bytes", static_cast<long>(bytes));
-  }
+  const auto taken = [&](int64_t d) {
+    many.d = many.inner_stride = d;
+    return cuda::divide(many, 2, limit, 132).codewords > 0;
+  };
+  const int64_t longest_taken = 640;
+  CHECK(taken(longest_taken) && !taken(longest_taken + 8), "wgmma");
   for (const auto& [kilobytes, longest] : {std::pair<int64_t, int64_t>{227, 1472}, {163, 960}, {99, 448}}) {
     const int64_t room = kilobytes * 1024 - cuda::kMmaStaticBytes;
     CHECK(cuda::mma_bytes(longest) <= room && cuda::mma_bytes(longest + 1) > room, "mma, %ld KB",
           static_cast<long>(kilobytes));
   }
   many.d = many.inner_stride = int64_t{1} << 31;
-  CHECK(cuda::divide(many, 2, sizeof(float), limit, 132).codewords == 0 &&
+  CHECK(cuda::divide(many, 2, limit, 132).codewords == 0 &&
             cuda::mma_bytes(many.d) > int64_t{1} << 38,
         "long rows");
 }
@@ -418,7 +416,7 @@ static void cosine() {
 // rows than the blocks take at once.
 static void rings_turn() {
   std::mt19937 random(8);
-  wgmma_resident = wgmma_streamed = wgmma_dense = wgmma_apart = 0;
+  wgmma_resident = wgmma_streamed = wgmma_even = wgmma_uneven = 0;
   compare("blocks in depth and in codewords", normal<float>(140 * 132, random), 1, 1,
           normal<float>(260 * 132, random), 132);
   compare("a codebook each, streamed", normal<float>(150 * 2 * 68, random), 2, 2,
@@ -435,9 +433,9 @@ static void rings_turn() {
   for (int64_t i = 0; i < 160; ++i)
     wrong += answer.indices[i] != nearest(&x[(i / 80 * 90 + i % 80) * 24], 1, codebook.data(), 130, 16);
   CHECK(wrong == 0, "%ld of 160 with gaps", static_cast<long>(wrong));
-  CHECK(wgmma_resident > 0 && wgmma_streamed > 2 && wgmma_dense > 0 && wgmma_apart > 2,
-        "%ld resident, %ld streamed, %ld dense, %ld apart", static_cast<long>(wgmma_resident),
-        static_cast<long>(wgmma_streamed), static_cast<long>(wgmma_dense), static_cast<long>(wgmma_apart));
+  CHECK(wgmma_resident > 0 && wgmma_streamed > 2 && wgmma_even > 0 && wgmma_uneven > 2,
+        "%ld resident, %ld streamed, %ld even, %ld uneven", static_cast<long>(wgmma_resident),
+        static_cast<long>(wgmma_streamed), static_cast<long>(wgmma_even), static_cast<long>(wgmma_uneven));
 }
 
 // A block with one round of one codebook copies only its own blocks of the codebook, although there are
@@ -455,66 +453,9 @@ static void few_blocks_in_a_long_ring() {
   TestCodebook codebook(codewords, shape, x.data());
   cuda::WgmmaPlan plan;
   for (int64_t limit = 80 * 1024; plan.resident || plan.codewords < 4; limit += 1024)
-    plan = cuda::divide(shape, 2, sizeof(float), limit, codebooks);
+    plan = cuda::divide(shape, 2, limit, codebooks);
   CHECK(plan.items.rounds(0) == 1 && plan.codewords - 1 > plan.chunks, "%d plan", plan.codewords);
   run_wgmma<2, true, true>(codebook, x.data(), shape, plan, expected, true);
-}
-
-// Two blocks of a cluster read the codebook together, although one of them has fewer rows, or none.
-static void pairs_read_together() {
-  std::mt19937 random(15);
-  const int64_t d = 136, k = 300;
-  const auto codewords = normal<float>(k * d, random);
-  for (const int64_t rows : {70, 300, 600}) {
-    const auto x = normal<float>(rows * d, random);
-    const cuda::Shape shape{rows, 1, 1, d, k, 3 * cuda::kBlockCodewords, rows, 0, d, 1, true};
-    std::vector<int64_t> expected(rows);
-    for (int64_t i = 0; i < rows; ++i) expected[i] = nearest(&x[i * d], 1, codewords.data(), k, d);
-    TestCodebook codebook(codewords, shape, x.data());
-    for (const int64_t kilobytes : {160, 200}) {
-      const cuda::WgmmaPlan plan = cuda::divide(shape, 2, sizeof(float), kilobytes * 1024, 5);
-      CHECK(plan.items.together == 2 && plan.items.grid % 2 == 0 && plan.items.grid < 5, "%u blocks, %d plan",
-            plan.items.grid, plan.codewords);
-      run_wgmma<2, true, true>(codebook, x.data(), shape, plan, expected, true);
-      run_wgmma<2, true, false>(codebook, x.data(), shape, plan, expected, true);
-    }
-  }
-}
-
-// A kernel of two blocks. One copies to both, and needs the barrier of the other one.
-static void copy_to_both(const __uint128_t* source, bool meet) {
-  auto* barrier = reinterpret_cast<cuda::Barrier*>(cuda::dynamic_memory());
-  if (threadIdx.x == 0) cuda::barrier_init(barrier, 1), cuda::fence_barrier_init();
-  meet ? cuda::cluster_sync() : __syncthreads();
-  if (threadIdx.x == 0) {
-    cuda::barrier_arrive_expecting(barrier, sizeof *source);
-    if (cuda::cluster_rank() == 0)
-      cuda::copy_multicast(cuda::dynamic_memory() + 16, source, sizeof *source, barrier, 3);
-  }
-  cuda::barrier_wait(barrier, 0);
-  cuda::cluster_sync();
-}
-
-// If blocks of a cluster copy to each other without a barrier before, the emulation rejects them in some run.
-// So pairs_read_together() would fail without the first barrier of search_wgmma.
-static void pairs_meet_before_they_copy() {
-  const __uint128_t source = 1;
-  for (const bool meet : {true, false}) {
-    int refused = 0;
-    for (unsigned seed = 1; seed <= 12; ++seed) {
-      std::fflush(stdout);
-      const pid_t child = fork();
-      if (child == 0) {
-        emulation::draw.seed(seed);
-        emulation::launch_clusters(2, 2, 32, copy_to_both, &source, meet);
-        _exit(0);
-      }
-      int status = 0;
-      waitpid(child, &status, 0);
-      refused += WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT;
-    }
-    CHECK(meet ? refused == 0 : 0 < refused, "%d of 12 runs refused", refused);
-  }
 }
 
 // On random data, the first phase must settle most rows.
@@ -535,8 +476,6 @@ void run() {
   tensor_cores_settle_most_rows();
   rings_turn();
   few_blocks_in_a_long_ring();
-  pairs_read_together();
-  pairs_meet_before_they_copy();
   shapes();
   offsets_and_scales();
   fast();

@@ -127,92 +127,30 @@ static std::vector<int64_t> definition(const std::vector<T>& x, const cuda::Shap
   return indices;
 }
 
-// The results of vq. They begin as NaN, or as a number that never occurs, where a kernel must write.
-template <class T>
-struct Made {
-  std::vector<T> quantized;
-  std::vector<long long> counts;
-  double error = 0;
-  float rounded = NAN;
-  std::vector<double> parts;
-  long long done = 0;
-
-  Made(const cuda::Shape& shape, unsigned blocks)
-      : quantized(shape.outputs * shape.d, T(NAN)),
-        counts(shape.codebooks * shape.k),
-        parts(blocks * cuda::kGroupWarps, NAN) {}
-
-  cuda::Quantized wanted(const std::vector<float>& codewords) {
-    return {
-        quantized.data(), codewords.data(), counts.data(), {&error, &rounded, kFactor, parts.data(), &done}};
-  }
-  static constexpr double kFactor = 0.25;
-};
-
-// Computes the results by the definition and compares them.
-template <class T>
-static void check(const char* name, const std::vector<T>& x, const cuda::Shape& shape,
-                  const std::vector<float>& codewords, const std::vector<int64_t>& indices,
-                  const Made<T>& made) {
-  std::vector<long long> counts(made.counts.size());
-  double error = 0;
-  int64_t wrong = 0;
-  for (int64_t output = 0; output < shape.outputs; ++output) {
-    const int64_t code = output % shape.segments % shape.codebooks * shape.k + indices[output];
-    ++counts[code];
-    for (int64_t j = 0; j < shape.d; ++j) {
-      const double target = codewords[code * shape.d + j],
-                   apart = static_cast<double>(x[shape.begin(output) + j]) - target;
-      const auto found = static_cast<double>(made.quantized[output * shape.d + j]);
-      wrong += found != target && !(std::isnan(found) && std::isnan(target));
-      error += apart * apart * Made<T>::kFactor;
-    }
-  }
-  CHECK(wrong == 0 && made.counts == counts, "%s: %ld elements, or counts", name, static_cast<long>(wrong));
-  const bool close = std::isnan(error) ? std::isnan(made.error)
-                                       : made.error == error || std::fabs(made.error - error) <= 1e-6 * error;
-  CHECK(close, "%s: error %g, expected %g", name, made.error, error);
-  const auto rounded = static_cast<float>(made.error);
-  CHECK(std::memcmp(&made.rounded, &rounded, sizeof rounded) == 0, "%s: %g", name, double{made.rounded});
-}
-
 template <class T, int kGroups, bool kLong, bool kCross>
-static void wgmma(TestCodebook& codebook, const std::vector<T>& x, const std::vector<float>& codewords,
-                  const cuda::Shape& shape, const std::vector<int64_t>& expected, Path& path, int64_t limit) {
-  const cuda::WgmmaPlan plan = cuda::divide(shape, kGroups, sizeof(T), limit, 3);
+static void wgmma(TestCodebook& codebook, const std::vector<T>& x, const cuda::Shape& shape,
+                  const std::vector<int64_t>& expected, Path& path, int64_t limit) {
+  const cuda::WgmmaPlan plan = cuda::divide(shape, kGroups, limit, 3);
   if (plan.codewords == 0) return;
-  double error = 0;
-  const int runs = path.rows / 100 % 8 == 0 ? 3 : 1;  // indices, and now and then two runs with the results
-                                                      // of vq
-  for (int run = 0; run < runs; ++run) {
-    codebook.make_lists(plan.items.grid * cuda::kGroupWarps * plan.room);
-    std::vector<int64_t> indices(shape.outputs, -2);
-    Made<T> made(shape, plan.items.grid);
-    std::memset(emulation::shared, 0xff, sizeof emulation::shared);
-    emulation::launch_clusters(plan.items.together, plan.items.grid, cuda::Layout<kGroups>::kThreads,
-                               cuda::search_wgmma<T, kGroups, kLong, kCross>, x.data(), shape,
-                               codebook.packed, plan, true, indices.data(),
-                               run == 0 ? cuda::Quantized{} : made.wanted(codewords));
-    if (run == 0) path.open += static_cast<int64_t>(codebook.open().size());
-    for (int64_t i = 0; i < shape.outputs; ++i) path.wrong += indices[i] != expected[i];
-    if (run == 1) check(path.name, x, shape, codewords, expected, made), error = made.error;
-    CHECK(run < 2 || std::memcmp(&error, &made.error, sizeof error) == 0, "%s: another error", path.name);
-  }
+  codebook.make_lists(plan.items.grid * cuda::kGroupWarps * plan.room);
+  std::vector<int64_t> indices(shape.outputs, -2);
+  std::memset(emulation::shared, 0xff, sizeof emulation::shared);
+  emulation::launch(plan.items.grid, cuda::Layout<kGroups, kLong>::kThreads,
+                    cuda::search_wgmma<T, kGroups, kLong, kCross>, x.data(), shape, codebook.packed, plan,
+                    true, indices.data());
+  path.open += static_cast<int64_t>(codebook.open().size());
+  for (int64_t i = 0; i < shape.outputs; ++i) path.wrong += indices[i] != expected[i];
   path.rows += shape.outputs;
 }
 
 template <class T, bool kLong, bool kCross>
 static void any_wgmma(std::mt19937& random, TestCodebook& codebook, const std::vector<T>& x,
-                      const std::vector<T>& codewords, const cuda::Shape& shape,
-                      const std::vector<int64_t>& expected, Path& path) {
+                      const cuda::Shape& shape, const std::vector<int64_t>& expected, Path& path) {
   // The allocator aligns a vector only to 16 bytes.
-  if (!cuda::rows_in_bulk(shape, x.data(), sizeof(T))) return;
+  if (!cuda::rows_in_pieces(shape, x.data(), sizeof(T))) return;
   const int64_t limit = draw(random, 0, 1) == 0 ? 227 * 1024 : 1024 * draw(random, 90, 160);
-  std::vector<float> as_float(codewords.size());
-  std::transform(codewords.begin(), codewords.end(), as_float.begin(),
-                 [](T value) { return static_cast<float>(value); });
-  draw(random, 0, 2) == 0 ? wgmma<T, 2, kLong, kCross>(codebook, x, as_float, shape, expected, path, limit)
-                          : wgmma<T, 3, kLong, kCross>(codebook, x, as_float, shape, expected, path, limit);
+  draw(random, 0, 2) == 0 ? wgmma<T, 2, kLong, kCross>(codebook, x, shape, expected, path, limit)
+                          : wgmma<T, 3, kLong, kCross>(codebook, x, shape, expected, path, limit);
 }
 
 template <class T>
@@ -241,13 +179,13 @@ static void any_search(std::mt19937& random, Path& path) {
   TestCodebook codebook(codewords, shape, x.data());
   switch (path.search) {
     case SearchPath::cross:
-      return any_wgmma<T, false, true>(random, codebook, x, codewords, shape, expected, path);
+      return any_wgmma<T, false, true>(random, codebook, x, shape, expected, path);
     case SearchPath::groups:
-      return any_wgmma<T, false, false>(random, codebook, x, codewords, shape, expected, path);
+      return any_wgmma<T, false, false>(random, codebook, x, shape, expected, path);
     case SearchPath::longer:
-      return any_wgmma<T, true, true>(random, codebook, x, codewords, shape, expected, path);
+      return any_wgmma<T, true, true>(random, codebook, x, shape, expected, path);
     case SearchPath::longer_groups:
-      return any_wgmma<T, true, false>(random, codebook, x, codewords, shape, expected, path);
+      return any_wgmma<T, true, false>(random, codebook, x, shape, expected, path);
     default:
       other(codebook, x, shape, expected, path);
   }

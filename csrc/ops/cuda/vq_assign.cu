@@ -27,10 +27,9 @@ using torch::stable::Tensor;
 // The kinds of first phase. `streamed` is mma for rows that do not fit into shared memory.
 enum class FirstPhase { streamed, mma, wgmma };
 
-// Divides one allocation into the arrays of PackedCodebook and the parts of an error, each at a multiple of
-// 16 bytes. `open` is the number of rows that the lists of all blocks can store.
-PackedCodebook carve(const Shape& shape, int64_t open, int64_t warps, const Tensor& x, Tensor& workspace,
-                     double*& parts) {
+// Divides one allocation into the arrays of PackedCodebook, each at a multiple of 16 bytes. `open` is the
+// number of rows that the lists of all blocks can store.
+PackedCodebook carve(const Shape& shape, int64_t open, const Tensor& x, Tensor& workspace) {
   const int64_t codewords = shape.codebooks * shape.padded_k;
   int64_t bytes = 0;
   const auto place = [&](int64_t size) {
@@ -45,7 +44,7 @@ PackedCodebook carve(const Shape& shape, int64_t open, int64_t warps, const Tens
   const int64_t longest = place(codewords / kPackCodewords * 8),
                 sampled = place(shape.codebooks * kSampledRows * 4);
   const int64_t starts = place(codewords / kBlockCodewords * kStartBytes);
-  const int64_t listed = place(open * 8), limits = place(open * 4), errors = place(warps * 8);
+  const int64_t listed = place(open * sizeof(Listed));
   workspace = torch::stable::new_empty(x, {bytes}, ScalarType::Byte);
   char* first = static_cast<char*>(workspace.mutable_data_ptr());
   PackedCodebook packed{};
@@ -53,12 +52,10 @@ PackedCodebook carve(const Shape& shape, int64_t open, int64_t warps, const Tens
   packed.bounds = reinterpret_cast<double*>(first + bounds);
   packed.center = reinterpret_cast<float*>(first + center);
   packed.halves = reinterpret_cast<uint16_t*>(first + halves);
-  packed.listed = reinterpret_cast<int64_t*>(first + listed);
+  packed.listed = reinterpret_cast<Listed*>(first + listed);
   packed.longest = reinterpret_cast<double*>(first + longest),
   packed.sampled = reinterpret_cast<float*>(first + sampled);
-  packed.limits = reinterpret_cast<float*>(first + limits),
   packed.starts = reinterpret_cast<float*>(first + starts);
-  parts = reinterpret_cast<double*>(first + errors);
   return packed;
 }
 
@@ -114,35 +111,30 @@ void launch_mma(const T* x, const Shape& shape, const PackedCodebook& packed, bo
 
 template <class T>
 void launch_wgmma(const T* x, const Shape& shape, const PackedCodebook& packed, const WgmmaPlan& plan,
-                  bool exact, int64_t* indices, const Quantized& wanted, cudaStream_t stream) {
+                  bool exact, int64_t* indices, cudaStream_t stream) {
   const auto launch = [&](auto kernel, int threads) {
     allow_shared("vq_assign", kernel, plan.size);
-    cudaLaunchAttribute cluster{};
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim.x = plan.items.together;
-    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
-    cudaLaunchConfig_t config{};
-    config.gridDim = plan.items.grid, config.blockDim = static_cast<unsigned>(threads);
-    config.dynamicSmemBytes = static_cast<size_t>(plan.size), config.stream = stream;
-    config.attrs = &cluster, config.numAttrs = 1;
-    (void)cudaLaunchKernelEx(&config, kernel, x, shape, packed, plan, exact, indices, wanted);
+    kernel<<<plan.items.grid, static_cast<unsigned>(threads), static_cast<size_t>(plan.size), stream>>>(
+        x, shape, packed, plan, exact, indices);
   };
   const bool all = all_compared(shape);
   if (plan.items.groups == 2)  // only for long rows
     return launch(all ? search_wgmma<T, 2, true, true> : search_wgmma<T, 2, true, false>,
-                  Layout<2>::kThreads);
+                  Layout<2, true>::kThreads);
   if (plan.chunks > 1)
     return launch(all ? search_wgmma<T, 3, true, true> : search_wgmma<T, 3, true, false>,
-                  Layout<3>::kThreads);
-  launch(all ? search_wgmma<T, 3, false, true> : search_wgmma<T, 3, false, false>, Layout<3>::kThreads);
+                  Layout<3, true>::kThreads);
+  launch(all ? search_wgmma<T, 3, false, true> : search_wgmma<T, 3, false, false>,
+         Layout<3, false>::kThreads);
 }
 
 // Returns the plan of wgmma for these rows, with codewords = 0 if wgmma cannot search them.
 WgmmaPlan plan_of(const Shape& shape, const Tensor& rows) {
   const auto element_bytes = static_cast<int64_t>(rows.element_size());
-  if (rows.scalar_type() == ScalarType::Double || !rows_in_bulk(shape, rows.const_data_ptr(), element_bytes))
+  if (rows.scalar_type() == ScalarType::Double ||
+      !rows_in_pieces(shape, rows.const_data_ptr(), element_bytes))
     return {};
-  return divide(shape, element_bytes, current_device().shared, current_device().multiprocessors);
+  return divide(shape, current_device().shared, current_device().multiprocessors);
 }
 
 // Launches the kernel that packs the codebook before the search.
@@ -180,9 +172,8 @@ int64_t open_places(const Shape& shape, FirstPhase search, const WgmmaPlan& plan
 
 }  // namespace
 
-std::pair<Tensor, bool> assign(const char* op, const Tensor& x, const Tensor& codebook,
-                               const std::string& metric, bool exact, const Spans& cleared,
-                               Quantized wanted) {
+Tensor assign(const char* op, const Tensor& x, const Tensor& codebook, const std::string& metric, bool exact,
+              const Spans& cleared) {
   const SearchSizes given = check_search(op, x, codebook, metric);
   const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
   const cudaStream_t stream = current_stream(x);
@@ -199,17 +190,14 @@ std::pair<Tensor, bool> assign(const char* op, const Tensor& x, const Tensor& co
   if (shape.outputs == 0) {
     clear(cleared, stream);
     check_launch(op);
-    return {indices, false};
+    return indices;
   }
 
   const WgmmaPlan plan = fastest_allowed() == FirstPhase::wgmma ? plan_of(shape, rows) : WgmmaPlan{};
   const FirstPhase search = search_of(shape, plan);
   const Tensor dense = torch::stable::contiguous(codebook);
   Tensor workspace;
-  const bool makes = wanted.target != nullptr && search == FirstPhase::wgmma;
-  const PackedCodebook packed =
-      carve(shape, open_places(shape, search, plan), makes ? plan.items.grid * kGroupWarps : 0, x, workspace,
-            wanted.error.parts);
+  const PackedCodebook packed = carve(shape, open_places(shape, search, plan), x, workspace);
   with_type(dense.scalar_type(), [&](auto codeword) {
     with_type(rows.scalar_type(), [&](auto element) {
       launch_pack(op, static_cast<const decltype(codeword)*>(dense.const_data_ptr()),
@@ -223,19 +211,19 @@ std::pair<Tensor, bool> assign(const char* op, const Tensor& x, const Tensor& co
     using T = decltype(type);
     const T* data = static_cast<const T*>(rows.const_data_ptr());
     if constexpr (!std::is_same_v<T, double>) {
-      if (search == FirstPhase::wgmma) launch_wgmma(data, shape, packed, plan, exact, target, wanted, stream);
+      if (search == FirstPhase::wgmma) launch_wgmma(data, shape, packed, plan, exact, target, stream);
     }
     if (search != FirstPhase::wgmma)
       launch_mma(data, shape, packed, search == FirstPhase::streamed, exact, target, stream);
   });
   check_launch(op);
-  return {indices, makes};
+  return indices;
 }
 
 namespace {
 
 Tensor vq_assign(const Tensor& x, const Tensor& codebook, std::string metric, bool exact) {
-  return assign("vq_assign", x, codebook, metric, exact).first;
+  return assign("vq_assign", x, codebook, metric, exact);
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// vq and vq_forward on CUDA. The search also quantizes the rows if it can. Otherwise one more pass over x
-// quantizes them (vq_gather.h, or row_sums.h for sums). vq also chooses the units of the sums and converts
+// vq and vq_forward on CUDA. After the search, one more pass over x quantizes the rows (vq_gather.h, or
+// row_sums.h for sums). vq also chooses the units of the sums and converts
 // them to float64 (vq_sum_units.h).
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
@@ -156,15 +156,10 @@ VqResults run(const char* op, const Tensor& x, const Tensor& codebook, const Sum
                  numbers(made.sums),
                  numbers(made.largest) + counted};
   if (summed.in_float64) launch_expect_units(codewords, sizes.d, units, stream);
-  Quantized wanted{nullptr, nullptr, numbers(made.counts), total};
-  if (!summed.any() && !wide && reinterpret_cast<uintptr_t>(codewords.const_data_ptr()) % 16 == 0)
-    wanted.target = made.quantized.mutable_data_ptr(),
-    wanted.codewords = static_cast<const float*>(codewords.const_data_ptr());
-  const auto [indices, all] = assign(op, x, codebook, metric, exact, cleared, wanted);
-  made.indices = indices;
+  made.indices = assign(op, x, codebook, metric, exact, cleared);
   Tensor rows = x;
   const Shape shape = shape_of(rows, sizes);
-  if (!all && shape.outputs != 0) quantize(op, rows, shape, codewords, summed, units, total, made, stream);
+  if (shape.outputs != 0) quantize(op, rows, shape, codewords, summed, units, total, made, stream);
   return made;
 }
 
