@@ -56,6 +56,18 @@ __device__ inline T* kept_shared(T* pointer) {
   return static_cast<T*>(__cvta_shared_to_generic(address));
 }
 
+// Loads 16 bytes that are read once, or zeros. The registers of the result receive the load itself. In C++ the
+// compiler would load other registers and wait in order to copy them.
+__device__ inline uint4 load_if(const void* from, bool there) {
+  uint4 found;
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\nmov.b32 %0, 0;\nmov.b32 %1, 0;\nmov.b32 %2, 0;\n"
+      "mov.b32 %3, 0;\n@p ld.global.nc.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4];\n}"
+      : "=r"(found.x), "=r"(found.y), "=r"(found.z), "=r"(found.w)
+      : "l"(__cvta_generic_to_global(from)), "r"(static_cast<int>(there)));
+  return found;
+}
+
 // Makes this thread's writes to shared memory visible to the products that follow.
 __device__ inline void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 

@@ -21,8 +21,7 @@ __device__ constexpr int row_after(int i) { return i % 2 * 2 + i / 2 * 8; }
 template <class T>
 struct RowPieces {
   static constexpr int kParts = sizeof(T) / 2, kElements = 8 / kParts;
-  using Part = Piece<T, kElements>;
-  Part of[kRowsOfLane][kParts];
+  uint4 of[kRowsOfLane][kParts];
 
   // Returns the element of a chunk at which a part of this lane begins.
   __device__ static int column(int lane, int part) { return part * 32 + lane % 8 * kElements; }
@@ -31,7 +30,6 @@ struct RowPieces {
 // Reads the rows of a block in the order of its items, chunk by chunk.
 template <class T, bool kLong>
 struct RowReader {
-  using Part = typename RowPieces<T>::Part;
   const T* x;
   const Shape& shape;
   const WgmmaPlan& plan;
@@ -85,7 +83,7 @@ struct RowReader {
   __device__ bool inside(int part) const {
     return chunk * kBlockElements + RowPieces<T>::column(lane, part) < shape.d;
   }
-  __device__ Part read(int part, int i) const { return *reinterpret_cast<const Part*>(rows[i] + part * 32); }
+  __device__ uint4 read(int part, int i, bool there) const { return load_if(rows[i] + part * 32, there); }
 };
 
 // Sums four numbers of each lane over eight neighbors. Returns one of the four sums: number lane / 2 % 4.
@@ -135,13 +133,13 @@ struct TileWriter {
   }
 
   // Rounds a part of a row to float16. Adds up the squares of the scaled elements and of their errors.
-  __device__ void convert(const typename Pieces::Part& from, const float (&middle)[Pieces::kElements],
+  __device__ void convert(const T (&from)[Pieces::kElements], const float (&middle)[Pieces::kElements],
                           int i, uint32_t (&halves)[Pieces::kElements / 2]) {
     UEFL_UNROLL
     for (int e = 0; e < Pieces::kElements; e += 4) {
       Four<float> scaled;
       UEFL_UNROLL
-      for (int j = 0; j < 4; ++j) scaled.values[j] = (widen(from.values[e + j]) - middle[e + j]) * scale.up;
+      for (int j = 0; j < 4; ++j) scaled.values[j] = (widen(from[e + j]) - middle[e + j]) * scale.up;
       square[i] = squared(scaled, square[i]);
       const uint2 pair = halves_of(scaled, rest[i]);
       halves[e / 2] = pair.x, halves[e / 2 + 1] = pair.y;
@@ -167,20 +165,21 @@ struct TileWriter {
       UEFL_UNROLL
       for (int i = 0; i < kRowsOfLane; ++i) {
         Piece<uint32_t, kElements / 2> halves;
-        typename Pieces::Part& piece = pieces.of[i][part];
+        T values[kElements];
+        memcpy(static_cast<void*>(values), &pieces.of[i][part], sizeof values);
         if (is_half(T{}) && !scale.centered) {
-          memcpy(static_cast<void*>(&halves), &piece, sizeof halves);
+          memcpy(static_cast<void*>(&halves), &pieces.of[i][part], sizeof halves);
           UEFL_UNROLL
           for (int e = 0; e < kElements; ++e) {
-            const auto value = static_cast<float>(widen(piece.values[e]));
+            const auto value = static_cast<float>(widen(values[e]));
             square[i] = fmaf(value, value, square[i]);
           }
         } else {
-          convert(piece, middle, i, halves.values);
+          convert(values, middle, i, halves.values);
         }
         const int place = (column / 8 ^ (row + row_after(i)) % 8) * 16 + column % 8 * 2;
         *reinterpret_cast<decltype(halves)*>(tile + row_after(i) * (kBlockElements * 2) + place) = halves;
-        piece = there ? next.read(part, i) : typename Pieces::Part{};
+        pieces.of[i][part] = next.read(part, i, there);
       }
     }
   }
@@ -219,9 +218,8 @@ __device__ void prepare(const T* x, const Shape& shape, const PackedCodebook& pa
   UEFL_UNROLL
   for (int part = 0; part < RowPieces<T>::kParts; ++part) {
     UEFL_UNROLL
-    for (int i = 0; i < kRowsOfLane; ++i) {
-      if (more && reader.inside(part)) pieces.of[i][part] = reader.read(part, i);
-    }
+    for (int i = 0; i < kRowsOfLane; ++i)
+      pieces.of[i][part] = reader.read(part, i, more && reader.inside(part));
   }
   while (more) {
     more = reader.advance();
