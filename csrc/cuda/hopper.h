@@ -31,18 +31,14 @@ __device__ inline void barrier_arrive_expecting(Barrier* barrier, unsigned bytes
                "r"(bytes)
                : "memory");
 }
-// The time that a waiting thread may sleep, in nanoseconds. Without it, waiting warps take a fifth of the
-// instructions of a multiprocessor.
-constexpr unsigned kPatience = 10'000'000;
-
 // Waits until the phase with this parity is over. The phase before the first one has parity 1 and is over.
 __device__ inline void barrier_wait(Barrier* barrier, unsigned parity) {
   unsigned over = 0;
   while (over == 0) {
     asm volatile(
-        "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2, %3;\nselp.u32 %0, 1, 0, p;\n}"
+        "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
         : "=r"(over)
-        : "r"(shared_address(barrier)), "r"(parity), "r"(kPatience)
+        : "r"(shared_address(barrier)), "r"(parity)
         : "memory");
   }
 }
@@ -54,18 +50,6 @@ __device__ inline T* kept_shared(T* pointer) {
   uint32_t address = shared_address(pointer);
   asm volatile("" : "+r"(address));
   return static_cast<T*>(__cvta_shared_to_generic(address));
-}
-
-// Loads 16 bytes that are read once, or zeros. The registers of the result receive the load itself. In C++ the
-// compiler would load other registers and wait in order to copy them.
-__device__ inline uint4 load_if(const void* from, bool there) {
-  uint4 found;
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\nmov.b32 %0, 0;\nmov.b32 %1, 0;\nmov.b32 %2, 0;\n"
-      "mov.b32 %3, 0;\n@p ld.global.nc.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4];\n}"
-      : "=r"(found.x), "=r"(found.y), "=r"(found.z), "=r"(found.w)
-      : "l"(__cvta_generic_to_global(from)), "r"(static_cast<int>(there)));
-  return found;
 }
 
 // Makes this thread's writes to shared memory visible to the products that follow.

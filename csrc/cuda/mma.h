@@ -34,9 +34,10 @@ __device__ inline void named_arrive(int name, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }
 
-// Starts to copy 16 bytes from global to shared memory.
-__device__ inline void copy_async(void* target, const void* source) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(target)), "l"(source)
+// Starts to copy 16 bytes from global to shared memory. Without a source there, zeros are written.
+__device__ inline void copy_async(void* target, const void* source, bool there = true) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(target)), "l"(source),
+               "r"(there ? 16 : 0)
                : "memory");
 }
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }

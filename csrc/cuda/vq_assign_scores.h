@@ -83,15 +83,16 @@ struct RowScale {
     up = power(shift), back = power(-shift), down = power(code_exponent - 14 - shift),
     least = least_norm(code_exponent);
   }
-  // Returns the norm of a row from the square of the scaled row, rounded up a little. Squares below 2^-126
-  // may be lost, so a bound for them is added. A row with a NaN has norm infinity.
-  __device__ float norm(float square, int64_t d) const {
-    const float norm = fmaxf(rough_root(1.01f * square + static_cast<float>(d) * 0x1p-125f) * back, least);
-    return isnan(square) ? INFINITY : norm;
-  }
+  // Returns the norm of a row, or of its rounding errors, from the square of the scaled numbers, rounded up a
+  // little. Squares below 2^-126 may be lost, so a bound for them is added.
   __device__ float rest(float square, int64_t d) const {
     return rough_root(1.01f * square + static_cast<float>(d) * 0x1p-125f) * back;
   }
+  // Returns the norm of a row. A row with a NaN has norm infinity.
+  __device__ float norm_of(float root, float square) const {
+    return isnan(square) ? INFINITY : fmaxf(root, least);
+  }
+  __device__ float norm(float square, int64_t d) const { return norm_of(rest(square, d), square); }
 };
 
 // The error bound of the scores of a codebook: the terms of fp16_error() (common/certificate.h) in float32,

@@ -26,6 +26,7 @@ struct WgmmaMemory {
     return at<unsigned char>(plan.tiles_at + (place * plan.chunks + chunk) * kTileBytes);
   }
   __device__ Slot* slot(int place) const { return at<Slot>(plan.slots_at) + place; }
+  __device__ unsigned char* raw() const { return at<unsigned char>(plan.raw_at); }
 
   __device__ Barrier* barrier(int number) const { return at<Barrier>(plan.barriers_at) + number; }
   __device__ Barrier* codewords_full(int place) const { return barrier(place); }

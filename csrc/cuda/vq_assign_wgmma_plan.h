@@ -26,9 +26,9 @@ template <int kGroups, bool kLong>
 struct Layout {
   static constexpr int kWarpgroups = kGroups + 2, kThreads = kWarpgroups * kGroupThreads;
   static constexpr int kLaunch = 65536 / kThreads / 8 * 8;
-  static constexpr int kPrepare = kGroups == 2 ? 96 : kLong ? 88 : 80,
+  static constexpr int kPrepare = kGroups == 2 ? 96 : kLong ? 88 : 72,
                        kMultiply = kGroups == 2 ? 160 : kLong ? 104 : 112,
-                       kFinish = kGroups == 2 ? 96 : kLong ? 80 : 64;
+                       kFinish = kGroups == 2 ? 96 : kLong ? 80 : 72;
   static constexpr int kDone = (kGroups + 1) * kGroupThreads;  // threads that multiply or finish
   static_assert(kPrepare + kGroups * kMultiply + kFinish <= kWarpgroups * kLaunch);
 };
@@ -148,11 +148,13 @@ struct WgmmaPlan {
   Origin origin;
   int64_t row_step = 0;  // elements between the rows of x, if all rows are equally far apart; otherwise 0
   int64_t room = 0;      // entries of the list of a finishing warp
-  int codewords = 0, tiles = 0;  // places of the rings: blocks of codewords; tiles of rows and their slots
+  int codewords = 0, tiles = 0,
+      raw = 0;  // places of the rings: blocks of codewords; tiles of rows and their slots; chunks of rows before
+                // their conversion
   bool resident = false;         // every block of the codebook has its own place
   bool in_turn = false;          // the warpgroups multiply one after the other
   int chunks = 0, size = 0;      // blocks of 64 elements in a row; total bytes
-  int starts_at = 0, tiles_at = 0, slots_at = 0, barriers_at = 0;
+  int starts_at = 0, tiles_at = 0, slots_at = 0, raw_at = 0, barriers_at = 0;
 
   UEFL_HOST_DEVICE int barriers() const { return 2 * (codewords + tiles * (chunks + 1)); }
 };
@@ -161,7 +163,7 @@ constexpr int kWgmmaStaticBytes = 1024;  // State in vq_assign_wgmma.h, and alig
 
 // Lays the rings out in memory. At the end, the second phase reuses all memory except the barriers. Returns
 // true if they fit.
-inline bool place(WgmmaPlan& plan, int64_t d, int64_t limit) {
+inline bool place(WgmmaPlan& plan, const Shape& shape, int64_t element_bytes, int64_t limit) {
   int64_t size = 0;
   const auto take = [&](int64_t count, int64_t bytes) {
     const int64_t at = size;
@@ -171,8 +173,9 @@ inline bool place(WgmmaPlan& plan, int64_t d, int64_t limit) {
   take(plan.codewords, kBlockBytes);
   plan.tiles_at = take(plan.tiles, plan.chunks * kTileBytes);
   plan.slots_at = take(plan.tiles, sizeof(Slot));
+  plan.raw_at = take(plan.raw, kGroupRows * kBlockElements * element_bytes);
   plan.starts_at = take(plan.codewords, kStartBytes);
-  size = std::max(size, mma_bytes(d));  // the second phase also needs the parts below
+  size = std::max(size, mma_bytes(shape.d));  // the second phase also needs the parts below
   plan.barriers_at = take(plan.barriers(), sizeof(Barrier));
   plan.size = static_cast<int>(size);
   return size + kWgmmaStaticBytes <= limit;
@@ -187,9 +190,12 @@ inline int64_t row_step(const Shape& shape) {
   return shape.inner_stride == shape.segments * shape.d ? shape.d : 0;
 }
 
+constexpr int kMostRaw = 3;
+
 // Plans the rings within `limit` bytes of shared memory. The result has codewords = 0 if the memory is too
 // small.
-inline WgmmaPlan divide(const Shape& shape, int groups, int64_t limit, int64_t most_blocks) {
+inline WgmmaPlan divide(const Shape& shape, int groups, int64_t element_bytes, int64_t limit,
+                        int64_t most_blocks) {
   if (shape.d > 16 * kBlockElements) return {};  // such rows do not fit
   WgmmaPlan plan;
   plan.items = Items(shape, groups, most_blocks);
@@ -199,40 +205,41 @@ inline WgmmaPlan divide(const Shape& shape, int groups, int64_t limit, int64_t m
   const int64_t blocks = shape.codebooks * (shape.padded_k / kBlockCodewords) * plan.chunks;
   // Every warpgroup begins with one tile. Codewords that stay need no more. Streamed codewords need four
   // blocks in flight.
-  plan.tiles = groups;
+  plan.tiles = groups, plan.raw = 1;
   plan.codewords = static_cast<int>(std::min<int64_t>(blocks, 64));
-  plan.resident = plan.codewords == blocks && place(plan, shape.d, limit);
+  plan.resident = plan.codewords == blocks && place(plan, shape, element_bytes, limit);
   for (const int codewords : {4, 2}) {
     if (!plan.resident) plan.codewords = codewords;
-    if (place(plan, shape.d, limit)) break;
+    if (place(plan, shape, element_bytes, limit)) break;
   }
-  if (!place(plan, shape.d, limit)) return {};
-  // The rest of the memory goes first to one more tile, then to more blocks of codewords, then to more tiles.
+  if (!place(plan, shape, element_bytes, limit)) return {};
+  // The rest of the memory goes first to rows under way, then to one more tile, then to more blocks of
+  // codewords, then to more of both.
   const auto more = [&](int& what, int most) {
     while (what < most) {
       ++what;
-      if (place(plan, shape.d, limit)) continue;
+      if (place(plan, shape, element_bytes, limit)) continue;
       --what;
       break;
     }
   };
-  more(plan.tiles, groups + 1);
+  more(plan.raw, 2), more(plan.tiles, groups + 1);
   if (!plan.resident) more(plan.codewords, static_cast<int>(std::min<int64_t>(blocks, 6)));
-  more(plan.tiles, 3 * groups);
+  more(plan.tiles, groups + 2), more(plan.raw, kMostRaw), more(plan.tiles, 2 * groups);
   // Rows of two chunks gain a tenth on an H200 if the warpgroups multiply in turn. Shorter and longer rows gain
   // nothing. A warpgroup needs all chunks of a tile for its turn, and no chunk is free before the last
   // warpgroup has had its turn.
   plan.in_turn = plan.chunks == 2 && (plan.resident || plan.codewords > plan.chunks);
   plan.room = int64_t{plan.items.number(0)} * kWarpRows;
-  place(plan, shape.d, limit);
+  place(plan, shape, element_bytes, limit);
   return plan;
 }
 
 // Plans three warpgroups, or two if long rows leave no room for the codewords otherwise.
-inline WgmmaPlan divide(const Shape& shape, int64_t limit, int64_t most_blocks) {
-  const WgmmaPlan three = divide(shape, 3, limit, most_blocks);
+inline WgmmaPlan divide(const Shape& shape, int64_t element_bytes, int64_t limit, int64_t most_blocks) {
+  const WgmmaPlan three = divide(shape, 3, element_bytes, limit, most_blocks);
   if (three.chunks == 1 || three.resident || three.codewords >= 4) return three;
-  const WgmmaPlan two = divide(shape, 2, limit, most_blocks);
+  const WgmmaPlan two = divide(shape, 2, element_bytes, limit, most_blocks);
   return two.codewords >= three.codewords ? two : three;
 }
 

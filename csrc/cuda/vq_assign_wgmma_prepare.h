@@ -1,7 +1,8 @@
 // The first role of search_wgmma reads the rows of x, and converts them to float16 tiles.
 //
 // A warp takes 16 rows. Lane 8 g + p takes piece p of four of them: 16 bytes of a tile, which are eight
-// elements. As soon as it has converted a piece, it reads the same piece of the next chunk.
+// elements. A lane copies its pieces of the next chunks to a ring in shared memory, and nobody else reads them.
+// So no barrier is needed, and the copies that are under way take no registers.
 #pragma once
 
 #include "cuda/vq_assign_wgmma_finish.h"
@@ -17,42 +18,50 @@ __device__ inline int first_row_of(int lane) { return lane / 8 % 2 * 4 + lane / 
 // Returns how far another row of the lane is from the first one.
 __device__ constexpr int row_after(int i) { return i % 2 * 2 + i / 2 * 8; }
 
-// One chunk of the rows of a lane. float32 elements take two reads of a row.
+// The 16 bytes of x that a lane takes of each row and chunk. float32 elements are two parts of 16 bytes.
 template <class T>
-struct RowPieces {
+struct Pieces {
   static constexpr int kParts = sizeof(T) / 2, kElements = 8 / kParts;
-  uint4 of[kRowsOfLane][kParts];
+  static constexpr int kBytes = kRowsOfLane * kParts * kWarp * 16;  // of a chunk, for all lanes of a warp
 
-  // Returns the element of a chunk at which a part of this lane begins.
+  // Returns the element of a chunk at which a part begins.
   __device__ static int column(int lane, int part) { return part * 32 + lane % 8 * kElements; }
+  // Returns where a part of row i is in the ring, from the first part of the lane on.
+  __device__ static constexpr int place(int i, int part) { return (i * kParts + part) * kWarp * 16; }
 };
 
-// Reads the rows of a block in the order of its items, chunk by chunk.
+// Copies the rows of a block in the order of its items, chunk by chunk.
 template <class T, bool kLong>
-struct RowReader {
+struct RowCopies {
   const T* x;
   const Shape& shape;
   const WgmmaPlan& plan;
-  int lane, warp_row, items, item = -1, chunk = 0;
-  const T* rows[kRowsOfLane];  // where this lane reads
+  int lane, warp_row, items, item = 0, chunk = 0, place = 0;
+  unsigned char* ring;         // the first part of this lane
+  const T* rows[kRowsOfLane];  // the pieces of the next chunk
 
-  __device__ RowReader(const T* from, const Shape& of, const WgmmaPlan& of_call, int count)
+  __device__ RowCopies(const T* from, const Shape& of, const WgmmaPlan& of_call, unsigned char* of_warp)
       : x(from),
         shape(of),
         plan(of_call),
         lane(threadIdx.x % kWarp),
         warp_row(threadIdx.x / kWarp % kGroupWarps * kWarpRows),
-        items(count) {}
+        items(plan.items.number(blockIdx.x)),
+        ring(of_warp + lane * 16) {}
 
   // Finds the rows of an item. After the last row of x, the last row is read again, and its result is not used.
   __device__ void find_rows() {
     const Item here = plan.items.at(blockIdx.x, item);
+    const int first = warp_row + first_row_of(lane);
     const int64_t after = here.count - here.first;
-    const int last = static_cast<int>(after < kGroupRows ? after : kGroupRows) - 1,
-              first = warp_row + first_row_of(lane);
+    const int last = static_cast<int>(after < kGroupRows ? after : kGroupRows) - 1;
     const auto row = [&](int number) { return number < last ? number : last; };
     if (plan.row_step != 0) {
-      const T* from = x + here.first * plan.row_step + RowPieces<T>::column(lane, 0);
+      const T* from = x + here.first * plan.row_step + Pieces<T>::column(lane, 0);
+      const T* own = from + first * plan.row_step;
+      UEFL_UNROLL
+      for (int i = 0; i < kRowsOfLane; ++i) rows[i] = own + row_after(i) * plan.row_step;
+      if (last + 1 == kGroupRows) return;
       UEFL_UNROLL
       for (int i = 0; i < kRowsOfLane; ++i) rows[i] = from + row(first + row_after(i)) * plan.row_step;
       return;
@@ -63,27 +72,40 @@ struct RowReader {
     UEFL_UNROLL
     for (int i = 0; i < kRowsOfLane; ++i) {
       rows[i] = x + __shfl_sync(kAllLanes, begin, first_row_of(lane) + row_after(i)) +
-                RowPieces<T>::column(lane, 0);
+                Pieces<T>::column(lane, 0);
     }
   }
 
-  // Goes to the next chunk. Returns false after the last one.
-  __device__ bool advance() {
-    if (kLong && item >= 0 && ++chunk < plan.chunks) {
+  // Starts to copy the next chunk, if there is one.
+  __device__ void copy_next() {
+    if (item < items) {
+      if (chunk == 0) find_rows();
+      const int left = static_cast<int>(shape.d) - chunk * kBlockElements;
       UEFL_UNROLL
-      for (int i = 0; i < kRowsOfLane; ++i) rows[i] += kBlockElements;
-      return true;
+      for (int part = 0; part < Pieces<T>::kParts; ++part) {
+        UEFL_UNROLL
+        for (int i = 0; i < kRowsOfLane; ++i)
+          copy_async(ring + place + Pieces<T>::place(i, part), rows[i] + part * 32,
+                     Pieces<T>::column(lane, part) < left);
+      }
+      if (kLong) {
+        UEFL_UNROLL
+        for (int i = 0; i < kRowsOfLane; ++i) rows[i] += kBlockElements;
+      }
+      if (!kLong || ++chunk == plan.chunks) chunk = 0, ++item;
+      place = next(place);
     }
-    chunk = 0;
-    if (++item >= items) return false;
-    find_rows();
-    return true;
+    commit_copies();
   }
-  // Returns true if a part of this lane is inside the rows.
-  __device__ bool inside(int part) const {
-    return chunk * kBlockElements + RowPieces<T>::column(lane, part) < shape.d;
+  __device__ int next(int from) const {
+    from += kGroupWarps * Pieces<T>::kBytes;
+    return from == plan.raw * kGroupWarps * Pieces<T>::kBytes ? 0 : from;
   }
-  __device__ uint4 read(int part, int i, bool there) const { return load_if(rows[i] + part * 32, there); }
+  // Waits until the oldest chunk has arrived.
+  __device__ void wait() const {
+    if (plan.raw == 1) return wait_copies<0>();
+    plan.raw == 2 ? wait_copies<1>() : wait_copies<kMostRaw - 1>();
+  }
 };
 
 // Sums four numbers of each lane over eight neighbors. Returns one of the four sums: number lane / 2 % 4.
@@ -102,7 +124,7 @@ __device__ inline float sum_of_eight(const float (&values)[kRowsOfLane], int lan
 // Writes the tiles in the order of the items, chunk by chunk.
 template <class T, bool kLong>
 struct TileWriter {
-  using Pieces = RowPieces<T>;
+  using Of = Pieces<T>;
   const Shape& shape;
   const PackedCodebook& packed;
   const WgmmaPlan& plan;
@@ -123,63 +145,68 @@ struct TileWriter {
         warp(threadIdx.x / kWarp % kGroupWarps),
         chunks(kLong ? plan.chunks : 1),
         tiles{plan.tiles} {
-    const int row = first_row_of(lane), which = lane / 2 % 4;
-    first_tile = kept_shared(memory.tile(0, 0) + (warp * kWarpRows + row) * (kBlockElements * 2));
+    const int row = warp * kWarpRows + first_row_of(lane);
+    first_tile = kept_shared(memory.tile(0, 0) + row * (kBlockElements * 2));
     first_ready = kept_shared(memory.tile_ready(0, 0)), first_free = kept_shared(memory.tile_free(0, 0));
     first_slot_free = kept_shared(memory.slot_free(0));
     Slot* slot = memory.slot(0);
-    first_norm = kept_shared((lane % 2 == 0 ? slot->norm : slot->rest) + warp * kWarpRows + row +
-                             row_after(which));
+    first_norm = kept_shared((lane % 2 == 0 ? slot->norm : slot->rest) + row + row_after(lane / 2 % 4));
   }
 
-  // Rounds a part of a row to float16. Adds up the squares of the scaled elements and of their errors.
-  __device__ void convert(const T (&from)[Pieces::kElements], const float (&middle)[Pieces::kElements],
-                          int i, uint32_t (&halves)[Pieces::kElements / 2]) {
+  // Writes a part of row i, rounded to float16.
+  __device__ void put(const Piece<uint32_t, Of::kElements / 2>& halves, int i, int part,
+                      unsigned char* tile) const {
+    const int column = Of::column(lane, part), row = first_row_of(lane) + row_after(i),
+              at = (column / 8 ^ row % 8) * 16 + column % 8 * 2;
+    *reinterpret_cast<Piece<uint32_t, Of::kElements / 2>*>(tile + row_after(i) * (kBlockElements * 2) + at) =
+        halves;
+  }
+
+  // Writes float16 rows as they are. Adds up the squares of the elements.
+  __device__ void copy_rows(const unsigned char* raw, unsigned char* tile) {
     UEFL_UNROLL
-    for (int e = 0; e < Pieces::kElements; e += 4) {
-      Four<float> scaled;
+    for (int i = 0; i < kRowsOfLane; ++i) {
+      Piece<uint32_t, Of::kElements / 2> halves =
+          *reinterpret_cast<const Piece<uint32_t, Of::kElements / 2>*>(raw + Of::place(i, 0));
+      put(halves, i, 0, tile);
+      T values[Of::kElements];
+      memcpy(static_cast<void*>(values), &halves, sizeof values);
       UEFL_UNROLL
-      for (int j = 0; j < 4; ++j) scaled.values[j] = (widen(from[e + j]) - middle[e + j]) * scale.up;
-      square[i] = squared(scaled, square[i]);
-      const uint2 pair = halves_of(scaled, rest[i]);
-      halves[e / 2] = pair.x, halves[e / 2 + 1] = pair.y;
+      for (int e = 0; e < Of::kElements; ++e) {
+        const auto value = static_cast<float>(widen(values[e]));
+        square[i] = fmaf(value, value, square[i]);
+      }
     }
   }
 
-  // Writes a chunk of the rows of this lane, and reads the next one if there is one.
-  __device__ void write_rows(Pieces& pieces, unsigned char* tile, const RowReader<T, kLong>& next,
-                             bool more) {
-    constexpr int kElements = Pieces::kElements;
-    const int row = first_row_of(lane);
+  // Writes the scaled rows. Adds up the squares of the scaled elements and of their rounding errors.
+  __device__ void convert_rows(const unsigned char* raw, unsigned char* tile) {
+    const float* center = packed.center + plan.items.at(blockIdx.x, item).codebook * shape.d;
     UEFL_UNROLL
-    for (int part = 0; part < Pieces::kParts; ++part) {
-      const int column = Pieces::column(lane, part), first = chunk * kBlockElements + column;
-      const bool there = more && next.inside(part);
-      float middle[kElements] = {};
-      if (scale.centered && first < shape.d) {
-        const float* center = packed.center + plan.items.at(blockIdx.x, item).codebook * shape.d + first;
+    for (int part = 0; part < Of::kParts; ++part) {
+      const int first = chunk * kBlockElements + Of::column(lane, part);
+      float middle[Of::kElements] = {};
+      if (scale.centered && first < static_cast<int>(shape.d)) {
         UEFL_UNROLL
-        for (int e = 0; e < kElements; e += 4)
-          *reinterpret_cast<Four<float>*>(middle + e) = load_four(center + e);
+        for (int e = 0; e < Of::kElements; e += 4)
+          *reinterpret_cast<Four<float>*>(middle + e) = load_four(center + first + e);
       }
       UEFL_UNROLL
       for (int i = 0; i < kRowsOfLane; ++i) {
-        Piece<uint32_t, kElements / 2> halves;
-        T values[kElements];
-        memcpy(static_cast<void*>(values), &pieces.of[i][part], sizeof values);
-        if (is_half(T{}) && !scale.centered) {
-          memcpy(static_cast<void*>(&halves), &pieces.of[i][part], sizeof halves);
+        const auto values =
+            *reinterpret_cast<const Piece<T, Of::kElements>*>(raw + Of::place(i, part));
+        Piece<uint32_t, Of::kElements / 2> halves;
+        UEFL_UNROLL
+        for (int e = 0; e < Of::kElements; e += 4) {
+          Four<float> scaled;
           UEFL_UNROLL
-          for (int e = 0; e < kElements; ++e) {
-            const auto value = static_cast<float>(widen(values[e]));
-            square[i] = fmaf(value, value, square[i]);
-          }
-        } else {
-          convert(values, middle, i, halves.values);
+          for (int j = 0; j < 4; ++j)
+            scaled.values[j] = (widen(values.values[e + j]) - middle[e + j]) * scale.up;
+          square[i] = squared(scaled, square[i]);
+          const uint2 pair = halves_of(scaled, rest[i]);
+          halves.values[e / 2] = pair.x, halves.values[e / 2 + 1] = pair.y;
         }
-        const int place = (column / 8 ^ (row + row_after(i)) % 8) * 16 + column % 8 * 2;
-        *reinterpret_cast<decltype(halves)*>(tile + row_after(i) * (kBlockElements * 2) + place) = halves;
-        pieces.of[i][part] = next.read(part, i, there);
+        put(halves, i, part, tile);
       }
     }
   }
@@ -189,18 +216,20 @@ struct TileWriter {
     const float squares = sum_of_eight(square, lane), rests = sum_of_eight(rest, lane);
     barrier_wait(first_slot_free + tiles.place, tiles.parity ^ 1);
     const int d = static_cast<int>(shape.d);
-    float* target = first_norm + tiles.place * (sizeof(Slot) / sizeof(float));
-    *target = lane % 2 == 0 ? scale.norm(squares, d) : scale.rest(rests, d);
+    const float root = scale.rest(lane % 2 == 0 ? squares : rests, d);
+    first_norm[tiles.place * (sizeof(Slot) / sizeof(float))] =
+        lane % 2 == 0 ? scale.norm_of(root, squares) : root;
     UEFL_UNROLL
     for (int i = 0; i < kRowsOfLane; ++i) square[i] = rest[i] = 0;
   }
 
-  __device__ void write(Pieces& pieces, const RowReader<T, kLong>& next, bool more) {
+  __device__ void write(const unsigned char* raw) {
     if (chunk == 0 && (item == 0 || shape.codebooks > 1))
       scale = RowScale(shape, packed, plan.items.at(blockIdx.x, item).codebook, is_half(T{}));
     const int number = tiles.place * chunks + chunk;
     barrier_wait(first_free + number, tiles.parity ^ 1);
-    write_rows(pieces, first_tile + number * kTileBytes, next, more);
+    unsigned char* tile = first_tile + number * kTileBytes;
+    is_half(T{}) && !scale.centered ? copy_rows(raw, tile) : convert_rows(raw, tile);
     if (chunk + 1 == chunks) write_norms();
     if (kLong) fence_proxy_async();  // short rows are read by ordinary loads
     barrier_arrive_by_warp(first_ready + number);
@@ -211,19 +240,14 @@ struct TileWriter {
 template <class T, bool kLong>
 __device__ void prepare(const T* x, const Shape& shape, const PackedCodebook& packed, const WgmmaPlan& plan,
                         const WgmmaMemory& memory) {
-  RowReader<T, kLong> reader(x, shape, plan, plan.items.number(blockIdx.x));
+  RowCopies<T, kLong> copies(
+      x, shape, plan, kept_shared(memory.raw() + threadIdx.x / kWarp % kGroupWarps * Pieces<T>::kBytes));
   TileWriter<T, kLong> writer(shape, packed, plan, memory);
-  RowPieces<T> pieces{};
-  bool more = reader.advance();
-  UEFL_UNROLL
-  for (int part = 0; part < RowPieces<T>::kParts; ++part) {
-    UEFL_UNROLL
-    for (int i = 0; i < kRowsOfLane; ++i)
-      pieces.of[i][part] = reader.read(part, i, more && reader.inside(part));
-  }
-  while (more) {
-    more = reader.advance();
-    writer.write(pieces, reader, more);
+  for (int i = 0; i < plan.raw; ++i) copies.copy_next();
+  for (int place = 0; writer.item < copies.items; place = copies.next(place)) {
+    copies.wait();
+    writer.write(copies.ring + place);
+    copies.copy_next();
   }
 }
 

@@ -71,9 +71,9 @@ static void check_wgmma(TestCodebook& codebook, const T* x, const cuda::Shape& s
                         const std::vector<int64_t>& expected, bool exact) {
   if (shape.outputs == 0 || !cuda::rows_in_pieces(shape, x, sizeof(T))) return;
   int64_t least = 16;
-  while (least < 300 * 1024 && cuda::divide(shape, kGroups, least, 2).codewords == 0) least += 16;
+  while (least < 300 * 1024 && cuda::divide(shape, kGroups, sizeof(T), least, 2).codewords == 0) least += 16;
   for (const int64_t limit : {int64_t{227 * 1024}, least}) {
-    const cuda::WgmmaPlan plan = cuda::divide(shape, kGroups, limit, 2);
+    const cuda::WgmmaPlan plan = cuda::divide(shape, kGroups, sizeof(T), limit, 2);
     CHECK(kGroups == 3 || (plan.codewords > 0 && plan.size <= limit), "no room for d %ld",
           static_cast<long>(shape.d));
     if (plan.codewords == 0 || plan.size > 227 * 1024) continue;
@@ -368,12 +368,12 @@ static void sizes() {
     items_of(shape, 2), items_of(shape, 3);
   }
   cuda::Shape many{1000, 1, 1, 64, 0x7fffff80, 0x7fffff80, 1000, 0, 64, 1, true};
-  const cuda::WgmmaPlan plan = cuda::divide(many, 3, limit, 132);
+  const cuda::WgmmaPlan plan = cuda::divide(many, 3, sizeof(float), limit, 132);
   CHECK(!plan.resident && plan.codewords >= 4 && plan.size <= limit, "%d bytes", plan.size);
   // The longest codewords, as in docs/design/search-gpu.md.
   const auto taken = [&](int64_t d) {
     many.d = many.inner_stride = d;
-    return cuda::divide(many, 2, limit, 132).codewords > 0;
+    return cuda::divide(many, 2, sizeof(float), limit, 132).codewords > 0;
   };
   const int64_t longest_taken = 640;
   CHECK(taken(longest_taken) && !taken(longest_taken + 8), "wgmma");
@@ -383,7 +383,7 @@ static void sizes() {
           static_cast<long>(kilobytes));
   }
   many.d = many.inner_stride = int64_t{1} << 31;
-  CHECK(cuda::divide(many, 2, limit, 132).codewords == 0 &&
+  CHECK(cuda::divide(many, 2, sizeof(float), limit, 132).codewords == 0 &&
             cuda::mma_bytes(many.d) > int64_t{1} << 38,
         "long rows");
 }
@@ -453,7 +453,7 @@ static void few_blocks_in_a_long_ring() {
   TestCodebook codebook(codewords, shape, x.data());
   cuda::WgmmaPlan plan;
   for (int64_t limit = 80 * 1024; plan.resident || plan.codewords < 4; limit += 1024)
-    plan = cuda::divide(shape, 2, limit, codebooks);
+    plan = cuda::divide(shape, 2, sizeof(float), limit, codebooks);
   CHECK(plan.items.rounds(0) == 1 && plan.codewords - 1 > plan.chunks, "%d plan", plan.codewords);
   run_wgmma<2, true, true>(codebook, x.data(), shape, plan, expected, true);
 }

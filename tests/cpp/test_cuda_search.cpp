@@ -130,7 +130,7 @@ static std::vector<int64_t> definition(const std::vector<T>& x, const cuda::Shap
 template <class T, int kGroups, bool kLong, bool kCross>
 static void wgmma(TestCodebook& codebook, const std::vector<T>& x, const cuda::Shape& shape,
                   const std::vector<int64_t>& expected, Path& path, int64_t limit) {
-  const cuda::WgmmaPlan plan = cuda::divide(shape, kGroups, limit, 3);
+  const cuda::WgmmaPlan plan = cuda::divide(shape, kGroups, sizeof(T), limit, 3);
   if (plan.codewords == 0) return;
   codebook.make_lists(plan.items.grid * cuda::kGroupWarps * plan.room);
   std::vector<int64_t> indices(shape.outputs, -2);

@@ -134,7 +134,7 @@ WgmmaPlan plan_of(const Shape& shape, const Tensor& rows) {
   if (rows.scalar_type() == ScalarType::Double ||
       !rows_in_pieces(shape, rows.const_data_ptr(), element_bytes))
     return {};
-  return divide(shape, current_device().shared, current_device().multiprocessors);
+  return divide(shape, element_bytes, current_device().shared, current_device().multiprocessors);
 }
 
 // Launches the kernel that packs the codebook before the search.

@@ -91,11 +91,6 @@ template <class T>
 T* kept_shared(T* pointer) {
   return pointer;
 }
-inline uint4 load_if(const void* from, bool there) {
-  uint4 found{};
-  if (there) std::memcpy(&found, from, sizeof found);
-  return found;
-}
 
 using Barrier = uint64_t;
 inline void barrier_init(Barrier* barrier, unsigned arrivals) {
