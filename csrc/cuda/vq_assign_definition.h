@@ -32,33 +32,6 @@ __device__ double distance(const T* row, int64_t stride, const Codeword* codewor
   return total;
 }
 
-// Returns the same for a row of adjacent elements that begins at a multiple of 16 bytes and has whole pieces of
-// 16 bytes. More loads run ahead of the sum.
-template <class T>
-__device__ double distance_in_pieces(const T* row, const double* codeword, int64_t d, bool euclidean) {
-  constexpr int kPiece = 16 / sizeof(T), kAhead = 16;
-  double total = 0;
-  for (int64_t start = 0; start < d; start += kAhead) {
-    Piece<T, kPiece> values[kAhead / kPiece];
-    Piece<double, 2> codewords[kAhead / 2];
-    UEFL_UNROLL
-    for (int i = 0; i < kAhead; i += 2) {
-      const int64_t at = start + i < d ? start + i : start;
-      if (i % kPiece == 0) values[i / kPiece] = *reinterpret_cast<const Piece<T, kPiece>*>(row + at);
-      codewords[i / 2] = *reinterpret_cast<const Piece<double, 2>*>(codeword + at);
-    }
-    UEFL_UNROLL
-    for (int i = 0; i < kAhead; ++i) {
-      if (start + i >= d) break;
-      const auto value = static_cast<double>(widen(values[i / kPiece].values[i % kPiece]));
-      const double other = codewords[i / 2].values[i % 2], difference = __dsub_rn(value, other);
-      total = euclidean ? __dadd_rn(total, __dmul_rn(difference, difference))
-                        : __dsub_rn(total, __dmul_rn(value, other));
-    }
-  }
-  return total;
-}
-
 struct Nearest {
   double best = INFINITY;
   int64_t index = 0;
@@ -88,6 +61,74 @@ __device__ int64_t nearest(const T* row, int64_t stride, const Codeword* codewor
   }
   found.merge<kWarp>();
   return found.index;
+}
+
+// Returns four elements. Elements after the end are zero. whole: they are adjacent and aligned.
+template <class T>
+__device__ inline Four<T> four_of(const T* row, int64_t stride, int64_t j, int64_t d, bool whole) {
+  if (whole) return load_four(row + j);
+  Four<T> found{};
+  UEFL_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    if (j + i < d) found.values[i] = row[(j + i) * stride];
+  }
+  return found;
+}
+
+// Returns the nearest of a few codewords of one codebook, by the definition. A warp calls it: kWarp / kOf lanes
+// have the same `code`, which is negative if there are fewer codewords. kAhead: loads of a lane in flight.
+//
+// First the lanes of a codeword sum the terms of its distance in float64. Their order is not the order of the
+// definition, so such a sum differs from the defined one by at most 2 d 2^-53 times the sum of the magnitudes.
+// Codewords that are closer to each other than this are compared by the definition.
+template <int kOf, int kAhead, class T>
+__device__ int64_t nearest_of(const T* row, const Shape& shape, const double* codewords, int code) {
+  constexpr int kLanes = kWarp / kOf;
+  const int lane = threadIdx.x % kWarp;
+  const int64_t d = shape.d, stride = shape.stride;
+  const double* codeword = codewords + (code < 0 ? 0 : code) * d;
+  const bool whole = stride == 1 && d % 4 == 0 && reinterpret_cast<uintptr_t>(row) % sizeof(Four<T>) == 0;
+  double total = 0, size = 0;
+  for (int64_t first = lane % kLanes * 4; first < d; first += kLanes * 4 * kAhead) {
+    Four<T> values[kAhead] = {};
+    Four<double> others[kAhead] = {};
+    UEFL_UNROLL
+    for (int i = 0; i < kAhead; ++i) {
+      const int64_t j = first + i * kLanes * 4;
+      if (j >= d) break;
+      values[i] = four_of(row, stride, j, d, whole);
+      others[i] = four_of(codeword, 1, j, d, d % 4 == 0);
+    }
+    UEFL_UNROLL
+    for (int i = 0; i < kAhead; ++i) {
+      UEFL_UNROLL
+      for (int e = 0; e < 4; ++e) {
+        const double value = static_cast<double>(widen(values[i].values[e])), other = others[i].values[e],
+                     difference = __dsub_rn(value, other),
+                     term = shape.euclidean ? __dmul_rn(difference, difference) : __dmul_rn(value, other);
+        total += shape.euclidean ? term : -term, size += fabs(term);
+      }
+    }
+  }
+  UEFL_UNROLL
+  for (int step = 1; step < kLanes; step *= 2) {
+    total += __shfl_xor_sync(kAllLanes, total, step), size += __shfl_xor_sync(kAllLanes, size, step);
+  }
+  Nearest found;
+  if (code >= 0 && total < INFINITY) found = {total, code};
+  UEFL_UNROLL
+  for (int step = kLanes; step < kWarp; step *= 2)
+    found.add(__shfl_xor_sync(kAllLanes, found.best, step), __shfl_xor_sync(kAllLanes, found.index, step));
+  const double error = size * static_cast<double>(d) * 0x1.1p-52;
+  const unsigned best = __ballot_sync(kAllLanes, code == found.index);
+  const double limit = found.best + (best == 0 ? 0 : __shfl_sync(kAllLanes, error, __ffs(best) - 1));
+  const bool apart = code < 0 || code == found.index || total - error > limit;
+  if (__all_sync(kAllLanes, apart && best != 0)) return found.index;
+  Nearest exact;
+  if (code >= 0 && lane % kLanes == 0)
+    exact.add(distance(row, stride, codeword, d, shape.euclidean), code);
+  exact.merge<kWarp>();
+  return exact.index;
 }
 
 }  // namespace

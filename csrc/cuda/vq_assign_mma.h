@@ -198,43 +198,42 @@ __device__ void score_rows(const RowPart<T>& rows, const PackedCodebook& packed,
   }
 }
 
-// Decides the rows of a block by the definition. Four threads share the candidates of a row. Then one warp
-// takes each row that has too many candidates or none.
+// Decides the rows of a block by the definition. A warp takes a row. It compares the candidates of the row, or
+// all codewords if there are too many candidates or none.
 template <class T>
 __device__ void decide(const T* x, const Shape& shape, const PackedCodebook& packed, int64_t codebook,
                        const MmaRows& known, int64_t* indices) {
   const double* codewords = packed.exact + codebook * shape.k * shape.d;
-  const int thread = mma_thread(), row = thread / kParts, found = row < known.rows ? known.found[row] : 0;
-  const bool listed = 0 < found && found <= kMostCandidates;
-  Nearest nearer;
-  for (int i = thread % kParts; i < found && listed; i += kParts) {
-    const int64_t code = known.candidates[row][i];
-    nearer.add(distance(x + shape.begin(known.outputs[row]), shape.stride, codewords + code * shape.d,
-                        shape.d, shape.euclidean),
-               code);
-  }
-  nearer.merge<kParts>();
-  if (listed && thread % kParts == 0) indices[known.outputs[row]] = nearer.index;
-  for (int other = thread / kWarp; other < known.rows; other += kThreads / kWarp) {
-    if (0 < known.found[other] && known.found[other] <= kMostCandidates) continue;
-    const int64_t index = nearest(x + shape.begin(known.outputs[other]), shape.stride, codewords, shape.k,
-                                  shape.d, shape.euclidean);
-    if (threadIdx.x % kWarp == 0) indices[known.outputs[other]] = index;
+  const int lane = threadIdx.x % kWarp;
+  for (int row = mma_thread() / kWarp; row < known.rows; row += kThreads / kWarp) {
+    const int found = known.found[row];
+    const T* from = x + shape.begin(known.outputs[row]);
+    const auto candidate = [&](int i) { return i < found ? known.candidates[row][i] : -1; };
+    int64_t index;
+    if (found < 1 || found > kMostCandidates)
+      index = nearest(from, shape.stride, codewords, shape.k, shape.d, shape.euclidean);
+    else if (found <= 2)
+      index = nearest_of<2, 2>(from, shape, codewords, candidate(lane / 16));
+    else
+      index = nearest_of<kMostCandidates, 2>(from, shape, codewords, candidate(lane / 4));
+    if (lane == 0) indices[known.outputs[row]] = index;
   }
 }
 
 // The lists of open rows of a block, one after the other.
 struct OpenLists {
-  const Listed* rows;
+  const int64_t* outputs;
+  const float* limits;
   const int* counts;  // in shared memory
   int lists;
   int64_t room;  // entries of a list
 
-  __device__ OpenLists(const PackedCodebook& packed, const int* found, int number, int64_t entries)
-      : rows(packed.listed + blockIdx.x * number * entries),
+  __device__ OpenLists(const PackedCodebook& packed, const int* found, int number, int64_t rows)
+      : outputs(packed.listed + blockIdx.x * number * rows),
+        limits(packed.limits + blockIdx.x * number * rows),
         counts(found),
         lists(number),
-        room(entries) {}
+        room(rows) {}
   // Returns the place of an entry, or a negative number after the last one.
   __device__ int64_t place(int entry) const {
     for (int list = 0; list < lists; ++list) {
@@ -248,20 +247,20 @@ struct OpenLists {
   // of them.
   __device__ void read(const Shape& shape, int64_t codebook, MmaRows& known) const {
     const int lane = threadIdx.x % kWarp;
-    int taken = 0, first = known.read;
+    int rows = 0, first = known.read;
     for (;; first += kWarp) {
       const int64_t at = place(first + lane);
       if (__all_sync(kAllLanes, at < 0)) break;
-      const int64_t output = at < 0 ? -1 : rows[at].output;
+      const int64_t output = at < 0 ? -1 : outputs[at];
       const bool mine = at >= 0 && (shape.codebooks == 1 || output % shape.codebooks == codebook);
       const unsigned votes = __ballot_sync(kAllLanes, mine);
-      if (taken + __popc(votes) > kMmaRows) break;
-      const int row = taken + __popc(votes & ((1u << lane) - 1));
-      if (mine) known.outputs[row] = output, known.limits[row] = rows[at].limit();
-      taken += __popc(votes);
+      if (rows + __popc(votes) > kMmaRows) break;
+      const int row = rows + __popc(votes & ((1u << lane) - 1));
+      if (mine) known.outputs[row] = output, known.limits[row] = limits[at];
+      rows += __popc(votes);
     }
     __syncwarp();
-    if (lane == 0) known.rows = taken, known.read = first;
+    if (lane == 0) known.rows = rows, known.read = first;
   }
 };
 

@@ -287,7 +287,7 @@ struct Multiplier {
 // The state of a block for all items.
 struct State {
   CodewordBlocks blocks;
-  int open[kGroupWarps], few[kGroupWarps];  // rows on the lists of the finishing warps
+  int open[kGroupWarps];  // number of rows on the lists of the finishing warps
 };
 static_assert(sizeof(State) <= kWgmmaStaticBytes);
 
@@ -322,12 +322,10 @@ __global__ void __launch_bounds__(Layout<kGroups, kLong>::kThreads, 1)
     // The memory is free when all warps have multiplied and the lists are complete.
     if (role > 2) return named_arrive(kDoneBarrier, Roles::kDone);
     named_wait(kDoneBarrier, Roles::kDone);
-    settle<T, kCross>(x, shape, packed, plan, state.few, indices);
     search_open<false>(x, shape, packed, OpenLists(packed, state.open, kGroupWarps, plan.room), indices);
   } else {
     warpgroup_reg_dealloc<Roles::kFinish>();
-    finish<kLong, kCross, Roles::kDone>(shape, packed, plan, memory, is_half(T{}), exact, indices, state.open,
-                                        state.few);
+    finish<T, kLong, kCross, Roles::kDone>(x, shape, packed, plan, memory, exact, indices, state.open);
   }
 #else
   asm("trap;");  // the host launches this kernel on sm_90 only

@@ -1,10 +1,9 @@
 // The last role of search_wgmma finds the nearest codeword of each row, and tests whether it is certain.
 //
 // For each of the four lanes of a row, multiply() gives the codeword with the least score (kCross), or a
-// group of four codewords that contains it. Such a group is scored again. Rows that are not certain go on the
-// list of the warp: from its end if they are open only between the least codewords of two lanes, otherwise
-// from its beginning. When all rows of the block are finished, settle() decides the first kind by the
-// definition, and the second phase of vq_assign_mma.h decides the others.
+// group of four codewords that contains it. Such a group is scored again. If a row is open only between the
+// least codewords of two lanes, the warp decides it here by the definition. Other open rows go on a list. At
+// the end, some warps of the block run the second phase of vq_assign_mma.h for the rows of the lists.
 #pragma once
 
 #include "cuda/vq_assign_definition.h"
@@ -81,36 +80,6 @@ __device__ inline RowCandidates candidates_of(const LaneScores (&found)[4], int 
   return all;
 }
 
-// Decides the rows that are open between a few codewords, by the definition. A lane takes one codeword.
-template <class T, bool kCross>
-__device__ void settle(const T* x, const Shape& shape, const PackedCodebook& packed, const WgmmaPlan& plan,
-                       const int* few, int64_t* indices) {
-  constexpr int kOf = kCross ? 2 : 8;  // number of codewords
-  const int thread = mma_thread(), which = thread % kOf;
-  int all = 0;
-  for (int list = 0; list < kGroupWarps; ++list) all += few[list];
-  for (int first = 0; first < all; first += kThreads / kOf) {
-    int entry = first + thread / kOf, list = 0;
-    const bool there = entry < all;
-    while (there && entry >= few[list]) entry -= few[list++];
-    Nearest found;
-    int64_t output = 0;
-    if (there) {
-      const OpenRows rows(packed, static_cast<int>(blockIdx.x) * kGroupWarps + list, plan.room);
-      const Listed row = packed.listed[rows.place_from_end(entry)];
-      const int of_lane = which < kOf / 2 ? row.codes[0] : row.codes[1],
-                code = kCross ? of_lane : code_in_group(of_lane, which % 4);
-      output = row.output;
-      int64_t codebook;
-      const T* from = x + plan.origin.begin(shape, output, codebook);
-      const double* codeword = packed.exact + (codebook * shape.k + code) * shape.d;
-      if (code < shape.k) found.add(distance_in_pieces(from, codeword, shape.d, shape.euclidean), code);
-    }
-    found.merge<kOf>();
-    if (there && which == 0) indices[output] = found.index;
-  }
-}
-
 // Scores the four codewords of a row's best group again, and releases the row's tile. Returns the best and
 // the second-best of the four scores.
 template <bool kLong>
@@ -134,10 +103,10 @@ __device__ TopTwo score_again(int least_code, int lane, int warp, int chunks, co
   return again.result({start[0], start[1]}, judge.down, packed.shift);
 }
 
-template <bool kLong, bool kCross, int kDone>
-__device__ void finish(const Shape& shape, const PackedCodebook& packed, const WgmmaPlan& plan,
-                       const WgmmaMemory& memory, bool halves, bool exact, int64_t* indices, int* open,
-                       int* few) {
+template <class T, bool kLong, bool kCross, int kDone>
+__device__ void finish(const T* x, const Shape& shape, const PackedCodebook& packed, const WgmmaPlan& plan,
+                       const WgmmaMemory& memory, bool exact, int64_t* indices, int* open) {
+  constexpr int kOf = kCross ? 2 : 8, kLanes = kWarp / kOf;  // codewords of a row that is open between two lanes
   const int warp = threadIdx.x / kWarp % kGroupWarps, lane = threadIdx.x % kWarp,
             row = warp * kWarpRows + row_of(lane);
   const int items = plan.items.number(blockIdx.x), chunks = kLong ? plan.chunks : 1;
@@ -147,7 +116,7 @@ __device__ void finish(const Shape& shape, const PackedCodebook& packed, const W
   for (int number = 0; number < items; ++number, tiles.advance()) {
     const Item item = plan.items.at(blockIdx.x, number);
     if (number == 0 || shape.codebooks > 1)
-      judge = Judge(shape, packed, item.codebook, RowScale(shape, packed, item.codebook, halves).down);
+      judge = Judge(shape, packed, item.codebook, RowScale(shape, packed, item.codebook, is_half(T{})).down);
     barrier_wait(memory.found(tiles.place), tiles.parity);
     const Slot* slot = memory.slot(tiles.place);
     const RowCandidates known = candidates_of(slot->found[row], lane);
@@ -165,11 +134,23 @@ __device__ void finish(const Shape& shape, const PackedCodebook& packed, const W
     const int64_t output = item.output(shape, row);
     if (mine && certain) indices[output] = found.index;
     if (!__any_sync(kAllLanes, mine && !certain)) continue;
-    const bool between_two = verdict.holds() && !certain && verdict.apart(found.best, known.third);
-    list.push_few(mine && between_two, {output, {known.best_code, known.next_code}});
-    list.push(mine && !certain && !between_two, output, verdict.limit(found.best, judge.base));
+    const bool few = verdict.holds() && !certain && verdict.apart(found.best, known.third);
+    list.push(mine && !certain && !few, output, verdict.limit(found.best, judge.base));
+    for (unsigned votes = __ballot_sync(kAllLanes, mine && few); votes != 0; votes &= votes - 1) {
+      const int from = __ffs(votes) - 1, which = lane / kLanes;
+      const int best = __shfl_sync(kAllLanes, known.best_code, from),
+                next = __shfl_sync(kAllLanes, known.next_code, from);
+      const int first = which < kOf / 2 ? best : next,
+                code = kCross ? first : code_in_group(first, which % 4);
+      const int64_t settled = __shfl_sync(kAllLanes, output, from);
+      int64_t codebook;
+      const T* begin = x + plan.origin.begin(shape, settled, codebook);
+      const int64_t index = nearest_of<kOf, kLong ? 2 : 1>(begin, shape, packed.exact + codebook * shape.k * shape.d,
+                                               code < shape.k ? code : -1);
+      if (lane == 0) indices[settled] = index;
+    }
   }
-  if (lane == 0) open[warp] = list.count, few[warp] = list.few;
+  if (lane == 0) open[warp] = list.count;
   named_arrive(kDoneBarrier, kDone);
 }
 

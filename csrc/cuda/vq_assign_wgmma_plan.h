@@ -26,9 +26,9 @@ template <int kGroups, bool kLong>
 struct Layout {
   static constexpr int kWarpgroups = kGroups + 2, kThreads = kWarpgroups * kGroupThreads;
   static constexpr int kLaunch = 65536 / kThreads / 8 * 8;
-  static constexpr int kPrepare = kGroups == 2 ? 96 : kLong ? 88 : 72,
+  static constexpr int kPrepare = kGroups == 2 ? 96 : kLong ? 88 : 64,
                        kMultiply = kGroups == 2 ? 160 : kLong ? 104 : 112,
-                       kFinish = kGroups == 2 ? 96 : kLong ? 80 : 72;
+                       kFinish = kGroups == 2 ? 96 : kLong ? 80 : 80;
   static constexpr int kDone = (kGroups + 1) * kGroupThreads;  // threads that multiply or finish
   static_assert(kPrepare + kGroups * kMultiply + kFinish <= kWarpgroups * kLaunch);
 };
