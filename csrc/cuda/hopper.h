@@ -31,16 +31,18 @@ __device__ inline void barrier_arrive_expecting(Barrier* barrier, unsigned bytes
                "r"(bytes)
                : "memory");
 }
-// Waits until the phase with this parity is over. The phase before the first one has parity 1 and is over.
-__device__ inline void barrier_wait(Barrier* barrier, unsigned parity) {
+// Returns whether the phase with this parity is over. The phase before the first one has parity 1 and is over.
+__device__ inline bool barrier_over(Barrier* barrier, unsigned parity) {
   unsigned over = 0;
-  while (over == 0) {
-    asm volatile(
-        "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
-        : "=r"(over)
-        : "r"(shared_address(barrier)), "r"(parity)
-        : "memory");
-  }
+  asm volatile(
+      "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+      : "=r"(over)
+      : "r"(shared_address(barrier)), "r"(parity)
+      : "memory");
+  return over != 0;
+}
+__device__ inline void barrier_wait(Barrier* barrier, unsigned parity) {
+  while (!barrier_over(barrier, parity)) continue;
 }
 
 // Returns the same pointer to shared memory, and lets the compiler keep it in a register. Otherwise the

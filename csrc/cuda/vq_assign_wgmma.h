@@ -5,11 +5,11 @@
 //   prepare   Four warps read 16 rows of x each and convert them to float16 tiles in the layout of the
 //             products. They also measure the length of each row and its rounding error. Only this role knows
 //             the type and the strides of x. (vq_assign_wgmma_prepare.h)
-//   multiply  Two or three warpgroups multiply 64 rows each with 128 codewords at a time, and keep the least
-//             score of each lane. A codebook that fits is copied once. Otherwise a thread of the last
-//             warpgroup copies a block of codewords whenever a place of the ring is free. (this file)
-//   finish    Four warps merge the results of the lanes of a row, certify them, and write.
-//             (vq_assign_wgmma_finish.h)
+//   multiply  Two or three warpgroups multiply 64 rows each with 128 codewords at a time, and keep the two least
+//             scores of each lane. (this file)
+//   finish    Four warps merge the results of the lanes of a row, certify them, and write. One of their threads
+//             copies the codebook: once if it fits, otherwise a block of codewords whenever a place of the ring
+//             is free. (vq_assign_wgmma_finish.h)
 //
 // At the end, two multiplying warpgroups decide the rows that are not certain.
 //
@@ -23,52 +23,19 @@
 namespace uefl::cuda {
 namespace {
 
-// The blocks of the codebook in the order of multiplication. One thread of the last warpgroup copies them. If
-// each block has a place, this thread copies all blocks at once. Otherwise it first fills all places except
-// one. Later it copies one block each time its warpgroup begins to multiply one.
-struct CodewordBlocks {
-  Ring ring;
-  int rounds, round, tile, chunk;
-
-  // Copies the next block, which must exist. Returns true if there are more blocks.
-  __device__ bool copy_next(const PackedCodebook& packed, const WgmmaPlan& plan, const WgmmaMemory& memory) {
-    barrier_wait(memory.codewords_empty(ring.place), ring.parity ^ 1);
-    const int64_t number =
-        int64_t{plan.resident ? 0 : plan.items.codebook(blockIdx.x, round)} * plan.items.code_tiles + tile;
-    const uint16_t* block = packed.halves + (number * plan.chunks + chunk) * kBlockHalves;
-    Barrier* full = memory.codewords_full(ring.place);
-    const bool last_chunk = ++chunk == plan.chunks;  // the starts of the tile come with it
-    barrier_arrive_expecting(full, last_chunk ? kBlockBytes + kStartBytes : kBlockBytes);
-    copy_bulk(memory.codewords(ring.place), block, kBlockBytes, full);
-    if (last_chunk) copy_bulk(memory.starts(ring.place), packed.starts + number * kStarts, kStartBytes, full);
-    ring.advance();
-    if (!last_chunk) return true;
-    chunk = 0;
-    if (++tile == plan.items.code_tiles && !plan.resident) tile = 0, ++round;
-    return round < rounds;
-  }
-};
-
-// Keeps the best and the second-best score of two rows with 128 codewords. kCross compares all scores.
-// Otherwise only the least of every four columns is compared, with the number of the first of the four.
-template <bool kCross>
+// Keeps the best and the second-best score of two rows with 128 codewords.
 __device__ inline void compare(const float (&dot)[64], const Four<float>& early, const float* starts,
                                float down, int shift, int tile, TileTopTwo (&top)[2]) {
-  constexpr int kKept = kCross ? kWgmmaColumns : kWgmmaColumns / 4;
-  int packed[2][kKept];
+  int packed[2][kWgmmaColumns];
   UEFL_UNROLL
   for (int c = 0; c < kWgmmaColumns; c += 4) {
     const Four<float> start = c == 0 ? early : load_four(starts + c);
     UEFL_UNROLL
     for (int r = 0; r < 2; ++r) {
-      float scores[4];
       UEFL_UNROLL
-      for (int e = 0; e < 4; ++e) scores[e] = fmaf(-dot[2 * (c + e) - e % 2 + 2 * r], down, start.values[e]);
-      if constexpr (kCross) {
-        UEFL_UNROLL
-        for (int e = 0; e < 4; ++e) packed[r][c + e] = pack(scores[e], c + e, shift);
-      } else {
-        packed[r][c / 4] = pack(least_of_four(scores), c, shift);
+      for (int e = 0; e < 4; ++e) {
+        const float score = fmaf(-dot[2 * (c + e) - e % 2 + 2 * r], down, start.values[e]);
+        packed[r][c + e] = pack(score, c + e, shift);
       }
     }
   }
@@ -145,38 +112,27 @@ struct CodewordPlaces {
 
 // A warp of a multiplying warpgroup. kLong: rows have more than one chunk, and the products read them from
 // shared memory. Shorter rows stay in registers.
-template <int kGroups, bool kLong, bool kCross>
+template <int kGroups, bool kLong>
 struct Multiplier {
   const PackedCodebook& packed;
   const WgmmaPlan& plan;
   const WgmmaMemory& memory;
-  CodewordBlocks& blocks;
   int group, code_tiles, chunks;
   CodewordPlaces codewords;
   Ring tiles;
   Turns<kGroups> turns;
-  int copies;  // not 0: this thread copies the codebook
 
-  __device__ Multiplier(const PackedCodebook& of, const WgmmaPlan& of_call, const WgmmaMemory& shared,
-                        CodewordBlocks& to_copy)
+  __device__ Multiplier(const PackedCodebook& of, const WgmmaPlan& of_call, const WgmmaMemory& shared)
       : packed(of),
         plan(of_call),
         memory(shared),
-        blocks(to_copy),
         group(__shfl_sync(kAllLanes, static_cast<int>(threadIdx.x / kGroupThreads), 0) - 1),
         code_tiles(plan.items.code_tiles),
         chunks(kLong ? plan.chunks : 1),
         codewords(plan, shared),
         tiles{plan.tiles},
-        turns(group, plan.in_turn),
-        // Only one thread copies. A register holds the condition, so that it is not evaluated for each tile.
-        copies(!plan.resident && turns.last && threadIdx.x % kGroupThreads == 0 &&
-               blocks.round < blocks.rounds) {
+        turns(group, plan.in_turn) {
     tiles.advance(group);
-  }
-
-  __device__ void copy_codewords() {
-    if (copies != 0) copies = blocks.copy_next(packed, plan, memory);
   }
 
   // Passes the turns of a last round in which this warpgroup has no rows, because the other warpgroups wait
@@ -185,7 +141,6 @@ struct Multiplier {
     for (int code_tile = 0; code_tile < code_tiles; ++code_tile) {
       turns.wait();
       for (int chunk = 0; chunk < chunks; ++chunk, codewords.ring.advance()) {
-        copy_codewords();
         codewords.wait();
         codewords.release(codewords.ring.place);
       }
@@ -200,7 +155,7 @@ struct Multiplier {
     const unsigned char* from = memory.tile(tiles.place, 0) + row * (kBlockElements * 2);
     UEFL_UNROLL
     for (int i = 0; i < 4; ++i) load_matrices(fragment[i], from + ((2 * i + half) ^ row % 8) * 16);
-    if (kCross) barrier_arrive_by_warp(memory.tile_free(tiles.place, 0));  // else finish() does
+    barrier_arrive_by_warp(memory.tile_free(tiles.place, 0));
   }
 
   // Multiplies long rows with a tile of codewords. The products of the last chunk are still under way at the
@@ -216,8 +171,7 @@ struct Multiplier {
       multiply_chunk(dot, operand(memory.tile(tiles.place, chunk)), codewords.block(), true);
       warpgroup_wait<1>();
       codewords.release(last);
-      copy_codewords();
-      if (kCross && code_tile + 1 == code_tiles)
+      if (code_tile + 1 == code_tiles)
         barrier_arrive_by_warp(memory.tile_free(tiles.place, chunk - 1));
       last = codewords.ring.place;
     }
@@ -231,7 +185,6 @@ struct Multiplier {
     if constexpr (!kLong) load_rows(fragment);
     float dot[64];
     for (int code_tile = 0; code_tile < code_tiles; ++code_tile) {
-      copy_codewords();
       turns.wait();
       codewords.wait();
       warpgroup_fence_registers(dot);
@@ -247,9 +200,9 @@ struct Multiplier {
       const Four<float> early = load_four(starts);  // while the products run
       warpgroup_wait<0>();
       warpgroup_fence_registers(dot);
-      if (kLong && kCross && code_tile + 1 == code_tiles)
+      if (kLong && code_tile + 1 == code_tiles)
         barrier_arrive_by_warp(memory.tile_free(tiles.place, chunks - 1));
-      compare<kCross>(dot, early, starts, down, packed.shift, code_tile, top);
+      compare(dot, early, starts, down, packed.shift, code_tile, top);
       codewords.release(last);
       if (!kLong) codewords.ring.advance();
     }
@@ -284,14 +237,7 @@ struct Multiplier {
   }
 };
 
-// The state of a block for all items.
-struct State {
-  CodewordBlocks blocks;
-  int open[kGroupWarps];  // number of rows on the lists of the finishing warps
-};
-static_assert(sizeof(State) <= kWgmmaStaticBytes);
-
-template <class T, int kGroups, bool kLong, bool kCross>
+template <class T, int kGroups, bool kLong>
 __global__ void __launch_bounds__(Layout<kGroups, kLong>::kThreads, 1)
     search_wgmma(const T* x, const __grid_constant__ Shape shape,
                  const __grid_constant__ PackedCodebook packed, const __grid_constant__ WgmmaPlan plan,
@@ -301,31 +247,22 @@ __global__ void __launch_bounds__(Layout<kGroups, kLong>::kThreads, 1)
   const WgmmaMemory memory{plan};
   // The shuffle tells the compiler that the number of the warp is the same in all lanes.
   const int role = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x / kGroupThreads), 0);
-  __shared__ State states[kSharedCopies];
-  State& state = states[shared_copy()];
-  const bool copies = threadIdx.x == kGroups * kGroupThreads;  // true for one thread of the last multiplying
-                                                               // warpgroup
-  if (copies) memory.make_barriers(kGroups * kGroupWarps), fence_barrier_init();
+  __shared__ int open[kGroupWarps];  // number of rows on the lists of the finishing warps
+  if (threadIdx.x == 0) memory.make_barriers(kGroups * kGroupWarps), fence_barrier_init();
   __syncthreads();
-  if (copies) {
-    state.blocks = {{plan.codewords}, plan.items.rounds(blockIdx.x), 0, 0, 0};
-    bool more = true;  // with one round of one codebook, there may be fewer blocks than places
-    for (int i = plan.resident ? 0 : 1; i < plan.codewords && more; ++i)
-      more = state.blocks.copy_next(packed, plan, memory);
-  }
-  if (role == 0) {
+  if (role == 0 || role == kGroups + 2) {
     warpgroup_reg_dealloc<Roles::kPrepare>();
-    prepare<T, kLong>(x, shape, packed, plan, memory);
+    prepare<T, kLong, Roles::kPreparers>(x, shape, packed, plan, memory, role == 0 ? 0 : 1);
   } else if (role <= kGroups) {
     warpgroup_reg_alloc<Roles::kMultiply>();
-    Multiplier<kGroups, kLong, kCross>(packed, plan, memory, state.blocks).run(shape, is_half(T{}));
+    Multiplier<kGroups, kLong>(packed, plan, memory).run(shape, is_half(T{}));
     // The memory is free when all warps have multiplied and the lists are complete.
     if (role > 2) return named_arrive(kDoneBarrier, Roles::kDone);
     named_wait(kDoneBarrier, Roles::kDone);
-    search_open<false>(x, shape, packed, OpenLists(packed, state.open, kGroupWarps, plan.room), indices);
+    search_open<false>(x, shape, packed, OpenLists(packed, open, kGroupWarps, plan.room), indices);
   } else {
     warpgroup_reg_dealloc<Roles::kFinish>();
-    finish<T, kLong, kCross, Roles::kDone>(x, shape, packed, plan, memory, exact, indices, state.open);
+    finish<T, Roles::kDone>(x, shape, packed, plan, memory, exact, indices, open);
   }
 #else
   asm("trap;");  // the host launches this kernel on sm_90 only

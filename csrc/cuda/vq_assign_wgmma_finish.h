@@ -1,9 +1,12 @@
 // The last role of search_wgmma finds the nearest codeword of each row, and tests whether it is certain.
 //
-// For each of the four lanes of a row, multiply() gives the codeword with the least score (kCross), or a
-// group of four codewords that contains it. Such a group is scored again. If a row is open only between the
-// least codewords of two lanes, the warp decides it here by the definition. Other open rows go on a list. At
-// the end, some warps of the block run the second phase of vq_assign_mma.h for the rows of the lists.
+// For each of the four lanes of a row, multiply() gives the two least scores and the codeword of the least one.
+// If a row is open only between the codewords of two lanes, the warp decides it here by the definition. Other
+// open rows go on a list. At the end, some warps of the block run the second phase of vq_assign_mma.h for the
+// rows of the lists.
+//
+// One thread of this role also copies the codebook, because it waits most of the time. If each block of the
+// codebook has a place, this thread copies all blocks at once.
 #pragma once
 
 #include "cuda/vq_assign_definition.h"
@@ -80,74 +83,91 @@ __device__ inline RowCandidates candidates_of(const LaneScores (&found)[4], int 
   return all;
 }
 
-// Scores the four codewords of a row's best group again, and releases the row's tile. Returns the best and
-// the second-best of the four scores.
-template <bool kLong>
-__device__ TopTwo score_again(int least_code, int lane, int warp, int chunks, const PackedCodebook& packed,
-                              const WgmmaPlan& plan, const WgmmaMemory& memory, int64_t codebook, int place,
-                              const Judge& judge) {
-  const int first_tile = static_cast<int>(codebook) * plan.items.code_tiles;
-  Again again(least_code, lane);
-  for (int chunk = 0; chunk < chunks; ++chunk) {
-    again.lane = opaque(again.lane);  // otherwise addresses stay in registers from chunk to chunk
-    again.add(memory.tile(place, chunk) + warp * (kWarpRows * kBlockElements * 2), [&](int block) {
-      const int number = (first_tile + block) * chunks + chunk;
-      return !kLong && plan.resident ? memory.codewords(number)
-                                     : packed.halves + int64_t{number} * kBlockHalves;
-    });
-    barrier_arrive_by_warp(memory.tile_free(place, chunk));
-  }
-  const int code = again.code();
-  const float* start = packed.starts + int64_t{first_tile + code / kBlockCodewords} * kStarts +
-                       start_place(code % kBlockCodewords);
-  return again.result({start[0], start[1]}, judge.down, packed.shift);
-}
+// The blocks of the codebook in the order of multiplication. One thread copies them to the places of a ring.
+struct CodewordBlocks {
+  const PackedCodebook& packed;
+  const WgmmaPlan& plan;
+  const WgmmaMemory& memory;
+  Ring ring;
+  int rounds, round = 0, tile = 0, chunk = 0;  // rounds: 0 if this thread does not copy
 
-template <class T, bool kLong, bool kCross, int kDone>
+  __device__ CodewordBlocks(const PackedCodebook& of, const WgmmaPlan& of_call, const WgmmaMemory& shared,
+                            bool copies)
+      : packed(of),
+        plan(of_call),
+        memory(shared),
+        ring{plan.codewords},
+        rounds(!copies ? 0 : plan.resident ? 1 : plan.items.rounds(blockIdx.x)) {}
+
+  // Waits for a barrier, and copies blocks meanwhile.
+  __device__ void copy_until(Barrier* barrier, unsigned parity) {
+    if (threadIdx.x % kGroupThreads >= kWarp) return barrier_wait(barrier, parity);
+    do copy();
+    while (!barrier_over(barrier, parity));
+    __syncwarp();
+  }
+  // Copies blocks to all places that are free.
+  __device__ void copy() {
+    while (round < rounds && barrier_over(memory.codewords_empty(ring.place), ring.parity ^ 1)) copy_next();
+  }
+
+  __device__ void copy_next() {
+    const int64_t number =
+        int64_t{plan.resident ? 0 : plan.items.codebook(blockIdx.x, round)} * plan.items.code_tiles + tile;
+    const uint16_t* block = packed.halves + (number * plan.chunks + chunk) * kBlockHalves;
+    Barrier* full = memory.codewords_full(ring.place);
+    const bool last_chunk = chunk + 1 == plan.chunks;  // the starts of the tile come with it
+    barrier_arrive_expecting(full, last_chunk ? kBlockBytes + kStartBytes : kBlockBytes);
+    copy_bulk(memory.codewords(ring.place), block, kBlockBytes, full);
+    if (last_chunk) copy_bulk(memory.starts(ring.place), packed.starts + number * kStarts, kStartBytes, full);
+    ring.advance();
+    ++chunk;
+    if (!last_chunk) return;
+    chunk = 0;
+    const int tiles = static_cast<int>(plan.resident ? plan.items.codebooks : 1) * plan.items.code_tiles;
+    if (++tile == tiles) tile = 0, ++round;
+  }
+};
+
+template <class T, int kDone>
 __device__ void finish(const T* x, const Shape& shape, const PackedCodebook& packed, const WgmmaPlan& plan,
                        const WgmmaMemory& memory, bool exact, int64_t* indices, int* open) {
-  constexpr int kOf = kCross ? 2 : 8, kLanes = kWarp / kOf;  // codewords of a row that is open between two lanes
   const int warp = threadIdx.x / kWarp % kGroupWarps, lane = threadIdx.x % kWarp,
             row = warp * kWarpRows + row_of(lane);
-  const int items = plan.items.number(blockIdx.x), chunks = kLong ? plan.chunks : 1;
+  const int items = plan.items.number(blockIdx.x);
   OpenRows list(packed, static_cast<int>(blockIdx.x) * kGroupWarps + warp, plan.room);
   Ring tiles{plan.tiles};
   Judge judge;
+  CodewordBlocks blocks(packed, plan, memory, threadIdx.x % kGroupThreads == 0);
+  blocks.copy();
   for (int number = 0; number < items; ++number, tiles.advance()) {
     const Item item = plan.items.at(blockIdx.x, number);
     if (number == 0 || shape.codebooks > 1)
       judge = Judge(shape, packed, item.codebook, RowScale(shape, packed, item.codebook, is_half(T{})).down);
-    barrier_wait(memory.found(tiles.place), tiles.parity);
+    blocks.copy_until(memory.found(tiles.place), tiles.parity);
     const Slot* slot = memory.slot(tiles.place);
     const RowCandidates known = candidates_of(slot->found[row], lane);
-    TopTwo found{known.best, lesser(known.next, known.third), known.best_code};
-    if constexpr (!kCross) {
-      const TopTwo four = score_again<kLong>(known.best_code, lane, warp, chunks, packed, plan, memory,
-                                             item.codebook, tiles.place, judge);
-      found = {four.best, lesser(found.second, four.second), four.index};
-    }
+    const int second = lesser(known.next, known.third);
     const float norm = slot->norm[row], rest = slot->rest[row];
     barrier_arrive_by_warp(memory.slot_free(tiles.place));
     const Verdict verdict(norm, rest, judge);
     const bool mine = lane % 2 == 0 && item.first + row < item.count;
-    const bool certain = verdict.holds() && (!exact || verdict.apart(found.best, found.second));
+    const bool certain = verdict.holds() && (!exact || verdict.apart(known.best, second));
     const int64_t output = item.output(shape, row);
-    if (mine && certain) indices[output] = found.index;
+    if (mine && certain) indices[output] = known.best_code;
     if (!__any_sync(kAllLanes, mine && !certain)) continue;
-    const bool few = verdict.holds() && !certain && verdict.apart(found.best, known.third);
-    list.push(mine && !certain && !few, output, verdict.limit(found.best, judge.base));
+    const bool few = verdict.holds() && !certain && verdict.apart(known.best, known.third);
+    list.push(mine && !certain && !few, output, verdict.limit(known.best, judge.base));
     for (unsigned votes = __ballot_sync(kAllLanes, mine && few); votes != 0; votes &= votes - 1) {
-      const int from = __ffs(votes) - 1, which = lane / kLanes;
-      const int best = __shfl_sync(kAllLanes, known.best_code, from),
-                next = __shfl_sync(kAllLanes, known.next_code, from);
-      const int first = which < kOf / 2 ? best : next,
-                code = kCross ? first : code_in_group(first, which % 4);
+      const int from = __ffs(votes) - 1, best = __shfl_sync(kAllLanes, known.best_code, from),
+                next = __shfl_sync(kAllLanes, known.next_code, from), code = lane < kWarp / 2 ? best : next;
       const int64_t settled = __shfl_sync(kAllLanes, output, from);
       int64_t codebook;
       const T* begin = x + plan.origin.begin(shape, settled, codebook);
-      const int64_t index = nearest_of<kOf, kLong ? 2 : 1>(begin, shape, packed.exact + codebook * shape.k * shape.d,
-                                               code < shape.k ? code : -1);
+      const int64_t index =
+          nearest_of<2, 1>(begin, shape, packed.exact + codebook * shape.k * shape.d, code);
       if (lane == 0) indices[settled] = index;
+      blocks.copy();
     }
   }
   if (lane == 0) open[warp] = list.count;

@@ -19,18 +19,20 @@ constexpr int kTileBytes = kGroupRows * kBlockElements * 2;  // one chunk of 64 
 // Named barriers. The turns use the numbers below these, and the second phase has its own number.
 constexpr int kDoneBarrier = 4;
 
-// The roles in the order of the warps. A thread starts with kLaunch registers, and the roles trade them.
-// Their sum must not exceed the registers of the launch, or the multiplying warps wait forever. There is no
-// separate warp for the copies: a quarter of a multiprocessor has 16384 registers, which is five warps of 96.
+// The roles in the order of the warps: one warpgroup prepares, kGroups multiply, one finishes, and with two
+// multiplying warpgroups a second one prepares. A thread starts with kLaunch registers, and the roles trade
+// them. Their sum must not exceed the registers of the launch, or the multiplying warps wait forever. There is
+// no separate warp for the copies: a quarter of a multiprocessor has 16384 registers, which is five warps of
+// 96.
 template <int kGroups, bool kLong>
 struct Layout {
-  static constexpr int kWarpgroups = kGroups + 2, kThreads = kWarpgroups * kGroupThreads;
-  static constexpr int kLaunch = 65536 / kThreads / 8 * 8;
-  static constexpr int kPrepare = kGroups == 2 ? 96 : kLong ? 88 : 64,
-                       kMultiply = kGroups == 2 ? 160 : kLong ? 104 : 112,
-                       kFinish = kGroups == 2 ? 96 : kLong ? 80 : 80;
+  static constexpr int kPreparers = 4 - kGroups;
+  static constexpr int kWarpgroups = 5, kThreads = kWarpgroups * kGroupThreads, kLaunch = 96;
+  static constexpr int kPrepare = kGroups == 3 && !kLong ? 64 : 88, kMultiply = kGroups == 3 && kLong ? 104 : 112,
+                       kFinish = 80;
   static constexpr int kDone = (kGroups + 1) * kGroupThreads;  // threads that multiply or finish
-  static_assert(kPrepare + kGroups * kMultiply + kFinish <= kWarpgroups * kLaunch);
+  static_assert(kPreparers * kPrepare + kGroups * kMultiply + kFinish <= kWarpgroups * kLaunch);
+  static_assert(kLaunch * kThreads <= 65536);
 };
 
 // A place in a ring, and the parity of its phase.
@@ -173,7 +175,7 @@ inline bool place(WgmmaPlan& plan, const Shape& shape, int64_t element_bytes, in
   take(plan.codewords, kBlockBytes);
   plan.tiles_at = take(plan.tiles, plan.chunks * kTileBytes);
   plan.slots_at = take(plan.tiles, sizeof(Slot));
-  plan.raw_at = take(plan.raw, kGroupRows * kBlockElements * element_bytes);
+  plan.raw_at = take(plan.raw * (plan.items.groups == 2 ? 2 : 1), kGroupRows * kBlockElements * element_bytes);
   plan.starts_at = take(plan.codewords, kStartBytes);
   size = std::max(size, mma_bytes(shape.d));  // the second phase also needs the parts below
   plan.barriers_at = take(plan.barriers(), sizeof(Barrier));
@@ -191,6 +193,7 @@ inline int64_t row_step(const Shape& shape) {
 }
 
 constexpr int kMostRaw = 3;
+constexpr int64_t kFewCodewords = 512;
 
 // Plans the rings within `limit` bytes of shared memory. The result has codewords = 0 if the memory is too
 // small.
@@ -235,12 +238,14 @@ inline WgmmaPlan divide(const Shape& shape, int groups, int64_t element_bytes, i
   return plan;
 }
 
-// Plans three warpgroups, or two if long rows leave no room for the codewords otherwise.
+// Plans two multiplying warpgroups if long rows leave no room for the codewords otherwise, or if the codebook is
+// so small that preparing rows takes longer than multiplying them.
 inline WgmmaPlan divide(const Shape& shape, int64_t element_bytes, int64_t limit, int64_t most_blocks) {
-  const WgmmaPlan three = divide(shape, 3, element_bytes, limit, most_blocks);
-  if (three.chunks == 1 || three.resident || three.codewords >= 4) return three;
   const WgmmaPlan two = divide(shape, 2, element_bytes, limit, most_blocks);
-  return two.codewords >= three.codewords ? two : three;
+  if (shape.k <= kFewCodewords) return two;
+  const WgmmaPlan three = divide(shape, 3, element_bytes, limit, most_blocks);
+  const bool fits = three.chunks == 1 || three.resident || three.codewords >= 4;
+  return fits || two.codewords < three.codewords ? three : two;
 }
 
 // Returns true if rows can be read 16 bytes at a time: their elements are adjacent, and rows begin at

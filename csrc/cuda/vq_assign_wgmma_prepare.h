@@ -36,17 +36,21 @@ struct RowCopies {
   const T* x;
   const Shape& shape;
   const WgmmaPlan& plan;
-  int lane, warp_row, items, item = 0, chunk = 0, place = 0;
+  int lane, warp_row, step, items, item, chunk = 0, place = 0;
   unsigned char* ring;         // the first part of this lane
   const T* rows[kRowsOfLane];  // the pieces of the next chunk
 
-  __device__ RowCopies(const T* from, const Shape& of, const WgmmaPlan& of_call, unsigned char* of_warp)
+  // Takes every item whose number is `first` modulo `step`.
+  __device__ RowCopies(const T* from, const Shape& of, const WgmmaPlan& of_call, unsigned char* of_warp,
+                       int first, int apart)
       : x(from),
         shape(of),
         plan(of_call),
         lane(threadIdx.x % kWarp),
         warp_row(threadIdx.x / kWarp % kGroupWarps * kWarpRows),
+        step(apart),
         items(plan.items.number(blockIdx.x)),
+        item(first),
         ring(of_warp + lane * 16) {}
 
   // Finds the rows of an item. After the last row of x, the last row is read again, and its result is not used.
@@ -92,14 +96,14 @@ struct RowCopies {
         UEFL_UNROLL
         for (int i = 0; i < kRowsOfLane; ++i) rows[i] += kBlockElements;
       }
-      if (!kLong || ++chunk == plan.chunks) chunk = 0, ++item;
+      if (!kLong || ++chunk == plan.chunks) chunk = 0, item += step;
       place = next(place);
     }
     commit_copies();
   }
   __device__ int next(int from) const {
-    from += kGroupWarps * Pieces<T>::kBytes;
-    return from == plan.raw * kGroupWarps * Pieces<T>::kBytes ? 0 : from;
+    const int bytes = step * kGroupWarps * Pieces<T>::kBytes;
+    return from + bytes == plan.raw * bytes ? 0 : from + bytes;
   }
   // Waits until the oldest chunk has arrived.
   __device__ void wait() const {
@@ -128,7 +132,8 @@ struct TileWriter {
   const Shape& shape;
   const PackedCodebook& packed;
   const WgmmaPlan& plan;
-  int lane, warp, item = 0, chunk = 0, chunks;
+  int lane, warp, step, item, chunk = 0, chunks;
+  bool scaled = false;  // the scale is known
   Ring tiles;
   unsigned char* first_tile;  // the place of this lane's first row in the first tile
   Barrier *first_ready, *first_free, *first_slot_free;
@@ -137,14 +142,17 @@ struct TileWriter {
   float square[kRowsOfLane] = {}, rest[kRowsOfLane] = {};
 
   __device__ TileWriter(const Shape& of, const PackedCodebook& codebook, const WgmmaPlan& of_call,
-                        const WgmmaMemory& memory)
+                        const WgmmaMemory& memory, int first, int apart)
       : shape(of),
         packed(codebook),
         plan(of_call),
         lane(threadIdx.x % kWarp),
         warp(threadIdx.x / kWarp % kGroupWarps),
+        step(apart),
+        item(first),
         chunks(kLong ? plan.chunks : 1),
         tiles{plan.tiles} {
+    tiles.advance(first);
     const int row = warp * kWarpRows + first_row_of(lane);
     first_tile = kept_shared(memory.tile(0, 0) + row * (kBlockElements * 2));
     first_ready = kept_shared(memory.tile_ready(0, 0)), first_free = kept_shared(memory.tile_free(0, 0));
@@ -224,8 +232,8 @@ struct TileWriter {
   }
 
   __device__ void write(const unsigned char* raw) {
-    if (chunk == 0 && (item == 0 || shape.codebooks > 1))
-      scale = RowScale(shape, packed, plan.items.at(blockIdx.x, item).codebook, is_half(T{}));
+    if (!scaled || (chunk == 0 && shape.codebooks > 1))
+      scale = RowScale(shape, packed, plan.items.at(blockIdx.x, item).codebook, is_half(T{})), scaled = true;
     const int number = tiles.place * chunks + chunk;
     barrier_wait(first_free + number, tiles.parity ^ 1);
     unsigned char* tile = first_tile + number * kTileBytes;
@@ -233,16 +241,18 @@ struct TileWriter {
     if (chunk + 1 == chunks) write_norms();
     if (kLong) fence_proxy_async();  // short rows are read by ordinary loads
     barrier_arrive_by_warp(first_ready + number);
-    if (++chunk == chunks) chunk = 0, ++item, tiles.advance();
+    if (++chunk == chunks) chunk = 0, item += step, tiles.advance(step);
   }
 };
 
-template <class T, bool kLong>
+// Prepares every item whose number is `which` modulo kPreparers.
+template <class T, bool kLong, int kPreparers>
 __device__ void prepare(const T* x, const Shape& shape, const PackedCodebook& packed, const WgmmaPlan& plan,
-                        const WgmmaMemory& memory) {
-  RowCopies<T, kLong> copies(
-      x, shape, plan, kept_shared(memory.raw() + threadIdx.x / kWarp % kGroupWarps * Pieces<T>::kBytes));
-  TileWriter<T, kLong> writer(shape, packed, plan, memory);
+                        const WgmmaMemory& memory, int which) {
+  const int warp = which * kGroupWarps + threadIdx.x / kWarp % kGroupWarps;
+  RowCopies<T, kLong> copies(x, shape, plan, kept_shared(memory.raw() + warp * Pieces<T>::kBytes), which,
+                             kPreparers);
+  TileWriter<T, kLong> writer(shape, packed, plan, memory, which, kPreparers);
   for (int i = 0; i < plan.raw; ++i) copies.copy_next();
   for (int place = 0; writer.item < copies.items; place = copies.next(place)) {
     copies.wait();

@@ -54,14 +54,14 @@ static std::vector<int64_t> run_mma(TestCodebook& codebook, const T* x, const cu
 // Checks all shared memory of the GPU, and so little that rows and codebook pass through the shortest rings.
 static int64_t wgmma_resident = 0, wgmma_streamed = 0, wgmma_even = 0, wgmma_uneven = 0;
 
-template <int kGroups, bool kLong, bool kCross, class T>
+template <int kGroups, bool kLong, class T>
 static void run_wgmma(TestCodebook& codebook, const T* x, const cuda::Shape& shape,
                       const cuda::WgmmaPlan& plan, const std::vector<int64_t>& expected, bool exact) {
   codebook.make_lists(plan.items.grid * cuda::kGroupWarps * plan.room);
   std::vector<int64_t> indices(shape.outputs, -2);
   std::memset(emulation::shared, 0xff, sizeof emulation::shared);
   emulation::launch(plan.items.grid, cuda::Layout<kGroups, kLong>::kThreads,
-                    cuda::search_wgmma<T, kGroups, kLong, kCross>, x, shape, codebook.packed, plan, exact,
+                    cuda::search_wgmma<T, kGroups, kLong>, x, shape, codebook.packed, plan, exact,
                     indices.data());
   check(plan.resident ? "wgmma, resident" : "wgmma, streamed", codebook, shape, indices, expected, exact);
 }
@@ -78,13 +78,10 @@ static void check_wgmma(TestCodebook& codebook, const T* x, const cuda::Shape& s
           static_cast<long>(shape.d));
     if (plan.codewords == 0 || plan.size > 227 * 1024) continue;
     ++(plan.resident ? wgmma_resident : wgmma_streamed), ++(plan.row_step != 0 ? wgmma_even : wgmma_uneven);
-    if (plan.chunks > 1) {
-      run_wgmma<kGroups, true, true>(codebook, x, shape, plan, expected, exact);
-      run_wgmma<kGroups, true, false>(codebook, x, shape, plan, expected, exact);
-    } else {
-      run_wgmma<kGroups, false, true>(codebook, x, shape, plan, expected, exact);
-      run_wgmma<kGroups, false, false>(codebook, x, shape, plan, expected, exact);
-    }
+    if (plan.chunks > 1)
+      run_wgmma<kGroups, true>(codebook, x, shape, plan, expected, exact);
+    else
+      run_wgmma<kGroups, false>(codebook, x, shape, plan, expected, exact);
   }
 }
 
@@ -371,12 +368,13 @@ static void sizes() {
   const cuda::WgmmaPlan plan = cuda::divide(many, 3, sizeof(float), limit, 132);
   CHECK(!plan.resident && plan.codewords >= 4 && plan.size <= limit, "%d bytes", plan.size);
   // The longest codewords, as in docs/design/search-gpu.md.
-  const auto taken = [&](int64_t d) {
-    many.d = many.inner_stride = d;
-    return cuda::divide(many, 2, sizeof(float), limit, 132).codewords > 0;
-  };
-  const int64_t longest_taken = 640;
-  CHECK(taken(longest_taken) && !taken(longest_taken + 8), "wgmma");
+  for (const auto& [bytes, longest] : {std::pair<int64_t, int64_t>{4, 576}, {2, 640}}) {
+    const auto taken = [&](int64_t d) {
+      many.d = many.inner_stride = d;
+      return cuda::divide(many, 2, bytes, limit, 132).codewords > 0;
+    };
+    CHECK(taken(longest) && !taken(longest + 8), "wgmma, %ld bytes", static_cast<long>(bytes));
+  }
   for (const auto& [kilobytes, longest] : {std::pair<int64_t, int64_t>{227, 1472}, {163, 960}, {99, 448}}) {
     const int64_t room = kilobytes * 1024 - cuda::kMmaStaticBytes;
     CHECK(cuda::mma_bytes(longest) <= room && cuda::mma_bytes(longest + 1) > room, "mma, %ld KB",
@@ -455,7 +453,7 @@ static void few_blocks_in_a_long_ring() {
   for (int64_t limit = 80 * 1024; plan.resident || plan.codewords < 4; limit += 1024)
     plan = cuda::divide(shape, 2, sizeof(float), limit, codebooks);
   CHECK(plan.items.rounds(0) == 1 && plan.codewords - 1 > plan.chunks, "%d plan", plan.codewords);
-  run_wgmma<2, true, true>(codebook, x.data(), shape, plan, expected, true);
+  run_wgmma<2, true>(codebook, x.data(), shape, plan, expected, true);
 }
 
 // On random data, the first phase must settle most rows.

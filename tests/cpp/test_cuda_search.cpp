@@ -14,7 +14,7 @@
 
 namespace cuda = uefl::cuda;
 
-enum class SearchPath { cross, groups, longer, longer_groups, mma, mma_groups, streamed };
+enum class SearchPath { wgmma, wgmma_long, mma, mma_groups, streamed };
 
 struct Path {
   SearchPath search;
@@ -127,7 +127,7 @@ static std::vector<int64_t> definition(const std::vector<T>& x, const cuda::Shap
   return indices;
 }
 
-template <class T, int kGroups, bool kLong, bool kCross>
+template <class T, int kGroups, bool kLong>
 static void wgmma(TestCodebook& codebook, const std::vector<T>& x, const cuda::Shape& shape,
                   const std::vector<int64_t>& expected, Path& path, int64_t limit) {
   const cuda::WgmmaPlan plan = cuda::divide(shape, kGroups, sizeof(T), limit, 3);
@@ -136,21 +136,21 @@ static void wgmma(TestCodebook& codebook, const std::vector<T>& x, const cuda::S
   std::vector<int64_t> indices(shape.outputs, -2);
   std::memset(emulation::shared, 0xff, sizeof emulation::shared);
   emulation::launch(plan.items.grid, cuda::Layout<kGroups, kLong>::kThreads,
-                    cuda::search_wgmma<T, kGroups, kLong, kCross>, x.data(), shape, codebook.packed, plan,
+                    cuda::search_wgmma<T, kGroups, kLong>, x.data(), shape, codebook.packed, plan,
                     true, indices.data());
   path.open += static_cast<int64_t>(codebook.open().size());
   for (int64_t i = 0; i < shape.outputs; ++i) path.wrong += indices[i] != expected[i];
   path.rows += shape.outputs;
 }
 
-template <class T, bool kLong, bool kCross>
+template <class T, bool kLong>
 static void any_wgmma(std::mt19937& random, TestCodebook& codebook, const std::vector<T>& x,
                       const cuda::Shape& shape, const std::vector<int64_t>& expected, Path& path) {
   // The allocator aligns a vector only to 16 bytes.
   if (!cuda::rows_in_pieces(shape, x.data(), sizeof(T))) return;
   const int64_t limit = draw(random, 0, 1) == 0 ? 227 * 1024 : 1024 * draw(random, 90, 160);
-  draw(random, 0, 2) == 0 ? wgmma<T, 2, kLong, kCross>(codebook, x, shape, expected, path, limit)
-                          : wgmma<T, 3, kLong, kCross>(codebook, x, shape, expected, path, limit);
+  draw(random, 0, 2) == 0 ? wgmma<T, 2, kLong>(codebook, x, shape, expected, path, limit)
+                          : wgmma<T, 3, kLong>(codebook, x, shape, expected, path, limit);
 }
 
 template <class T>
@@ -178,14 +178,10 @@ static void any_search(std::mt19937& random, Path& path) {
   const std::vector<int64_t> expected = definition(x, shape, codewords);
   TestCodebook codebook(codewords, shape, x.data());
   switch (path.search) {
-    case SearchPath::cross:
-      return any_wgmma<T, false, true>(random, codebook, x, shape, expected, path);
-    case SearchPath::groups:
-      return any_wgmma<T, false, false>(random, codebook, x, shape, expected, path);
-    case SearchPath::longer:
-      return any_wgmma<T, true, true>(random, codebook, x, shape, expected, path);
-    case SearchPath::longer_groups:
-      return any_wgmma<T, true, false>(random, codebook, x, shape, expected, path);
+    case SearchPath::wgmma:
+      return any_wgmma<T, false>(random, codebook, x, shape, expected, path);
+    case SearchPath::wgmma_long:
+      return any_wgmma<T, true>(random, codebook, x, shape, expected, path);
     default:
       other(codebook, x, shape, expected, path);
   }
@@ -214,10 +210,8 @@ static void many(Path path) {
 }
 
 void run() {
-  const Path paths[] = {{SearchPath::cross, "wgmma, cross", 1, 64, true},
-                        {SearchPath::groups, "wgmma, groups of four", 1, 64, true},
-                        {SearchPath::longer, "wgmma, long rows, cross", 65, 520, true},
-                        {SearchPath::longer_groups, "wgmma, long rows, groups of four", 65, 520, true},
+  const Path paths[] = {{SearchPath::wgmma, "wgmma", 1, 64, true},
+                        {SearchPath::wgmma_long, "wgmma, long rows", 65, 520, true},
                         {SearchPath::mma, "mma, cross", 1, 520, false},
                         {SearchPath::mma_groups, "mma, groups of four", 1, 520, false},
                         {SearchPath::streamed, "mma, streamed", 1, 520, false}};

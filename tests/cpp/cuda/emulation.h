@@ -136,7 +136,10 @@ inline std::function<void()> body;
 inline bool cooperative = false;
 inline Waiting at_grid_barrier;  // threads of the running block
 
+inline unsigned polls = 0;  // since a thread was woken
+
 inline void wake(Waiting& waiting) {
+  if (!waiting.empty()) polls = 0;
   ready.insert(ready.end(), waiting.begin(), waiting.end());
   waiting.clear();
 }
@@ -159,6 +162,14 @@ inline Place& next() {
 inline void wait_in(Waiting& waiting) {
   Thread* self = running;
   waiting.push_back(self);
+  if (Place& other = next(); &other != &self->place) self->place.leave_for(other);
+}
+
+// Lets other threads run before this one, which polls.
+inline void poll() {
+  if (++polls > 10'000'000) refuse("every thread waits or polls: the kernel hangs");
+  ready.insert(ready.begin(), running);
+  Thread* self = running;
   if (Place& other = next(); &other != &self->place) self->place.leave_for(other);
 }
 

@@ -112,6 +112,12 @@ inline void barrier_arrive(Barrier* barrier) { barrier_arrive_expecting(barrier,
 inline void barrier_arrive_in(Barrier* barrier, unsigned rank) {
   barrier_arrive(emulation::in_block(barrier, rank));
 }
+inline bool barrier_over(Barrier* barrier, unsigned parity) {
+  emulation::CountingBarrier& found = emulation::at(barrier);
+  if (found.parity == parity && found.missing == 0) found.copy();
+  if (found.parity == parity) emulation::poll();
+  return found.parity != parity;
+}
 inline void barrier_wait(Barrier* barrier, unsigned parity) {
   emulation::CountingBarrier& found = emulation::at(barrier);
   while (found.parity == parity) {
