@@ -40,10 +40,10 @@ struct Nearest {
     if (other_best < best || (other_best == best && other_index < index))
       best = other_best, index = other_index;
   }
-  // Merges the results of kLanes adjacent lanes.
-  template <int kLanes>
+  // Merges the results of kLanes adjacent lanes. Neighbors up to kSame have the same result.
+  template <int kLanes, int kSame = 1>
   __device__ void merge() {
-    for (int step = kLanes / 2; step > 0; step /= 2) {
+    for (int step = kLanes / 2; step >= kSame; step /= 2) {
       add(__shfl_xor_sync(kAllLanes, best, step), __shfl_xor_sync(kAllLanes, index, step));
     }
   }
@@ -75,15 +75,16 @@ __device__ inline Four<T> four_of(const T* row, int64_t stride, int64_t j, int64
   return found;
 }
 
-// Returns the nearest of a few codewords of one codebook, by the definition. A warp calls it: kWarp / kOf lanes
-// have the same `code`, which is negative if there are fewer codewords. kAhead: loads of a lane in flight.
+// Returns the nearest of kOf codewords for each of kRows rows, by the definition. A warp calls it. The lanes are
+// divided among the rows, and then among the codewords of a row. `code` is negative if there are fewer codewords.
+// kAhead: loads of a lane in flight.
 //
 // First the lanes of a codeword sum the terms of its distance in float64. Their order is not the order of the
 // definition, so such a sum differs from the defined one by at most 2 d 2^-53 times the sum of the magnitudes.
 // Codewords that are closer to each other than this are compared by the definition.
-template <int kOf, int kAhead, class T>
+template <int kOf, int kRows, int kAhead, class T>
 __device__ int64_t nearest_of(const T* row, const Shape& shape, const double* codewords, int code) {
-  constexpr int kLanes = kWarp / kOf;
+  constexpr int kRowLanes = kWarp / kRows, kLanes = kRowLanes / kOf;
   const int lane = threadIdx.x % kWarp;
   const int64_t d = shape.d, stride = shape.stride;
   const double* codeword = codewords + (code < 0 ? 0 : code) * d;
@@ -114,21 +115,21 @@ __device__ int64_t nearest_of(const T* row, const Shape& shape, const double* co
   for (int step = 1; step < kLanes; step *= 2) {
     total += __shfl_xor_sync(kAllLanes, total, step), size += __shfl_xor_sync(kAllLanes, size, step);
   }
+  const unsigned own = (kAllLanes >> (kWarp - kRowLanes)) << lane / kRowLanes * kRowLanes;  // lanes of the row
   Nearest found;
   if (code >= 0 && total < INFINITY) found = {total, code};
-  UEFL_UNROLL
-  for (int step = kLanes; step < kWarp; step *= 2)
-    found.add(__shfl_xor_sync(kAllLanes, found.best, step), __shfl_xor_sync(kAllLanes, found.index, step));
+  found.merge<kRowLanes, kLanes>();
   const double error = size * static_cast<double>(d) * 0x1.1p-52;
-  const unsigned best = __ballot_sync(kAllLanes, code == found.index);
-  const double limit = found.best + (best == 0 ? 0 : __shfl_sync(kAllLanes, error, __ffs(best) - 1));
-  const bool apart = code < 0 || code == found.index || total - error > limit;
-  if (__all_sync(kAllLanes, apart && best != 0)) return found.index;
+  const unsigned best = __ballot_sync(kAllLanes, code == found.index) & own;
+  const double limit = found.best + __shfl_sync(kAllLanes, error, best == 0 ? 0 : __ffs(best) - 1);
+  const bool apart = best != 0 && (code < 0 || code == found.index || total - error > limit);
+  const unsigned close = __ballot_sync(kAllLanes, !apart);
+  if (close == 0) return found.index;
   Nearest exact;
-  if (code >= 0 && lane % kLanes == 0)
+  if (code >= 0 && lane % kLanes == 0 && (close & own) != 0)
     exact.add(distance(row, stride, codeword, d, shape.euclidean), code);
-  exact.merge<kWarp>();
-  return exact.index;
+  exact.merge<kRowLanes>();
+  return (close & own) != 0 ? exact.index : found.index;
 }
 
 }  // namespace

@@ -213,27 +213,25 @@ __device__ void decide(const T* x, const Shape& shape, const PackedCodebook& pac
     if (found < 1 || found > kMostCandidates)
       index = nearest(from, shape.stride, codewords, shape.k, shape.d, shape.euclidean);
     else if (found <= 2)
-      index = nearest_of<2, 2>(from, shape, codewords, candidate(lane / 16));
+      index = nearest_of<2, 1, 2>(from, shape, codewords, candidate(lane / 16));
     else
-      index = nearest_of<kMostCandidates, 2>(from, shape, codewords, candidate(lane / 4));
+      index = nearest_of<kMostCandidates, 1, 2>(from, shape, codewords, candidate(lane / 4));
     if (lane == 0) indices[known.outputs[row]] = index;
   }
 }
 
 // The lists of open rows of a block, one after the other.
 struct OpenLists {
-  const int64_t* outputs;
-  const float* limits;
+  const Listed* rows;
   const int* counts;  // in shared memory
   int lists;
   int64_t room;  // entries of a list
 
-  __device__ OpenLists(const PackedCodebook& packed, const int* found, int number, int64_t rows)
-      : outputs(packed.listed + blockIdx.x * number * rows),
-        limits(packed.limits + blockIdx.x * number * rows),
+  __device__ OpenLists(const PackedCodebook& packed, const int* found, int number, int64_t entries)
+      : rows(packed.listed + blockIdx.x * number * entries),
         counts(found),
         lists(number),
-        room(rows) {}
+        room(entries) {}
   // Returns the place of an entry, or a negative number after the last one.
   __device__ int64_t place(int entry) const {
     for (int list = 0; list < lists; ++list) {
@@ -247,20 +245,20 @@ struct OpenLists {
   // of them.
   __device__ void read(const Shape& shape, int64_t codebook, MmaRows& known) const {
     const int lane = threadIdx.x % kWarp;
-    int rows = 0, first = known.read;
+    int taken = 0, first = known.read;
     for (;; first += kWarp) {
       const int64_t at = place(first + lane);
       if (__all_sync(kAllLanes, at < 0)) break;
-      const int64_t output = at < 0 ? -1 : outputs[at];
+      const int64_t output = at < 0 ? -1 : rows[at].output;
       const bool mine = at >= 0 && (shape.codebooks == 1 || output % shape.codebooks == codebook);
       const unsigned votes = __ballot_sync(kAllLanes, mine);
-      if (rows + __popc(votes) > kMmaRows) break;
-      const int row = rows + __popc(votes & ((1u << lane) - 1));
-      if (mine) known.outputs[row] = output, known.limits[row] = limits[at];
-      rows += __popc(votes);
+      if (taken + __popc(votes) > kMmaRows) break;
+      const int row = taken + __popc(votes & ((1u << lane) - 1));
+      if (mine) known.outputs[row] = output, known.limits[row] = rows[at].limit();
+      taken += __popc(votes);
     }
     __syncwarp();
-    if (lane == 0) known.rows = rows, known.read = first;
+    if (lane == 0) known.rows = taken, known.read = first;
   }
 };
 

@@ -33,6 +33,15 @@ __device__ inline int swizzled(int row, int element) {
 constexpr int kStarts = 4 * 36;
 __device__ inline int start_place(int column) { return column % 8 / 2 * 36 + column / 8 * 2 + column % 2; }
 
+// A row that the first phase leaves open. It is open between two codewords, or codes[0] has the bits of a float:
+// the largest score of a candidate, or NaN if the definition scores all codewords.
+struct alignas(16) Listed {
+  int64_t output;
+  int codes[2];
+
+  __device__ float limit() const { return __int_as_float(codes[0]); }
+};
+
 // The packed codebooks. A codeword with a NaN or an infinity is NaN in all elements of `exact`, so it wins no
 // comparison.
 struct PackedCodebook {
@@ -46,9 +55,7 @@ struct PackedCodebook {
                     // the base; far above the base if the codeword is not finite; see start_place()
   uint16_t* halves;  // [codebooks, padded_k / 128, width / 64] blocks of float16; b is scaled so that the
                      // longest one has a length in [2^14, 2^15); zero if the codeword is not finite
-  int64_t* listed;   // [open_rows()] outputs that are open after the first phase of a block
-  float* limits;     // [open_rows()] the largest score of a candidate; NaN: score all codewords by the
-                     // definition
+  Listed* listed;    // [open_rows()] rows that are open after the first phase of a block
   int shift = 1 << kColumnBits;  // a factor that the compiler must not know; see multiply_add_integer()
 };
 

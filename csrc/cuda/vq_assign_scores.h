@@ -346,26 +346,35 @@ struct Verdict {
 };
 
 // The rows that a warp leaves open in its first phase. Each warp has its own list, so that the order of the
-// rows is the same in every run.
+// rows is the same in every run. Rows that are open between two codewords are at the end of the list.
 struct OpenRows {
   const PackedCodebook& packed;
-  const int64_t& room;  // entries of a list
-  int list, count = 0;  // list: its number among all lists
+  const int64_t& room;          // entries of a list
+  int list, count = 0, few = 0;  // list: its number among all lists; few: rows at the end
 
   __device__ OpenRows(const PackedCodebook& of, int number, const int64_t& rows)
       : packed(of), room(rows), list(number) {}
 
-  // Returns the place of row i in the arrays of all lists. It is computed again for every use, to save
-  // registers.
+  // Return the place of row i in the array of all lists, from either end. It is computed again for every use,
+  // to save registers.
   __device__ int64_t place(int i) const { return opaque(list) * room + i; }
+  __device__ int64_t place_from_end(int i) const { return (opaque(list) + 1) * room - 1 - i; }
 
-  // Appends the open rows of a warp. All lanes of the warp call it.
+  // Append the open rows of a warp. All lanes of the warp call them.
   __device__ void push(bool open, int64_t output, float limit) {
     const unsigned votes = __ballot_sync(kAllLanes, open);
-    const int64_t at = place(count + __popc(votes & ((1u << threadIdx.x % kWarp) - 1)));
-    if (open) packed.listed[at] = output, packed.limits[at] = limit;
+    if (open) packed.listed[place(count + earlier(votes))] = {output, {__float_as_int(limit), 0}};
     count += __popc(votes);
   }
+  __device__ void push_few(bool open, const Listed& row) {
+    const unsigned votes = __ballot_sync(kAllLanes, open);
+    if (open) packed.listed[place_from_end(few + earlier(votes))] = row;
+    few += __popc(votes);
+  }
+
+ private:
+  // Returns how many lanes before this one are in the mask.
+  __device__ static int earlier(unsigned votes) { return __popc(votes & ((1u << threadIdx.x % kWarp) - 1)); }
 };
 
 }  // namespace

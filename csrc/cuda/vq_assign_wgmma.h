@@ -43,36 +43,6 @@ __device__ inline void compare(const float (&dot)[64], const Four<float>& early,
   for (int r = 0; r < 2; ++r) top[r].add(packed[r], tile);
 }
 
-// The turns of the warpgroups. Each warpgroup has a named barrier, at which it waits for the warpgroup before
-// it.
-template <int kGroups>
-struct Turns {
-  static constexpr int kFirst = 1, kMeet = 2 * kGroupThreads;
-  bool in_turn, first, last;  // first, last: whether this warpgroup is the first or the last
-  int own, next;              // barriers
-
-  __device__ Turns(int group, bool turns)
-      : in_turn(turns),
-        first(group == 0),
-        last(group + 1 == kGroups),
-        own(kFirst + group),
-        next(__shfl_sync(kAllLanes, last ? kFirst : own + 1, 0)) {}
-  // The last warpgroup passes the first turn. At the end, the first warpgroup waits for the turn after the
-  // last one.
-  __device__ void begin() const {
-    if (last) pass();
-  }
-  __device__ void end() const {
-    if (first) wait();
-  }
-  __device__ void wait() const {
-    if (in_turn) named_wait(own, kMeet);
-  }
-  __device__ void pass() const {
-    if (in_turn) named_arrive(next, kMeet);
-  }
-};
-
 // Multiplies 64 rows with a block of codewords, 64 elements of each.
 __device__ inline void multiply_chunk(float (&dot)[64], const uint32_t (&fragment)[4][4], Operand codewords) {
   UEFL_UNROLL
@@ -120,7 +90,6 @@ struct Multiplier {
   int group, code_tiles, chunks;
   CodewordPlaces codewords;
   Ring tiles;
-  Turns<kGroups> turns;
 
   __device__ Multiplier(const PackedCodebook& of, const WgmmaPlan& of_call, const WgmmaMemory& shared)
       : packed(of),
@@ -130,21 +99,17 @@ struct Multiplier {
         code_tiles(plan.items.code_tiles),
         chunks(kLong ? plan.chunks : 1),
         codewords(plan, shared),
-        tiles{plan.tiles},
-        turns(group, plan.in_turn) {
+        tiles{plan.tiles} {
     tiles.advance(group);
   }
 
-  // Passes the turns of a last round in which this warpgroup has no rows, because the other warpgroups wait
-  // for them.
-  __device__ void pass_turns() {
+  // Releases the codewords of a last round in which this warpgroup has no rows.
+  __device__ void pass() {
     for (int code_tile = 0; code_tile < code_tiles; ++code_tile) {
-      turns.wait();
       for (int chunk = 0; chunk < chunks; ++chunk, codewords.ring.advance()) {
         codewords.wait();
         codewords.release(codewords.ring.place);
       }
-      turns.pass();
     }
   }
 
@@ -185,7 +150,6 @@ struct Multiplier {
     if constexpr (!kLong) load_rows(fragment);
     float dot[64];
     for (int code_tile = 0; code_tile < code_tiles; ++code_tile) {
-      turns.wait();
       codewords.wait();
       warpgroup_fence_registers(dot);
       warpgroup_arrive();
@@ -195,7 +159,6 @@ struct Multiplier {
       } else {
         multiply_chunk(dot, fragment, codewords.block());
       }
-      turns.pass();
       const float* starts = codewords.starts(last);
       const Four<float> early = load_four(starts);  // while the products run
       warpgroup_wait<0>();
@@ -212,13 +175,12 @@ struct Multiplier {
     const int warp = threadIdx.x / kWarp % kGroupWarps, lane = threadIdx.x % kWarp;
     const int items = plan.items.number(blockIdx.x), rounds = plan.items.rounds(blockIdx.x);
     float down = 0;
-    turns.begin();
     for (int round = 0; round < rounds; ++round, tiles.advance(kGroups)) {
       const int codebook = plan.items.codebook(blockIdx.x, round);
       if (round == 0 || shape.codebooks > 1) down = RowScale(shape, packed, codebook, halves).down;
       if (plan.resident) codewords.ring.place = codebook * code_tiles * chunks, codewords.ring.parity = 0;
       if (round * kGroups + group >= items) {
-        pass_turns();
+        pass();
         break;
       }
       TileTopTwo top[2];
@@ -230,7 +192,6 @@ struct Multiplier {
       }
       barrier_arrive_by_warp(memory.found(tiles.place));
     }
-    turns.end();
     // Waits until all copies have arrived, also copies of codebooks that this block has not used.
     for (int block = 0; plan.resident && block < plan.codewords; ++block)
       barrier_wait(memory.codewords_full(block), 0);
@@ -247,22 +208,30 @@ __global__ void __launch_bounds__(Layout<kGroups, kLong>::kThreads, 1)
   const WgmmaMemory memory{plan};
   // The shuffle tells the compiler that the number of the warp is the same in all lanes.
   const int role = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x / kGroupThreads), 0);
-  __shared__ int open[kGroupWarps];  // number of rows on the lists of the finishing warps
+  __shared__ int open[kGroupWarps], few[kGroupWarps];  // rows on the lists of the finishing warps
   if (threadIdx.x == 0) memory.make_barriers(kGroups * kGroupWarps), fence_barrier_init();
   __syncthreads();
+  // At the end, the warps that do not multiply decide one kind of open rows, and two warpgroups that multiply
+  // decide the other kind. Then the lists are complete, and the memory is free.
+  const auto settle_rows = [&](int team) {
+    named_wait(kDoneBarrier, Roles::kThreads);
+    settle<kLong>(x, shape, packed, plan, few, team * kGroupWarps + threadIdx.x / kWarp % kGroupWarps,
+           (Roles::kPreparers + 1) * kGroupWarps, indices);
+  };
   if (role == 0 || role == kGroups + 2) {
     warpgroup_reg_dealloc<Roles::kPrepare>();
     prepare<T, kLong, Roles::kPreparers>(x, shape, packed, plan, memory, role == 0 ? 0 : 1);
+    settle_rows(role == 0 ? 0 : 2);
   } else if (role <= kGroups) {
     warpgroup_reg_alloc<Roles::kMultiply>();
     Multiplier<kGroups, kLong>(packed, plan, memory).run(shape, is_half(T{}));
-    // The memory is free when all warps have multiplied and the lists are complete.
-    if (role > 2) return named_arrive(kDoneBarrier, Roles::kDone);
-    named_wait(kDoneBarrier, Roles::kDone);
+    if (role > 2) return named_arrive(kDoneBarrier, Roles::kThreads);
+    named_wait(kDoneBarrier, Roles::kThreads);
     search_open<false>(x, shape, packed, OpenLists(packed, open, kGroupWarps, plan.room), indices);
   } else {
     warpgroup_reg_dealloc<Roles::kFinish>();
-    finish<T, Roles::kDone>(x, shape, packed, plan, memory, exact, indices, open);
+    finish<T>(shape, packed, plan, memory, exact, indices, open, few);
+    settle_rows(1);
   }
 #else
   asm("trap;");  // the host launches this kernel on sm_90 only

@@ -1,9 +1,10 @@
 // The last role of search_wgmma finds the nearest codeword of each row, and tests whether it is certain.
 //
 // For each of the four lanes of a row, multiply() gives the two least scores and the codeword of the least one.
-// If a row is open only between the codewords of two lanes, the warp decides it here by the definition. Other
-// open rows go on a list. At the end, some warps of the block run the second phase of vq_assign_mma.h for the
-// rows of the lists.
+// A row that is not certain goes on the list of the warp: from the end of the list if the row is open only
+// between the codewords of two lanes, otherwise from its beginning. When the rows of the block are finished,
+// settle() decides the first kind by the definition. Meanwhile other warps run the second phase of
+// vq_assign_mma.h for the other rows.
 //
 // One thread of this role also copies the codebook, because it waits most of the time. If each block of the
 // codebook has a place, this thread copies all blocks at once.
@@ -83,6 +84,31 @@ __device__ inline RowCandidates candidates_of(const LaneScores (&found)[4], int 
   return all;
 }
 
+// Decides the rows of the block that are open between two codewords, by the definition. `warps` warps call it,
+// each with its number. A warp takes kAtOnce rows at once. few: the number of such rows on each list.
+template <bool kLong, class T>
+__device__ void settle(const T* x, const Shape& shape, const PackedCodebook& packed, const WgmmaPlan& plan,
+                       const int* few, int warp, int warps, int64_t* indices) {
+  constexpr int kAtOnce = 2, kRowLanes = kWarp / kAtOnce;
+  const int lane = threadIdx.x % kWarp;
+  int all = 0;
+  for (int list = 0; list < kGroupWarps; ++list) all += few[list];
+  for (int first = warp * kAtOnce; first < all; first += warps * kAtOnce) {
+    const int number = first + lane / kRowLanes;
+    const bool there = number < all;
+    int entry = there ? number : first, list = 0;
+    while (entry >= few[list]) entry -= few[list++];
+    const OpenRows rows(packed, static_cast<int>(blockIdx.x) * kGroupWarps + list, plan.room);
+    const Listed row = packed.listed[rows.place_from_end(entry)];
+    int64_t codebook;
+    const T* from = x + plan.origin.begin(shape, row.output, codebook);
+    const int code = lane % kRowLanes < kRowLanes / 2 ? row.codes[0] : row.codes[1];
+    const int64_t index =
+        nearest_of<2, kAtOnce, kLong ? 4 : 1>(from, shape, packed.exact + codebook * shape.k * shape.d, code);
+    if (there && lane % kRowLanes == 0) indices[row.output] = index;
+  }
+}
+
 // The blocks of the codebook in the order of multiplication. One thread copies them to the places of a ring.
 struct CodewordBlocks {
   const PackedCodebook& packed;
@@ -129,9 +155,9 @@ struct CodewordBlocks {
   }
 };
 
-template <class T, int kDone>
-__device__ void finish(const T* x, const Shape& shape, const PackedCodebook& packed, const WgmmaPlan& plan,
-                       const WgmmaMemory& memory, bool exact, int64_t* indices, int* open) {
+template <class T>
+__device__ void finish(const Shape& shape, const PackedCodebook& packed, const WgmmaPlan& plan,
+                       const WgmmaMemory& memory, bool exact, int64_t* indices, int* open, int* few) {
   const int warp = threadIdx.x / kWarp % kGroupWarps, lane = threadIdx.x % kWarp,
             row = warp * kWarpRows + row_of(lane);
   const int items = plan.items.number(blockIdx.x);
@@ -156,22 +182,11 @@ __device__ void finish(const T* x, const Shape& shape, const PackedCodebook& pac
     const int64_t output = item.output(shape, row);
     if (mine && certain) indices[output] = known.best_code;
     if (!__any_sync(kAllLanes, mine && !certain)) continue;
-    const bool few = verdict.holds() && !certain && verdict.apart(known.best, known.third);
-    list.push(mine && !certain && !few, output, verdict.limit(known.best, judge.base));
-    for (unsigned votes = __ballot_sync(kAllLanes, mine && few); votes != 0; votes &= votes - 1) {
-      const int from = __ffs(votes) - 1, best = __shfl_sync(kAllLanes, known.best_code, from),
-                next = __shfl_sync(kAllLanes, known.next_code, from), code = lane < kWarp / 2 ? best : next;
-      const int64_t settled = __shfl_sync(kAllLanes, output, from);
-      int64_t codebook;
-      const T* begin = x + plan.origin.begin(shape, settled, codebook);
-      const int64_t index =
-          nearest_of<2, 1>(begin, shape, packed.exact + codebook * shape.k * shape.d, code);
-      if (lane == 0) indices[settled] = index;
-      blocks.copy();
-    }
+    const bool between_two = verdict.holds() && !certain && verdict.apart(known.best, known.third);
+    list.push_few(mine && between_two, {output, {known.best_code, known.next_code}});
+    list.push(mine && !certain && !between_two, output, verdict.limit(known.best, judge.base));
   }
-  if (lane == 0) open[warp] = list.count;
-  named_arrive(kDoneBarrier, kDone);
+  if (lane == 0) open[warp] = list.count, few[warp] = list.few;
 }
 
 }  // namespace

@@ -16,8 +16,7 @@ constexpr int kWgmmaColumns = kBlockCodewords / 4, kBlockBytes = kBlockHalves * 
               kStartBytes = kStarts * sizeof(float);
 constexpr int kTileBytes = kGroupRows * kBlockElements * 2;  // one chunk of 64 rows in float16
 
-// Named barriers. The turns use the numbers below these, and the second phase has its own number.
-constexpr int kDoneBarrier = 4;
+constexpr int kDoneBarrier = 4;  // a named barrier; the second phase has its own number
 
 // The roles in the order of the warps: one warpgroup prepares, kGroups multiply, one finishes, and with two
 // multiplying warpgroups a second one prepares. A thread starts with kLaunch registers, and the roles trade
@@ -30,7 +29,6 @@ struct Layout {
   static constexpr int kWarpgroups = 5, kThreads = kWarpgroups * kGroupThreads, kLaunch = 96;
   static constexpr int kPrepare = kGroups == 3 && !kLong ? 64 : 88, kMultiply = kGroups == 3 && kLong ? 104 : 112,
                        kFinish = 80;
-  static constexpr int kDone = (kGroups + 1) * kGroupThreads;  // threads that multiply or finish
   static_assert(kPreparers * kPrepare + kGroups * kMultiply + kFinish <= kWarpgroups * kLaunch);
   static_assert(kLaunch * kThreads <= 65536);
 };
@@ -154,7 +152,6 @@ struct WgmmaPlan {
       raw = 0;  // places of the rings: blocks of codewords; tiles of rows and their slots; chunks of rows before
                 // their conversion
   bool resident = false;         // every block of the codebook has its own place
-  bool in_turn = false;          // the warpgroups multiply one after the other
   int chunks = 0, size = 0;      // blocks of 64 elements in a row; total bytes
   int starts_at = 0, tiles_at = 0, slots_at = 0, raw_at = 0, barriers_at = 0;
 
@@ -229,10 +226,6 @@ inline WgmmaPlan divide(const Shape& shape, int groups, int64_t element_bytes, i
   more(plan.raw, 2), more(plan.tiles, groups + 1);
   if (!plan.resident) more(plan.codewords, static_cast<int>(std::min<int64_t>(blocks, 6)));
   more(plan.tiles, groups + 2), more(plan.raw, kMostRaw), more(plan.tiles, 2 * groups);
-  // Rows of two chunks gain a tenth on an H200 if the warpgroups multiply in turn. Shorter and longer rows gain
-  // nothing. A warpgroup needs all chunks of a tile for its turn, and no chunk is free before the last
-  // warpgroup has had its turn.
-  plan.in_turn = plan.chunks == 2 && (plan.resident || plan.codewords > plan.chunks);
   plan.room = int64_t{plan.items.number(0)} * kWarpRows;
   place(plan, shape, element_bytes, limit);
   return plan;

@@ -237,7 +237,7 @@ static void second_phase_of_any_list() {
     for (int list = 0; list < 6; ++list) {
       for (int i = 0; i < counts[list]; ++i, --output) {
         const float limits[] = {NAN, -INFINITY, INFINITY};
-        codebook.listed[list * room + i] = output, codebook.limits[list * room + i] = limits[i % 3];
+        codebook.listed[list * room + i] = {output, {__float_as_int(limits[i % 3]), 0}};
         expected[output] = nearest(&x[output * d], 1, &codewords[output % codebooks * k * d], k, d);
       }
     }

@@ -44,7 +44,7 @@ PackedCodebook carve(const Shape& shape, int64_t open, const Tensor& x, Tensor& 
   const int64_t longest = place(codewords / kPackCodewords * 8),
                 sampled = place(shape.codebooks * kSampledRows * 4);
   const int64_t starts = place(codewords / kBlockCodewords * kStartBytes);
-  const int64_t listed = place(open * 8), limits = place(open * 4);
+  const int64_t listed = place(open * static_cast<int64_t>(sizeof(Listed)));
   workspace = torch::stable::new_empty(x, {bytes}, ScalarType::Byte);
   char* first = static_cast<char*>(workspace.mutable_data_ptr());
   PackedCodebook packed{};
@@ -52,10 +52,9 @@ PackedCodebook carve(const Shape& shape, int64_t open, const Tensor& x, Tensor& 
   packed.bounds = reinterpret_cast<double*>(first + bounds);
   packed.center = reinterpret_cast<float*>(first + center);
   packed.halves = reinterpret_cast<uint16_t*>(first + halves);
-  packed.listed = reinterpret_cast<int64_t*>(first + listed);
+  packed.listed = reinterpret_cast<Listed*>(first + listed);
   packed.longest = reinterpret_cast<double*>(first + longest),
   packed.sampled = reinterpret_cast<float*>(first + sampled);
-  packed.limits = reinterpret_cast<float*>(first + limits),
   packed.starts = reinterpret_cast<float*>(first + starts);
   return packed;
 }

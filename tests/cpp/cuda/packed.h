@@ -15,8 +15,8 @@ struct TestCodebook {
   std::vector<__uint128_t> starts;
   std::vector<double> exact, bounds, longest;
   std::vector<long long> ones;  // an array that the kernel zeroes
-  std::vector<float> center, limits, sampled;
-  std::vector<int64_t> listed;
+  std::vector<float> center, sampled;
+  std::vector<uefl::cuda::Listed> listed;
   uefl::cuda::PackedCodebook packed{};
 
   // Allocates the arrays and packs the codebook. x has the rows to measure.
@@ -45,13 +45,15 @@ struct TestCodebook {
 
   // Empties the lists of open rows and gives them this room.
   void make_lists(int64_t rows) {
-    listed.assign(rows, -1), limits.assign(rows, NAN);
-    packed.listed = listed.data(), packed.limits = limits.data();
+    listed.assign(rows, {-1, {-1, -1}});
+    packed.listed = listed.data();
   }
   // Returns the outputs that a search has left open after its first phase.
   std::vector<int64_t> open() const {
-    std::vector<int64_t> found = listed;
-    std::erase(found, -1);
+    std::vector<int64_t> found;
+    for (const uefl::cuda::Listed& row : listed) {
+      if (row.output >= 0) found.push_back(row.output);
+    }
     return found;
   }
 };
