@@ -232,10 +232,11 @@ inline WgmmaPlan divide(const Shape& shape, int groups, int64_t element_bytes, i
 }
 
 // Plans two multiplying warpgroups if long rows leave no room for the codewords otherwise, or if the codebook is
-// so small that preparing rows takes longer than multiplying them.
+// so small that preparing the rows takes longer than multiplying them. A second warpgroup prepares then.
 inline WgmmaPlan divide(const Shape& shape, int64_t element_bytes, int64_t limit, int64_t most_blocks) {
   const WgmmaPlan two = divide(shape, 2, element_bytes, limit, most_blocks);
-  if (shape.k <= kFewCodewords) return two;
+  const bool longer = two.chunks > 1 || element_bytes == sizeof(float);
+  if (shape.k <= kBlockCodewords || (shape.k <= kFewCodewords && longer)) return two;
   const WgmmaPlan three = divide(shape, 3, element_bytes, limit, most_blocks);
   const bool fits = three.chunks == 1 || three.resident || three.codewords >= 4;
   return fits || two.codewords < three.codewords ? three : two;

@@ -220,8 +220,8 @@ struct TileWriter {
   }
 
   // Writes the length and the rounding error of the rows, one number in each lane.
-  __device__ void write_norms() {
-    const float squares = sum_of_eight(square, lane), rests = sum_of_eight(rest, lane);
+  __device__ void write_norms(bool rounded) {
+    const float squares = sum_of_eight(square, lane), rests = rounded ? sum_of_eight(rest, lane) : 0;
     barrier_wait(first_slot_free + tiles.place, tiles.parity ^ 1);
     const int d = static_cast<int>(shape.d);
     const float root = scale.rest(lane % 2 == 0 ? squares : rests, d);
@@ -237,8 +237,9 @@ struct TileWriter {
     const int number = tiles.place * chunks + chunk;
     barrier_wait(first_free + number, tiles.parity ^ 1);
     unsigned char* tile = first_tile + number * kTileBytes;
-    is_half(T{}) && !scale.centered ? copy_rows(raw, tile) : convert_rows(raw, tile);
-    if (chunk + 1 == chunks) write_norms();
+    const bool rounded = !is_half(T{}) || scale.centered;
+    rounded ? convert_rows(raw, tile) : copy_rows(raw, tile);
+    if (chunk + 1 == chunks) write_norms(rounded);
     if (kLong) fence_proxy_async();  // short rows are read by ordinary loads
     barrier_arrive_by_warp(first_ready + number);
     if (++chunk == chunks) chunk = 0, item += step, tiles.advance(step);

@@ -351,6 +351,7 @@ inline long long __double_as_longlong(double value) {
   std::memcpy(&bits, &value, sizeof bits);
   return bits;
 }
+inline void __nanosleep(unsigned) {}
 inline float __int_as_float(int bits) {
   float value;
   std::memcpy(&value, &bits, sizeof value);
