@@ -127,9 +127,11 @@ struct CodewordBlocks {
 
   // Waits for a barrier, and copies blocks meanwhile.
   __device__ void copy_until(Barrier* barrier, unsigned parity) {
-    if (threadIdx.x % kGroupThreads >= kWarp) return barrier_wait(barrier, parity);
-    do copy();
-    while (!barrier_over(barrier, parity));
+    const bool copies = threadIdx.x % kGroupThreads < kWarp;
+    if (copies) copy();
+    while (!barrier_over(barrier, parity)) {
+      copies ? copy() : __nanosleep(100);
+    }
     __syncwarp();
   }
   // Copies blocks to all places that are free.
