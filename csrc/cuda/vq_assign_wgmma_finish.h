@@ -127,11 +127,9 @@ struct CodewordBlocks {
 
   // Waits for a barrier, and copies blocks meanwhile.
   __device__ void copy_until(Barrier* barrier, unsigned parity) {
-    const bool copies = threadIdx.x % kGroupThreads < kWarp;
-    if (copies) copy();
-    while (!barrier_over(barrier, parity)) {
-      copies ? copy() : __nanosleep(100);
-    }
+    if (threadIdx.x % kGroupThreads >= kWarp) return barrier_wait(barrier, parity);
+    do copy();
+    while (!barrier_over(barrier, parity));
     __syncwarp();
   }
   // Copies blocks to all places that are free.

@@ -235,7 +235,7 @@ struct TileWriter {
     if (!scaled || (chunk == 0 && shape.codebooks > 1))
       scale = RowScale(shape, packed, plan.items.at(blockIdx.x, item).codebook, is_half(T{})), scaled = true;
     const int number = tiles.place * chunks + chunk;
-    while (!barrier_over(first_free + number, tiles.parity ^ 1)) __nanosleep(50);
+    barrier_wait(first_free + number, tiles.parity ^ 1);
     unsigned char* tile = first_tile + number * kTileBytes;
     const bool rounded = !is_half(T{}) || scale.centered;
     rounded ? convert_rows(raw, tile) : copy_rows(raw, tile);
