@@ -31,7 +31,8 @@ __device__ inline void barrier_arrive_expecting(Barrier* barrier, unsigned bytes
                "r"(bytes)
                : "memory");
 }
-// Returns whether the phase with this parity is over. The phase before the first one has parity 1 and is over.
+// Returns whether the phase with this parity is over. The phase before the first one has parity 1 and is
+// over.
 __device__ inline bool barrier_over(Barrier* barrier, unsigned parity) {
   unsigned over = 0;
   asm volatile(

@@ -75,13 +75,13 @@ __device__ inline Four<T> four_of(const T* row, int64_t stride, int64_t j, int64
   return found;
 }
 
-// Returns the nearest of kOf codewords for each of kRows rows, by the definition. A warp calls it. The lanes are
-// divided among the rows, and then among the codewords of a row. `code` is negative if there are fewer codewords.
-// kAhead: loads of a lane in flight.
+// Returns the nearest of kOf codewords for each of kRows rows, by the definition. A warp calls it. The lanes
+// are divided among the rows, and then among the codewords of a row. `code` is negative if there are fewer
+// codewords. kAhead: loads of a lane in flight.
 //
 // First the lanes of a codeword sum the terms of its distance in float64. Their order is not the order of the
-// definition, so such a sum differs from the defined one by at most 2 d 2^-53 times the sum of the magnitudes.
-// Codewords that are closer to each other than this are compared by the definition.
+// definition, so such a sum differs from the defined one by at most 2 d 2^-53 times the sum of the
+// magnitudes. Codewords that are closer to each other than this are compared by the definition.
 template <int kOf, int kRows, int kAhead, class T>
 __device__ int64_t nearest_of(const T* row, const Shape& shape, const double* codewords, int code) {
   constexpr int kRowLanes = kWarp / kRows, kLanes = kRowLanes / kOf;
@@ -115,7 +115,8 @@ __device__ int64_t nearest_of(const T* row, const Shape& shape, const double* co
   for (int step = 1; step < kLanes; step *= 2) {
     total += __shfl_xor_sync(kAllLanes, total, step), size += __shfl_xor_sync(kAllLanes, size, step);
   }
-  const unsigned own = (kAllLanes >> (kWarp - kRowLanes)) << lane / kRowLanes * kRowLanes;  // lanes of the row
+  const unsigned own = (kAllLanes >> (kWarp - kRowLanes))
+                       << lane / kRowLanes * kRowLanes;  // lanes of the row
   Nearest found;
   if (code >= 0 && total < INFINITY) found = {total, code};
   found.merge<kRowLanes, kLanes>();

@@ -198,8 +198,8 @@ __device__ void score_rows(const RowPart<T>& rows, const PackedCodebook& packed,
   }
 }
 
-// Decides the rows of a block by the definition. A warp takes a row. It compares the candidates of the row, or
-// all codewords if there are too many candidates or none.
+// Decides the rows of a block by the definition. A warp takes a row. It compares the candidates of the row,
+// or all codewords if there are too many candidates or none.
 template <class T>
 __device__ void decide(const T* x, const Shape& shape, const PackedCodebook& packed, int64_t codebook,
                        const MmaRows& known, int64_t* indices) {
@@ -228,10 +228,7 @@ struct OpenLists {
   int64_t room;  // entries of a list
 
   __device__ OpenLists(const PackedCodebook& packed, const int* found, int number, int64_t entries)
-      : rows(packed.listed + blockIdx.x * number * entries),
-        counts(found),
-        lists(number),
-        room(entries) {}
+      : rows(packed.listed + blockIdx.x * number * entries), counts(found), lists(number), room(entries) {}
   // Returns the place of an entry, or a negative number after the last one.
   __device__ int64_t place(int entry) const {
     for (int list = 0; list < lists; ++list) {

@@ -33,8 +33,8 @@ __device__ inline int swizzled(int row, int element) {
 constexpr int kStarts = 4 * 36;
 __device__ inline int start_place(int column) { return column % 8 / 2 * 36 + column / 8 * 2 + column % 2; }
 
-// A row that the first phase leaves open. It is open between two codewords, or codes[0] has the bits of a float:
-// the largest score of a candidate, or NaN if the definition scores all codewords.
+// A row that the first phase leaves open. It is open between two codewords, or codes[0] has the bits of a
+// float: the largest score of a candidate, or NaN if the definition scores all codewords.
 struct alignas(16) Listed {
   int64_t output;
   int codes[2];

@@ -349,7 +349,7 @@ struct Verdict {
 // rows is the same in every run. Rows that are open between two codewords are at the end of the list.
 struct OpenRows {
   const PackedCodebook& packed;
-  const int64_t& room;          // entries of a list
+  const int64_t& room;           // entries of a list
   int list, count = 0, few = 0;  // list: its number among all lists; few: rows at the end
 
   __device__ OpenRows(const PackedCodebook& of, int number, const int64_t& rows)

@@ -5,16 +5,18 @@
 //   prepare   Four warps read 16 rows of x each and convert them to float16 tiles in the layout of the
 //             products. They also measure the length of each row and its rounding error. Only this role knows
 //             the type and the strides of x. (vq_assign_wgmma_prepare.h)
-//   multiply  Two or three warpgroups multiply 64 rows each with 128 codewords at a time, and keep the two least
+//   multiply  Two or three warpgroups multiply 64 rows each with 128 codewords at a time, and keep the two
+//   least
 //             scores of each lane. (this file)
-//   finish    Four warps merge the results of the lanes of a row, certify them, and write. One of their threads
-//             copies the codebook: once if it fits, otherwise a block of codewords whenever a place of the ring
-//             is free. (vq_assign_wgmma_finish.h)
+//   finish    Four warps merge the results of the lanes of a row, certify them, and write. One of their
+//   threads
+//             copies the codebook: once if it fits, otherwise a block of codewords whenever a place of the
+//             ring is free. (vq_assign_wgmma_finish.h)
 //
 // At the end, two multiplying warpgroups decide the rows that are not certain.
 //
-// The copies of the codebook are bulk copies of one dimension, because the codebook is packed in the layout of
-// the products. So no tensor map has to be encoded, passed on and kept valid in a graph.
+// The copies of the codebook are bulk copies of one dimension, because the codebook is packed in the layout
+// of the products. So no tensor map has to be encoded, passed on and kept valid in a graph.
 #pragma once
 
 #include "cuda/vq_assign_wgmma_finish.h"
@@ -136,8 +138,7 @@ struct Multiplier {
       multiply_chunk(dot, operand(memory.tile(tiles.place, chunk)), codewords.block(), true);
       warpgroup_wait<1>();
       codewords.release(last);
-      if (code_tile + 1 == code_tiles)
-        barrier_arrive_by_warp(memory.tile_free(tiles.place, chunk - 1));
+      if (code_tile + 1 == code_tiles) barrier_arrive_by_warp(memory.tile_free(tiles.place, chunk - 1));
       last = codewords.ring.place;
     }
     return last;
@@ -216,7 +217,7 @@ __global__ void __launch_bounds__(Layout<kGroups, kLong>::kThreads, 1)
   const auto settle_rows = [&](int team) {
     named_wait(kDoneBarrier, Roles::kThreads);
     settle<kLong>(x, shape, packed, plan, few, team * kGroupWarps + threadIdx.x / kWarp % kGroupWarps,
-           (Roles::kPreparers + 1) * kGroupWarps, indices);
+                  (Roles::kPreparers + 1) * kGroupWarps, indices);
   };
   if (role == 0 || role == kGroups + 2) {
     warpgroup_reg_dealloc<Roles::kPrepare>();

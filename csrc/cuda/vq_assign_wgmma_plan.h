@@ -20,15 +20,15 @@ constexpr int kDoneBarrier = 4;  // a named barrier; the second phase has its ow
 
 // The roles in the order of the warps: one warpgroup prepares, kGroups multiply, one finishes, and with two
 // multiplying warpgroups a second one prepares. A thread starts with kLaunch registers, and the roles trade
-// them. Their sum must not exceed the registers of the launch, or the multiplying warps wait forever. There is
-// no separate warp for the copies: a quarter of a multiprocessor has 16384 registers, which is five warps of
-// 96.
+// them. Their sum must not exceed the registers of the launch, or the multiplying warps wait forever. There
+// is no separate warp for the copies: a quarter of a multiprocessor has 16384 registers, which is five warps
+// of 96.
 template <int kGroups, bool kLong>
 struct Layout {
   static constexpr int kPreparers = 4 - kGroups;
   static constexpr int kWarpgroups = 5, kThreads = kWarpgroups * kGroupThreads, kLaunch = 96;
-  static constexpr int kPrepare = kGroups == 3 && !kLong ? 64 : 88, kMultiply = kGroups == 3 && kLong ? 104 : 112,
-                       kFinish = 80;
+  static constexpr int kPrepare = kGroups == 3 && !kLong ? 64 : 88,
+                       kMultiply = kGroups == 3 && kLong ? 104 : 112, kFinish = 80;
   static_assert(kPreparers * kPrepare + kGroups * kMultiply + kFinish <= kWarpgroups * kLaunch);
   static_assert(kLaunch * kThreads <= 65536);
 };
@@ -149,10 +149,10 @@ struct WgmmaPlan {
   int64_t row_step = 0;  // elements between the rows of x, if all rows are equally far apart; otherwise 0
   int64_t room = 0;      // entries of the list of a finishing warp
   int codewords = 0, tiles = 0,
-      raw = 0;  // places of the rings: blocks of codewords; tiles of rows and their slots; chunks of rows before
-                // their conversion
-  bool resident = false;         // every block of the codebook has its own place
-  int chunks = 0, size = 0;      // blocks of 64 elements in a row; total bytes
+      raw = 0;  // places of the rings: blocks of codewords; tiles of rows and their slots; chunks of rows
+                // before their conversion
+  bool resident = false;     // every block of the codebook has its own place
+  int chunks = 0, size = 0;  // blocks of 64 elements in a row; total bytes
   int starts_at = 0, tiles_at = 0, slots_at = 0, raw_at = 0, barriers_at = 0;
 
   UEFL_HOST_DEVICE int barriers() const { return 2 * (codewords + tiles * (chunks + 1)); }
@@ -172,7 +172,8 @@ inline bool place(WgmmaPlan& plan, const Shape& shape, int64_t element_bytes, in
   take(plan.codewords, kBlockBytes);
   plan.tiles_at = take(plan.tiles, plan.chunks * kTileBytes);
   plan.slots_at = take(plan.tiles, sizeof(Slot));
-  plan.raw_at = take(plan.raw * (plan.items.groups == 2 ? 2 : 1), kGroupRows * kBlockElements * element_bytes);
+  plan.raw_at =
+      take(plan.raw * (plan.items.groups == 2 ? 2 : 1), kGroupRows * kBlockElements * element_bytes);
   plan.starts_at = take(plan.codewords, kStartBytes);
   size = std::max(size, mma_bytes(shape.d));  // the second phase also needs the parts below
   plan.barriers_at = take(plan.barriers(), sizeof(Barrier));
@@ -231,8 +232,8 @@ inline WgmmaPlan divide(const Shape& shape, int groups, int64_t element_bytes, i
   return plan;
 }
 
-// Plans two multiplying warpgroups if long rows leave no room for the codewords otherwise, or if the codebook is
-// so small that preparing the rows takes longer than multiplying them. A second warpgroup prepares then.
+// Plans two multiplying warpgroups if long rows leave no room for the codewords otherwise, or if the codebook
+// is so small that preparing the rows takes longer than multiplying them. A second warpgroup prepares then.
 inline WgmmaPlan divide(const Shape& shape, int64_t element_bytes, int64_t limit, int64_t most_blocks) {
   const WgmmaPlan two = divide(shape, 2, element_bytes, limit, most_blocks);
   const bool longer = two.chunks > 1 || element_bytes == sizeof(float);

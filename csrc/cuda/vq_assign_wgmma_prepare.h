@@ -1,8 +1,8 @@
 // The first role of search_wgmma reads the rows of x, and converts them to float16 tiles.
 //
 // A warp takes 16 rows. Lane 8 g + p takes piece p of four of them: 16 bytes of a tile, which are eight
-// elements. A lane copies its pieces of the next chunks to a ring in shared memory, and nobody else reads them.
-// So no barrier is needed, and the copies that are under way take no registers.
+// elements. A lane copies its pieces of the next chunks to a ring in shared memory, and nobody else reads
+// them. So no barrier is needed, and the copies that are under way take no registers.
 #pragma once
 
 #include "cuda/vq_assign_wgmma_finish.h"
@@ -12,8 +12,8 @@ namespace {
 
 constexpr int kRowsOfLane = 4;
 
-// Returns the first of the four rows of a lane. Half a warp writes 8 bytes of float32 rows at once: rows r and
-// r + 4, which use different banks because of the swizzle.
+// Returns the first of the four rows of a lane. Half a warp writes 8 bytes of float32 rows at once: rows r
+// and r + 4, which use different banks because of the swizzle.
 __device__ inline int first_row_of(int lane) { return lane / 8 % 2 * 4 + lane / 16; }
 // Returns how far another row of the lane is from the first one.
 __device__ constexpr int row_after(int i) { return i % 2 * 2 + i / 2 * 8; }
@@ -53,7 +53,8 @@ struct RowCopies {
         item(first),
         ring(of_warp + lane * 16) {}
 
-  // Finds the rows of an item. After the last row of x, the last row is read again, and its result is not used.
+  // Finds the rows of an item. After the last row of x, the last row is read again, and its result is not
+  // used.
   __device__ void find_rows() {
     const Item here = plan.items.at(blockIdx.x, item);
     const int first = warp_row + first_row_of(lane);
@@ -75,8 +76,8 @@ struct RowCopies {
         plan.origin.begin(shape, here.output(shape, row(warp_row + lane % kWarpRows)), codebook);
     UEFL_UNROLL
     for (int i = 0; i < kRowsOfLane; ++i) {
-      rows[i] = x + __shfl_sync(kAllLanes, begin, first_row_of(lane) + row_after(i)) +
-                Pieces<T>::column(lane, 0);
+      rows[i] =
+          x + __shfl_sync(kAllLanes, begin, first_row_of(lane) + row_after(i)) + Pieces<T>::column(lane, 0);
     }
   }
 
@@ -201,8 +202,7 @@ struct TileWriter {
       }
       UEFL_UNROLL
       for (int i = 0; i < kRowsOfLane; ++i) {
-        const auto values =
-            *reinterpret_cast<const Piece<T, Of::kElements>*>(raw + Of::place(i, part));
+        const auto values = *reinterpret_cast<const Piece<T, Of::kElements>*>(raw + Of::place(i, part));
         Piece<uint32_t, Of::kElements / 2> halves;
         UEFL_UNROLL
         for (int e = 0; e < Of::kElements; e += 4) {

@@ -136,8 +136,8 @@ static void wgmma(TestCodebook& codebook, const std::vector<T>& x, const cuda::S
   std::vector<int64_t> indices(shape.outputs, -2);
   std::memset(emulation::shared, 0xff, sizeof emulation::shared);
   emulation::launch(plan.items.grid, cuda::Layout<kGroups, kLong>::kThreads,
-                    cuda::search_wgmma<T, kGroups, kLong>, x.data(), shape, codebook.packed, plan,
-                    true, indices.data());
+                    cuda::search_wgmma<T, kGroups, kLong>, x.data(), shape, codebook.packed, plan, true,
+                    indices.data());
   path.open += static_cast<int64_t>(codebook.open().size());
   for (int64_t i = 0; i < shape.outputs; ++i) path.wrong += indices[i] != expected[i];
   path.rows += shape.outputs;

@@ -79,8 +79,7 @@ void with_rows(const Rows& rows, const Body& body) {
 
 // Returns labels [N]. The same launches clear the given memory, for later sums.
 Tensor search(const Rows& rows, const Tensor& centers, const Spans& cleared) {
-  return torch::stable::reshape(assign(rows.op, rows.x, centers, "l2", true, cleared),
-                                {rows.shape.outputs});
+  return torch::stable::reshape(assign(rows.op, rows.x, centers, "l2", true, cleared), {rows.shape.outputs});
 }
 
 void sum_rows(const Rows& rows, const Tensor& labels, Tensor& sums, Tensor& masses, cudaStream_t stream) {

@@ -112,12 +112,13 @@ void launch_mma(const T* x, const Shape& shape, const PackedCodebook& packed, bo
 template <class T>
 void launch_wgmma(const T* x, const Shape& shape, const PackedCodebook& packed, const WgmmaPlan& plan,
                   bool exact, int64_t* indices, cudaStream_t stream) {
-  const auto kernel = plan.chunks > 1 ? (plan.items.groups == 2 ? search_wgmma<T, 2, true> : search_wgmma<T, 3, true>)
+  const auto kernel = plan.chunks > 1
+                          ? (plan.items.groups == 2 ? search_wgmma<T, 2, true> : search_wgmma<T, 3, true>)
                       : plan.items.groups == 2 ? search_wgmma<T, 2, false>
                                                : search_wgmma<T, 3, false>;
   allow_shared("vq_assign", kernel, plan.size);
-  kernel<<<plan.items.grid, Layout<2, true>::kThreads, static_cast<size_t>(plan.size), stream>>>(x, shape, packed, plan,
-                                                                                        exact, indices);
+  kernel<<<plan.items.grid, Layout<2, true>::kThreads, static_cast<size_t>(plan.size), stream>>>(
+      x, shape, packed, plan, exact, indices);
 }
 
 // Returns the plan of wgmma for these rows, with codewords = 0 if wgmma cannot search them.
