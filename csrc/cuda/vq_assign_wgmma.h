@@ -2,18 +2,16 @@
 // CPU, with its barriers, copies and layouts of shared memory. The warps of a block have roles, with rings of
 // barriers between them:
 //
-//   prepare   Four warps read 16 rows of x each and convert them to float16 tiles in the layout of the
-//             products. They also measure the length of each row and its rounding error. Only this role knows
-//             the type and the strides of x. (vq_assign_wgmma_prepare.h)
+//   prepare   One or two warpgroups read rows of x and convert them to float16 tiles in the layout of the
+//             products. They also measure the length of each row and its rounding error. Only this role
+//             knows the type and the strides of x. (vq_assign_wgmma_prepare.h)
 //   multiply  Two or three warpgroups multiply 64 rows each with 128 codewords at a time, and keep the two
-//   least
-//             scores of each lane. (this file)
+//             least scores of each lane. (this file)
 //   finish    Four warps merge the results of the lanes of a row, certify them, and write. One of their
-//   threads
-//             copies the codebook: once if it fits, otherwise a block of codewords whenever a place of the
-//             ring is free. (vq_assign_wgmma_finish.h)
+//             threads copies the codebook: once if it fits, otherwise a block of codewords whenever a place
+//             of the ring is free. (vq_assign_wgmma_finish.h)
 //
-// At the end, two multiplying warpgroups decide the rows that are not certain.
+// At the end of a block, all warps except a third multiplying warpgroup decide the rows that are not certain.
 //
 // The copies of the codebook are bulk copies of one dimension, because the codebook is packed in the layout
 // of the products. So no tensor map has to be encoded, passed on and kept valid in a graph.
