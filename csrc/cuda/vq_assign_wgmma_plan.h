@@ -214,19 +214,22 @@ inline WgmmaPlan divide(const Shape& shape, int groups, int64_t element_bytes, i
     if (place(plan, shape, element_bytes, limit)) break;
   }
   if (!place(plan, shape, element_bytes, limit)) return {};
-  // The rest of the memory goes first to rows under way, then to one more tile, then to more blocks of
-  // codewords, then to more of both.
-  const auto more = [&](int& what, int most) {
-    while (what < most) {
-      ++what;
+  // The rest of the memory goes first to rows under way, then to more tiles, then to more blocks of
+  // codewords, then to more of all. With two warpgroups that prepare, a place belongs to one of them and to
+  // one warpgroup that multiplies. So their number is even. Otherwise a warpgroup could run ahead of the
+  // other one by two phases of a barrier, which it cannot tell from none.
+  const int step = groups == 2 ? 2 : 1;
+  const auto more = [&](int& what, int most, int by = 1) {
+    while (what + by <= most) {
+      what += by;
       if (place(plan, shape, element_bytes, limit)) continue;
-      --what;
+      what -= by;
       break;
     }
   };
-  more(plan.raw, 2), more(plan.tiles, groups + 1);
+  more(plan.raw, 2), more(plan.tiles, groups + step, step);
   if (!plan.resident) more(plan.codewords, static_cast<int>(std::min<int64_t>(blocks, 6)));
-  more(plan.tiles, groups + 2), more(plan.raw, kMostRaw), more(plan.tiles, 2 * groups);
+  more(plan.tiles, groups + 2, step), more(plan.raw, kMostRaw), more(plan.tiles, 2 * groups, step);
   plan.room = int64_t{plan.items.number(0)} * kWarpRows;
   place(plan, shape, element_bytes, limit);
   return plan;
