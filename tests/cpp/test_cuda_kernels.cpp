@@ -386,6 +386,25 @@ static void sizes() {
         "long rows");
 }
 
+// With two warpgroups that prepare, each place of the ring of tiles belongs to one of them. With three
+// places, a warpgroup could overwrite rows that another one has not multiplied yet.
+static void places_belong_to_one_warpgroup() {
+  int plans = 0;
+  for (const int64_t d : {16, 48, 64, 128, 200, 256, 512}) {
+    for (const int64_t codebooks : {1, 3}) {
+      const cuda::Shape shape{100'000, codebooks, codebooks, d, 200, 256, 100'000, 0, codebooks * d, 1, true};
+      for (int64_t limit = 60 * 1024; limit <= 227 * 1024; limit += 512) {
+        const cuda::WgmmaPlan plan = cuda::divide(shape, 2, sizeof(float), limit, 132);
+        if (plan.codewords == 0) continue;
+        ++plans;
+        CHECK(plan.tiles % 2 == 0, "%d tiles, d %ld, %ld bytes", plan.tiles, static_cast<long>(d),
+              static_cast<long>(limit));
+      }
+    }
+  }
+  CHECK(plans > 1000, "%d plans", plans);
+}
+
 static void cosine() {
   std::mt19937 random(6);
   const int64_t d = 7, k = 30, n = 60;
@@ -486,5 +505,6 @@ void run() {
   far_apart();
   divisors();
   sizes();
+  places_belong_to_one_warpgroup();
   cosine();
 }
