@@ -7,47 +7,67 @@ from drawing import Drawing
 
 def search_gpu() -> Drawing:
     """Draw the roles of the warps in a block of the Hopper search."""
-    d = Drawing(620, 520, "A block of the search on a Hopper GPU")
+    d = Drawing(620, 540, "A block of the search on a Hopper GPU")
     d.text(20, 28, "global memory", "small", "start")
     d.box(20, 40, 250, 46, "rows x", "float32, float16 or bfloat16")
     d.box(350, 40, 250, 46, "codebook", "float16 tiles, packed once")
-    d.frame(10, 108, 600, 340, "a block: one per multiprocessor")
+    d.frame(10, 108, 600, 360, "a block: one per multiprocessor")
     d.box(
         20,
         140,
         250,
-        66,
-        "prepare: four warps",
+        82,
+        "prepare: one or two warpgroups",
+        "each lane has a ring of pieces;",
         "float16 tiles of rows, their",
         "lengths and rounding errors",
         kind="blue",
     )
-    d.box(350, 140, 250, 66, "shared memory", "the codebook if it fits,", "else a ring of tiles")
+    d.box(350, 148, 250, 66, "shared memory", "the codebook if it fits,", "else a ring of blocks")
     d.box(
         140,
-        240,
+        254,
         340,
         66,
         "multiply: two or three warpgroups",
         "64 rows each; products on tensor cores,",
-        "the best scores of each row",
+        "the two least scores of each lane",
         kind="blue",
     )
-    d.box(20, 340, 250, 66, "finish: four warps", "gap > error bound?", "writes the index", kind="orange")
-    d.box(350, 340, 250, 66, "open rows", "score again, then the candidates", "in float64", kind="orange")
-    d.box(140, 464, 340, 44, "indices", "the argmin of the float64 distance", kind="green")
+    d.box(
+        20,
+        354,
+        250,
+        66,
+        "finish: one warpgroup",
+        "gap > error bound? writes the index",
+        "one thread copies the codebook",
+        kind="orange",
+    )
+    d.box(
+        350,
+        354,
+        250,
+        82,
+        "at the end: open rows",
+        "between two codewords: float64;",
+        "others: score again, then the",
+        "candidates in float64",
+        kind="orange",
+    )
+    d.box(140, 484, 340, 44, "indices", "the argmin of the float64 distance", kind="green")
     d.arrow((235, 86), (235, 139))
-    d.arrow((475, 86), (475, 139))
-    d.text(245, 125, "bulk copies", "small", "start")
-    d.text(485, 125, "bulk copies", "small", "start")
-    d.arrow((145, 206), (145, 222), (230, 222), (230, 239))
-    d.arrow((475, 206), (475, 222), (390, 222), (390, 239))
-    d.arrow((230, 306), (230, 322), (145, 322), (145, 339))
-    d.text(240, 328, "scores", "small", "start")
-    d.arrow((270, 373), (349, 373), label="no")
-    d.arrow((145, 406), (145, 430), (230, 430), (230, 463))
-    d.text(240, 426, "yes: most rows", "small", "start")
-    d.arrow((475, 406), (475, 430), (390, 430), (390, 463))
+    d.arrow((475, 86), (475, 147))
+    d.text(245, 128, "copies of each lane", "small", "start")
+    d.text(485, 128, "bulk copies", "small", "start")
+    d.arrow((145, 222), (145, 238), (230, 238), (230, 253))
+    d.arrow((475, 214), (475, 238), (390, 238), (390, 253))
+    d.arrow((230, 320), (230, 337), (145, 337), (145, 353))
+    d.text(240, 342, "scores", "small", "start")
+    d.arrow((270, 387), (349, 387), label="no")
+    d.arrow((145, 420), (145, 452), (230, 452), (230, 483))
+    d.text(240, 448, "yes: most rows", "small", "start")
+    d.arrow((475, 436), (475, 452), (390, 452), (390, 483))
     return d
 
 
