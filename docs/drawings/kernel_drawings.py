@@ -34,16 +34,7 @@ def search_gpu() -> Drawing:
         "the two least scores of each lane",
         kind="blue",
     )
-    d.box(
-        20,
-        354,
-        250,
-        66,
-        "finish: one warpgroup",
-        "gap > error bound? writes the index",
-        "one thread copies the codebook",
-        kind="orange",
-    )
+    d.box(20, 354, 250, 66, "finish: one warpgroup", "gap > error bound?", "writes the index", kind="orange")
     d.box(
         350,
         354,
