@@ -9,7 +9,8 @@
 #   tests   the tests on the device, path by path, and the small cases again under compute-sanitizer
 #   bench   all timings, also of the peers, shape by shape into a CSV
 #
-#   call1   3 minutes: the searches once, then the assumptions of the plans (micro.json)
+#   call1   3 minutes: the searches once, their times by replays (replay.json), then the assumptions of the
+#           plans (micro.json)
 #   call2   4 minutes: every variant of the search at every shape (variants.json)
 #   call3   2 minutes: counters of the best variants and of the kernels, where their time goes (profile.json)
 #   call4   4 minutes: the variants that ONLY names, compiled here
@@ -184,16 +185,21 @@ variants() {
 
 counted='vq 1000000x64x1024$|vq_assign 1000000x128x1024xfloat16|mc_dropout_mlp'
 
-# counters NAME SECONDS COMMAND...: of 16 launches of kernels that search, gather, add up or draw.
+# counters NAME SECONDS COMMAND...: of 16 launches of kernels that search, gather, add up or draw. The CSV has
+# the samples of every instruction.
 counters() {
   if [ "$device" = cuda ] && command -v ncu >/dev/null; then
-    step "$1" "$2" ncu --set full --import-source on --clock-control none -c 16 \
+    step "$1" "$2" ncu --set full --import-source on --clock-control none -c 16 -o "$out/$1" \
       -k "regex:pack_codebook|search|gather|row_s|head|^(g4|g8|cross|packed)_" "${@:3}"
+    step "$1-source" 20 bash -c "ncu --import '$out/$1.ncu-rep' --page source --csv >'$out/$1-source.csv'"
   fi
 }
 
 call1() {
   small smoke 40 --jobs "$jobs" --paths wgmma,mma
+  local shapes=()
+  [ "$device" = cuda ] || shapes=(--shapes 200x32x16)
+  LINES_SHOWN=40 step replay 40 "$python" -m benchmarks.gpu_replay --device "$device" --check --out "$out/replay.json" "${shapes[@]}"
   [ -e "$cubins/search.cubin" ] || variants compile 60 compile
   # A kernel that may hang comes last.
   variants micro-rates 30 micro --only 'M[13457]'

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import gpu_model, gpu_profile, gpu_smoke
+from benchmarks import gpu_model, gpu_profile, gpu_replay, gpu_smoke
 from benchmarks.cases import case_of
 from benchmarks.ops import REGISTRY
 
@@ -64,7 +64,13 @@ def check(tmp_path):
 def test_step_at_its_limit_keeps_results_and_stops_no_other(check):
     done, summary, out = check("smoke")
     assert done.returncode == 1
-    assert summary == [("timeout", "smoke"), ("ok", "profile"), ("ok", "ncu"), ("FAILED", "smoke-triton")]
+    assert summary == [
+        ("timeout", "smoke"),
+        ("ok", "profile"),
+        ("ok", "ncu"),
+        ("ok", "ncu-source"),
+        ("FAILED", "smoke-triton"),
+    ]
     assert (out / "smoke.log").read_text() == "first case\n"
     assert "a table" in done.stdout
     assert done.stdout.endswith("not ok: smoke smoke-triton\n")
@@ -210,3 +216,20 @@ def test_profile(tmp_path, capsys):
 )
 def test_names_of_kernels_are_shown_without_their_arguments(name, shown):
     assert gpu_profile.short(name) == shown
+
+
+def test_replay_measures_every_shape_and_fails_at_a_wrong_index(tmp_path, capsys, monkeypatch):
+    arguments = [
+        "--device=cpu",
+        "--shapes=40x8x16,30x32x16xfloat16",
+        "--check",
+        f"--out={tmp_path / 'times.json'}",
+    ]
+    assert gpu_replay.main(arguments) == 0
+    rows = json.loads((tmp_path / "times.json").read_text())
+    assert {shape: row["wrong"] for shape, row in rows.items()} == {"40x8x16": 0, "30x32x16xfloat16": 0}
+    assert all(row[name] > 0 for row in rows.values() for name in ("exact", "fast", "vq"))
+    assert "30x32x16xfloat16" in capsys.readouterr().out
+    monkeypatch.setattr(gpu_replay, "wrong", lambda x, codebook: 3)
+    assert gpu_replay.main(arguments) == 1
+    assert all(case_of(gpu_replay.SearchCase, shape) for shape in gpu_replay.SHAPES)
