@@ -38,21 +38,31 @@ def test_a_codebook_is_packed_by_one_launch():
     packing = body(source, "void launch_pack(")
     assert calls(packing, r"cudaLaunch\w+") == ["cudaLaunchCooperativeKernel"]
     assert "<<<" not in packing
-    # One for each search. Blocks of wgmma may come in clusters.
-    launched = calls(source, r"(\w+)(?:<[^<>;]*>)?\s*<<<")
-    assert launched == ["kernel"]
-    assert calls(body(source, "void launch_wgmma("), r"cudaLaunchKernel\w*") == ["cudaLaunchKernelEx"]
-    passes = body(source, "std::pair<Tensor, bool> assign(")
-    assert sorted(calls(passes, r"launch_\w+")) == ["launch_mma", "launch_pack", "launch_wgmma"]
+    # One for each search. A call takes one of them.
+    for search in ("void launch_mma(", "void launch_wgmma("):
+        assert calls(body(source, search), r"<<<|cudaLaunch\w+|cudaMemset\w*") == ["<<<"], search
+    assert len(calls(source, r"<<<")) == 2
+    searching = body(source, "Tensor assign(const char* op")
+    assert calls(searching, r"(?:launch_|clear)\w*(?=\()") == [
+        "clear",
+        "launch_pack",
+        "launch_wgmma",
+        "launch_mma",
+    ]
+    empty = searching[searching.index("if (shape.outputs == 0)") :].partition("}")[0]
+    assert "clear(cleared" in empty
+    assert "return indices;" in empty
+    assert "if (search == FirstPhase::wgmma) launch_wgmma(" in searching
+    assert re.search(r"if \(search != FirstPhase::wgmma\)\s+launch_mma\(", searching)
 
 
 @pytest.mark.parametrize(
     ("source", "function", "most"),
     [
-        ("vq_assign.cu", "std::pair<Tensor, bool> assign(", 1),  # the indices
+        ("vq_assign.cu", "Tensor assign(const char* op", 1),  # the indices
         ("vq_assign.cu", "PackedCodebook carve(", 1),  # and one workspace for all that is packed
         ("vq_forward.cu", "VqResults run(", 5),  # what all calls return, and the units of the sums
-        ("vq_forward.cu", "void quantize(", 1),  # the parts of the error where another pass finds it
+        ("vq_forward.cu", "void quantize(", 1),  # the parts of the error
         ("vq_forward.cu", "vq_forward(const Tensor& x", 2),  # the error, and the counter of its parts
         ("kmeans.cu", "> kmeans_step(const Tensor& x", 3),  # and the labels of the search
         ("kmeans.cu", "> kmeans_lloyd(const Tensor& x", 9),  # of the whole fit, and labels of each iteration
@@ -99,13 +109,19 @@ def test_vq_with_sums_is_five_launches():
     assert "call_portable" not in source
 
 
-def test_vq_is_two_launches_where_the_search_quantizes():
+def test_vq_is_three_launches():
+    """Two are in the search. The third one gathers the codewords."""
     source = code("vq_forward.cu")
     made = body(source, "VqResults run(")
-    assert "launch_gather(" not in made
-    assert "launch_gather(" in body(source, "void quantize(")
-    begin, end = made.index("assign("), made.index("quantize(")
-    assert begin < made.index("if (!all && shape.outputs != 0)") < end
+    names = r"\b(launch_\w+|assign|quantize)\("
+    assert "if (summed.in_float64) launch_expect_units(" in made
+    assert re.search(r"= assign\(.*if \(shape\.outputs != 0\) quantize\(", made, re.S)
+    assert calls(made, names) == ["launch_expect_units", "assign", "quantize"]
+    without_sums = body(source, "void quantize(")
+    without_sums = without_sums[without_sums.index("if (!summed.any()) {") :].partition("}\n")[0]
+    assert calls(without_sums, names) == ["launch_gather"]
+    assert "return launch_gather(" in without_sums
+    assert calls(body(source, "void launch_gather("), r"<<<|cudaLaunch\w+|cudaMemset\w*") == ["<<<"]
     assert len(calls(source, r"\bquantize\(")) == 2  # its definition and this call
 
 
