@@ -87,7 +87,7 @@ struct Multiplier {
   const PackedCodebook& packed;
   const WgmmaPlan& plan;
   const WgmmaMemory& memory;
-  int group, code_tiles, chunks;
+  int code_tiles, chunks;
   CodewordPlaces codewords;
   Ring tiles;
 
@@ -95,13 +95,15 @@ struct Multiplier {
       : packed(of),
         plan(of_call),
         memory(shared),
-        group(__shfl_sync(kAllLanes, static_cast<int>(threadIdx.x / kGroupThreads), 0) - 1),
         code_tiles(plan.items.code_tiles),
         chunks(kLong ? plan.chunks : 1),
         codewords(plan, shared),
         tiles{plan.tiles} {
-    tiles.advance(group);
+    tiles.advance(group());
   }
+
+  // Returns the number of this warpgroup. It takes no register between the items.
+  __device__ static int group() { return static_cast<int>(threadIdx.x / kGroupThreads) - 1; }
 
   // Releases the codewords of a last round in which this warpgroup has no rows.
   __device__ void pass() {
@@ -178,7 +180,7 @@ struct Multiplier {
       const int codebook = plan.items.codebook(blockIdx.x, round);
       if (round == 0 || shape.codebooks > 1) down = RowScale(shape, packed, codebook, halves).down;
       if (plan.resident) codewords.ring.place = codebook * code_tiles * chunks, codewords.ring.parity = 0;
-      if (round * kGroups + group >= items) {
+      if (round * kGroups + group() >= items) {
         pass();
         break;
       }
@@ -212,25 +214,27 @@ __global__ void __launch_bounds__(Layout<kGroups, kLong>::kThreads, 1)
   __syncthreads();
   // At the end, the warps that do not multiply decide one kind of open rows, and two warpgroups that multiply
   // decide the other kind. Then the lists are complete, and the memory is free.
-  const auto settle_rows = [&](int team) {
+  const auto settle_rows = [&] {
     named_wait(kDoneBarrier, Roles::kThreads);
-    settle<kLong>(x, shape, packed, plan, few, team * kGroupWarps + threadIdx.x / kWarp % kGroupWarps,
-                  (Roles::kPreparers + 1) * kGroupWarps, indices);
+    const int warp = static_cast<int>(threadIdx.x / kWarp),
+              team_warp = warp < kGroupWarps ? warp : warp - kGroups * kGroupWarps;
+    settle<kLong>(x, shape, packed, plan, few, team_warp, (Roles::kPreparers + 1) * kGroupWarps, indices);
   };
   if (role == 0 || role == kGroups + 2) {
     warpgroup_reg_dealloc<Roles::kPrepare>();
-    prepare<T, kLong, Roles::kPreparers>(x, shape, packed, plan, memory, role == 0 ? 0 : 1);
-    settle_rows(role == 0 ? 0 : 2);
+    const int which = Roles::kPreparers == 1 || role == 0 ? 0 : 1;
+    prepare<T, kLong, Roles::kPreparers>(x, shape, packed, plan, memory, which);
+    settle_rows();
   } else if (role <= kGroups) {
     warpgroup_reg_alloc<Roles::kMultiply>();
     Multiplier<kGroups, kLong>(packed, plan, memory).run(shape, is_half(T{}));
-    if (role > 2) return named_arrive(kDoneBarrier, Roles::kThreads);
+    if (threadIdx.x >= 3 * kGroupThreads) return named_arrive(kDoneBarrier, Roles::kThreads);
     named_wait(kDoneBarrier, Roles::kThreads);
     search_open<false>(x, shape, packed, OpenLists(packed, open, kGroupWarps, plan.room), indices);
   } else {
     warpgroup_reg_dealloc<Roles::kFinish>();
     finish<T>(shape, packed, plan, memory, exact, indices, open, few);
-    settle_rows(1);
+    settle_rows();
   }
 #else
   asm("trap;");  // the host launches this kernel on sm_90 only

@@ -27,8 +27,9 @@ template <int kGroups, bool kLong>
 struct Layout {
   static constexpr int kPreparers = 4 - kGroups;
   static constexpr int kWarpgroups = 5, kThreads = kWarpgroups * kGroupThreads, kLaunch = 96;
-  static constexpr int kPrepare = kGroups == 3 && !kLong ? 64 : 88,
-                       kMultiply = kGroups == 3 && kLong ? 104 : 112, kFinish = 80;
+  static constexpr int kPrepare = kGroups == 3 && !kLong ? 72 : 88,
+                       kMultiply = kGroups == 3 && kLong ? 104 : 112,
+                       kFinish = kGroups == 3 && !kLong ? 72 : 80;
   static_assert(kPreparers * kPrepare + kGroups * kMultiply + kFinish <= kWarpgroups * kLaunch);
   static_assert(kLaunch * kThreads <= 65536);
 };
