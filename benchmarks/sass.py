@@ -142,14 +142,22 @@ def innermost_loop(lines: list[str], pattern: str | tuple[str, ...], but: str = 
 
 
 def without(lines: list[str], pattern: str) -> list[str]:
-    """Leave out the blocks that a branch jumps over and that match the pattern: few threads execute them."""
-    labels = {line: i for i, line in enumerate(lines) if line.startswith(".L_")}
-    for i, line in enumerate(lines):
-        target = re.match(r"@.*\bBRA\b.*`\((\.L_\w+)\)", line)
-        end = labels.get(target[1], 0) if target else 0
-        if end > i and any(re.search(pattern, inner) for inner in lines[i:end]):
-            return lines[: i + 1] + without(lines[end:], pattern)
-    return lines
+    """Leave out the blocks that a branch jumps over and that match the pattern.
+
+    The smallest blocks go first, so the rest of a block around them stays.
+    """
+    while True:
+        labels = {line: i for i, line in enumerate(lines) if line.startswith(".L_")}
+        blocks = []
+        for i, line in enumerate(lines):
+            target = re.search(r"\bBRA\b.*`\((\.L_\w+)\)", line)
+            end = labels.get(target[1], 0) if target else 0
+            if any(re.search(pattern, inner) for inner in lines[i + 1 : end]):
+                blocks.append((end - i, i, end))
+        if not blocks:
+            return lines
+        _, begin, end = min(blocks)
+        lines = lines[: begin + 1] + lines[end:]
 
 
 def tile_loop(lines: list[str]) -> list[str]:
@@ -157,7 +165,7 @@ def tile_loop(lines: list[str]) -> list[str]:
 
     A thread has 64 scores, if the rows are of one chunk.
     """
-    return operations(without(innermost_loop(lines, "HGMMA"), "UBLKCP"))
+    return operations(innermost_loop(lines, "HGMMA"))
 
 
 SCORES = 64  # of a thread in tile_loop()
