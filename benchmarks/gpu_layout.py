@@ -28,7 +28,7 @@ class Variant:
     @property
     def group(self) -> int:
         """Return the number of codewords that share one index in the packed scores."""
-        return {"packed": 1, "cross": 1, "g4": 4, "g8": 8}[self._parts[0]]
+        return {"cross": 1, "g4": 4, "g8": 8}[self._parts[0]]
 
     @property
     def shift(self) -> int:
@@ -47,7 +47,7 @@ class Variant:
 
     @property
     def options(self) -> set[str]:
-        """Return the options: some of turns, first, described, pair and marked."""
+        """Return the options: first, marked, or none."""
         return set(self._parts[3:])
 
     @property
@@ -110,10 +110,7 @@ class SearchWork(ctypes.Structure):
 
 def variants() -> list[Variant]:
     """Return the variants of variants/table.h."""
-    return [
-        Variant(name)
-        for name in re.findall(r"^VARIANT(?:_CLUSTER)?\((\w+),", (FOLDER / "table.h").read_text(), re.M)
-    ]
+    return [Variant(name) for name in re.findall(r"^VARIANT\((\w+),", (FOLDER / "table.h").read_text(), re.M)]
 
 
 def tiles(values: torch.Tensor, rows: int) -> torch.Tensor:

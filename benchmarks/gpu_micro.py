@@ -32,7 +32,7 @@ PRODUCT_BYTES = 128 * 128
 ALONE = ("fadd", "ffma", "vimnmx", "vimnmx3", "lop3", "imad")  # streams of M1
 UNKNOWN = ("imad_wide", "shf", "f2fp", "viaddmnmx", "prmt")  # streams of M3
 WIDTH = {"imad_wide": 0.5, "hmma": 0.25}  # instructions per result of a thread, if not 1
-MARKED = ("packed_3_1_marked", "packed_3_1_turns_marked", "g4_3_1_marked", "g4_3_1_turns_marked")
+MARKED = ("cross_3_1_marked", "g4_3_1_marked")
 COPIED = 64  # tiles of 16 KB in the codebook of M6, one megabyte
 HIGHEST, LOWEST = 20, 31  # M8: small terms are 2^-20 to 2^-31
 COUNTS = (1, 2, 3, 4, 7, 8, 12, 15)  # M8: numbers of small terms
@@ -170,20 +170,16 @@ def additions(driver: AnyDriver, path: Path) -> Found:
 
 
 def cache(driver: AnyDriver, path: Path) -> Found:
-    """Measure M6: the rate of bytes that arrive in shared memory.
-
-    In a pair, each block counts all its bytes, also the half that the other block requests.
-    """
+    """Measure M6: the rate of bytes that arrive in shared memory."""
     codewords, clocks, times = driver.zeros(COPIED * 16384, dtype=torch.uint8), driver.zeros(BLOCKS), 20
-    for kernel in ("read_alone", "read_pair"):
-        for ahead in (1, 2, 3, 4, 6):
-            given = [codewords.data_ptr(), Int(COPIED), Int(times), Int(ahead), clocks.data_ptr()]
+    for ahead in (1, 2, 3, 4, 6):
+        given = [codewords.data_ptr(), Int(COPIED), Int(times), Int(ahead), clocks.data_ptr()]
 
-            def call(number: int, kernel: str = kernel, ahead: int = ahead, given: list[int] = given) -> None:
-                driver.launch(path, kernel, BLOCKS, 32, ahead * 16384 + 2048, given)
+        def call(number: int, ahead: int = ahead, given: list[int] = given) -> None:
+            driver.launch(path, "read_codebook", BLOCKS, 32, ahead * 16384 + 2048, given)
 
-            us = driver.us(call, 5)
-            yield f"{kernel}, {ahead} under way", BLOCKS * COPIED * times * 16384 / us / 1e6, "TB/s"
+        us = driver.us(call, 5)
+        yield f"read_codebook, {ahead} under way", BLOCKS * COPIED * times * 16384 / us / 1e6, "TB/s"
 
 
 def small_products(driver: AnyDriver, path: Path) -> Found:

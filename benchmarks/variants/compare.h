@@ -51,26 +51,9 @@ __device__ int least_of(const int (&values)[kCount]) {
   return kCount % 2 == 0 ? lesser(found, values[kCount - 1]) : found;
 }
 
-// Every score has its number, as in the kernel today.
-struct Packed {
-  static constexpr int kShift = 32;
-  __device__ static Two run(const float (&scores)[32], int shift) {
-    Two all;
-    UEFL_UNROLL
-    for (int group = 0; group < 32; group += 8) {
-      int packed[8];
-      UEFL_UNROLL
-      for (int i = 0; i < 8; ++i)
-        packed[i] = multiply_add_integer(__float_as_int(scores[group + i]), shift, group + i);
-      all.add(two_of(packed));
-    }
-    return all;
-  }
-};
-
-// Every score has its number. It finds the least of four groups of eight, and of eight groups of four across
-// them. The second score of the row is the lesser of both seconds, since the least score shares at most one
-// of these groups with another score.
+// Every score has its number, as in the kernel today. It finds the least of four groups of eight, and of
+// eight groups of four across them. The second score of the row is the lesser of both seconds, since the
+// least score shares at most one of these groups with another score.
 struct Cross {
   static constexpr int kShift = 32;
   __device__ static Two run(const float (&scores)[32], int shift) {

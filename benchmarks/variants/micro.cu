@@ -228,9 +228,8 @@ extern "C" __global__ void additions(long long* clocks, int pattern, int codewor
 
 // Measurement M6: every block reads a codebook of blocks of 16 KB several times, with some of them in flight
 // at a time.
-template <int kCluster>
-__device__ void read_codebook(const unsigned char* codewords, int blocks, int times, int ahead,
-                              long long* clocks) {
+extern "C" __global__ void __launch_bounds__(32, 1)
+    read_codebook(const unsigned char* codewords, int blocks, int times, int ahead, long long* clocks) {
   constexpr int kBytes = 16384;
   Barrier* full = reinterpret_cast<Barrier*>(dynamic_memory() + ahead * kBytes);
   if (threadIdx.x == 0) {
@@ -238,40 +237,23 @@ __device__ void read_codebook(const unsigned char* codewords, int blocks, int ti
     fence_barrier_init();
   }
   __syncthreads();
-  if (kCluster > 1) cluster_sync();
   const long long begin = now();
   const int total = blocks * times;
   const auto feed = [&](int number) {
     const int place = number % ahead;
     const unsigned char* source = codewords + static_cast<int64_t>(number % blocks) * kBytes;
     barrier_arrive_expecting(full + place, kBytes);
-    if constexpr (kCluster == 1) {
-      copy_bulk(dynamic_memory() + place * kBytes, source, kBytes, full + place);
-    } else {
-      const unsigned at = cluster_rank() * (kBytes / kCluster);
-      copy_multicast(dynamic_memory() + place * kBytes + at, source + at, kBytes / kCluster, full + place,
-                     (1 << kCluster) - 1);
-    }
+    copy_bulk(dynamic_memory() + place * kBytes, source, kBytes, full + place);
   };
-  // A place is filled again when both blocks have seen it full, so the blocks of a cluster advance together.
   for (int number = 0; number < total; ++number) {
     if (threadIdx.x == 0 && number == 0) {
       for (int i = 0; i < ahead && i < total; ++i) feed(i);
     }
     barrier_wait(full + number % ahead, number / ahead % 2);
-    kCluster > 1 ? cluster_sync() : __syncthreads();
+    __syncthreads();
     if (threadIdx.x == 0 && number + ahead < total) feed(number + ahead);
   }
   if (threadIdx.x == 0) clocks[blockIdx.x] = now() - begin;
-  if (kCluster > 1) cluster_sync();
-}
-extern "C" __global__ void __launch_bounds__(32, 1)
-    read_alone(const unsigned char* codewords, int blocks, int times, int ahead, long long* clocks) {
-  read_codebook<1>(codewords, blocks, times, ahead, clocks);
-}
-extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(32, 1)
-    read_pair(const unsigned char* codewords, int blocks, int times, int ahead, long long* clocks) {
-  read_codebook<2>(codewords, blocks, times, ahead, clocks);
 }
 
 // Measurement M8: computes sums [64, 128] = start + a [64, 16] b [128, 16]^T by one product of a warpgroup. a

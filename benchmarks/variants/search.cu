@@ -4,7 +4,7 @@
 //
 // kGroups warpgroups multiply and compare. One more warpgroup copies: one thread copies the codebook, another
 // one the rows. If the ring has a place for every block of the codebook, the codebook is copied once. All
-// warpgroups take the same number of turns. In the last turns, a warpgroup may repeat rows of another one
+// warpgroups take the same number of rounds. In the last rounds, a warpgroup may repeat rows of another one
 // without writing its results.
 #include "compare.h"
 
@@ -26,17 +26,15 @@ struct Work {
   int blocks, tiles, places, shift;
 };
 
-// kFirst: the sums begin at the starts. kDescribed: each product reads the left operand from shared memory.
-// kCluster: the number of blocks that share their reads of the codebook. kMarked: stores the clock at the
-// beginning and the end of products and comparisons.
-template <class Way, int kGroups_, int kChunks_, bool kOrder_, bool kFirst_ = false, bool kDescribed_ = false,
-          int kCluster_ = 1, bool kMarked_ = false>
+// kFirst: the sums begin at the starts. kMarked: stores the clock at the beginning and the end of products
+// and comparisons. Rows of more than two chunks are read from shared memory for each product.
+template <class Way, int kGroups_, int kChunks_, bool kFirst_ = false, bool kMarked_ = false>
 struct Variant {
   using How = Way;
-  static constexpr int kGroups = kGroups_, kChunks = kChunks_, kCluster = kCluster_,
-                       kThreads = (kGroups_ + 1) * 128;
-  static constexpr bool kOrder = kOrder_, kFirst = kFirst_, kDescribed = kDescribed_, kMarked = kMarked_;
-  static constexpr int kTiles = kChunks > 2 ? 1 : kAhead;  // tiles of rows for each warpgroup
+  static constexpr int kGroups = kGroups_, kChunks = kChunks_, kThreads = (kGroups_ + 1) * 128;
+  static constexpr bool kFirst = kFirst_, kMarked = kMarked_, kLong = kChunks > 2;
+  static constexpr int kTiles = kLong ? 1 : kAhead;  // tiles of rows for each warpgroup
+  static constexpr int kFragments = kLong ? 1 : kChunks;
   static constexpr int kStarts = kFirst ? 68 : 36;  // floats of a lane; neighbors are in different banks
   static constexpr int kStartsBytes = 4 * kStarts * sizeof(float);
   static constexpr int kRegisters = kGroups == 4 ? 112 : kGroups == 3 ? 152 : 224;
@@ -89,13 +87,7 @@ __device__ void feed_codewords(const Work& work, const VariantMemory<V>& memory)
       Barrier* full = memory.full(ring.place);
       barrier_arrive_expecting(full, kCodewordsBytes + V::kStartsBytes);
       const unsigned char* source = work.codewords + static_cast<int64_t>(block) * kCodewordsBytes;
-      if constexpr (V::kCluster == 1) {
-        copy_bulk(memory.codewords(ring.place), source, kCodewordsBytes, full);
-      } else {
-        constexpr int kShare = kCodewordsBytes / V::kCluster;
-        const unsigned at = cluster_rank() * kShare;
-        copy_multicast(memory.codewords(ring.place) + at, source + at, kShare, full, (1 << V::kCluster) - 1);
-      }
+      copy_bulk(memory.codewords(ring.place), source, kCodewordsBytes, full);
       copy_bulk(memory.starts(ring.place), work.starts + block / V::kChunks * (V::kStartsBytes / 4),
                 V::kStartsBytes, full);
     }
@@ -118,40 +110,31 @@ __device__ void feed_rows(const Work& work, const VariantMemory<V>& memory) {
   }
 }
 
-// Multiplies a tile of codewords. A turn is a tile of one or two chunks, or one chunk of a longer tile. If a
-// warpgroup sent more chunks than the ring has places, it would wait for places of another warpgroup, which
-// waits for its turn. Up to two chunks stay in registers as fragments. With longer rows, two chunks are under
-// way. Returns the place of the chunk before the last one, which is still read if there are two.
+// Multiplies a tile of codewords. Up to two chunks stay in registers as fragments. With longer rows, two
+// chunks are under way. Returns the place of the chunk before the last one, which is still read if there are
+// two.
 template <class V>
-__device__ int multiply(float (&sums)[64], uint32_t (&fragments)[V::kChunks > 2 ? 2 : V::kChunks][4][4],
+__device__ int multiply(float (&sums)[64], uint32_t (&fragments)[V::kFragments][4][4],
                         const unsigned char* rows, const VariantMemory<V>& memory, BlockRing& ring,
                         bool arrived, const auto& release) {
-  const int group = threadIdx.x / 128;
   int before = 0;
   UEFL_UNROLL
   for (int chunk = 0; chunk < V::kChunks; ++chunk) {
     if (!arrived) barrier_wait(memory.full(ring.place), ring.parity);
-    auto& fragment = fragments[V::kChunks > 2 ? chunk % 2 : chunk];
-    if constexpr (V::kChunks > 2 && !V::kDescribed) {
-      UEFL_UNROLL
-      for (int step = 0; step < 4; ++step) load_fragment(fragment[step], rows + chunk * kRowsBytes, step);
-    }
-    if (V::kOrder && V::kChunks > 2) turn_wait(1 + group);
     const uint64_t right = operand(memory.codewords(ring.place)), left = operand(rows + chunk * kRowsBytes);
     warpgroup_fence_registers(sums);
     warpgroup_arrive();
     UEFL_UNROLL
     for (int step = 0; step < 4; ++step) {
       const bool add = V::kFirst || chunk + step > 0;
-      if constexpr (V::kDescribed) {
+      if constexpr (V::kLong) {
         multiply_group(sums, left + step * kOperandStep, right + step * kOperandStep, add);
       } else {
-        multiply_group(sums, fragment[step], right + step * kOperandStep, add);
+        multiply_group(sums, fragments[chunk][step], right + step * kOperandStep, add);
       }
     }
     warpgroup_commit();
-    if (V::kOrder && V::kChunks > 2) turn_pass(1 + (group + 1) % V::kGroups);
-    if (V::kChunks > 2 && chunk > 0) {
+    if (V::kLong && chunk > 0) {
       warpgroup_wait<1>();
       release(before);
     }
@@ -197,19 +180,15 @@ __device__ void search(const Work& work, const VariantMemory<V>& memory) {
   const bool resident = work.places == work.tiles * V::kChunks;
   BlockRing codewords{work.places}, tiles{V::kTiles};
   const auto release = [&](int place) {
-    if (resident) return;
-    __syncwarp();
-    if (lane >= V::kCluster) return;
-    V::kCluster == 1 ? barrier_arrive(memory.empty(place)) : barrier_arrive_in(memory.empty(place), lane);
+    if (!resident) barrier_arrive_by_warp(memory.empty(place));
   };
-  if (V::kOrder && group == 0) turn_pass(1);  // the first turn belongs to this warpgroup
   const int rounds = rounds_of<V>(work);
   for (int round = 0; round < rounds; ++round, tiles.advance()) {
     const int block = block_of<V>(round, group);
     const unsigned char* rows = memory.rows(group, tiles.place);
     barrier_wait(memory.rows_full(group, tiles.place), tiles.parity);
-    uint32_t fragments[V::kChunks > 2 ? 2 : V::kChunks][4][4];
-    if constexpr (V::kChunks <= 2 && !V::kDescribed) {
+    uint32_t fragments[V::kFragments][4][4];
+    if constexpr (!V::kLong) {
       UEFL_UNROLL
       for (int step = 0; step < V::kChunks * 4; ++step)
         load_fragment(fragments[step / 4][step % 4], rows + step / 4 * kRowsBytes, step % 4);
@@ -224,11 +203,9 @@ __device__ void search(const Work& work, const VariantMemory<V>& memory) {
         const float* first = reinterpret_cast<const float*>(memory.starts(codewords.place)) + t * V::kStarts;
         load_starts(first, sums);
       }
-      if (V::kOrder && V::kChunks <= 2) turn_wait(1 + group);
       if (marked) mark[0] = now();
       const int before =
           multiply<V>(sums, fragments, rows, memory, codewords, resident && round > 0, release);
-      if (V::kOrder && V::kChunks <= 2) turn_pass(1 + (group + 1) % V::kGroups);
       warpgroup_wait<0>();
       warpgroup_fence_registers(sums);
       if (marked) mark[1] = now();
@@ -239,8 +216,7 @@ __device__ void search(const Work& work, const VariantMemory<V>& memory) {
       release(codewords.place);
       codewords.advance();
     }
-    __syncwarp();
-    if (lane == 0) barrier_arrive(memory.rows_empty(group, tiles.place));
+    barrier_arrive_by_warp(memory.rows_empty(group, tiles.place));
     UEFL_UNROLL
     for (int row = 0; row < 2; ++row) {
       const int64_t at = static_cast<int64_t>(block) * 64 + warp * 16 + lane / 4 + 8 * row;
@@ -256,7 +232,7 @@ __device__ void run(const Work& work) {
   if (threadIdx.x == 0) {
     for (int i = 0; i < work.places; ++i) {
       barrier_init(memory.full(i), 1);
-      barrier_init(memory.empty(i), V::kCluster * V::kGroups * 4);
+      barrier_init(memory.empty(i), V::kGroups * 4);
     }
     for (int i = 0; i < V::kGroups * V::kTiles; ++i) {
       barrier_init(memory.rows_full(0, i), 1);
@@ -265,7 +241,6 @@ __device__ void run(const Work& work) {
     fence_barrier_init();
   }
   __syncthreads();
-  if (V::kCluster > 1) cluster_sync();
   if (threadIdx.x / 128 < V::kGroups) {
     warpgroup_reg_alloc<V::kRegisters>();
     search<V>(work, memory);
@@ -274,8 +249,6 @@ __device__ void run(const Work& work) {
     if (threadIdx.x == V::kGroups * 128) feed_codewords<V>(work, memory);
     if (threadIdx.x == V::kGroups * 128 + 32) feed_rows<V>(work, memory);
   }
-  __syncwarp();
-  if (V::kCluster > 1) cluster_sync();  // no block ends while another one may write to it
 }
 
 }  // namespace
@@ -283,11 +256,6 @@ __device__ void run(const Work& work) {
 #define VARIANT(name, ...)                                                                                  \
   extern "C" __global__ void __launch_bounds__((Variant<__VA_ARGS__>::kThreads), 1) name(const Work work) { \
     run<Variant<__VA_ARGS__>>(work);                                                                        \
-  }
-#define VARIANT_CLUSTER(name, ...)                                                   \
-  extern "C" __global__ void __cluster_dims__(2, 1, 1)                               \
-      __launch_bounds__((Variant<__VA_ARGS__>::kThreads), 1) name(const Work work) { \
-    run<Variant<__VA_ARGS__>>(work);                                                 \
   }
 #include "table.h"
 

@@ -68,39 +68,6 @@ __device__ inline void copy_bulk(void* target, const void* source, unsigned byte
       : "memory");
 }
 
-// A kernel with clusters declares its shared variables as arrays. They have one element here; the emulation
-// has one for each block of a cluster.
-constexpr int kSharedCopies = 1;
-__device__ constexpr int shared_copy() { return 0; }
-
-// Clusters of blocks: the number of this block in its cluster, a barrier of all threads of the cluster, and
-// an arrival at the same barrier of another block.
-__device__ inline unsigned cluster_rank() {
-  unsigned rank;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-__device__ inline void cluster_sync() {
-  asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
-}
-__device__ inline void barrier_arrive_in(Barrier* barrier, unsigned rank) {
-  asm volatile(
-      "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
-      "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(shared_address(barrier)),
-      "r"(rank)
-      : "memory");
-}
-// Starts a copy to the same place of shared memory in every block of the mask. The barrier of each of these
-// blocks counts its bytes.
-__device__ inline void copy_multicast(void* target, const void* source, unsigned bytes, Barrier* barrier,
-                                      uint16_t mask) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, "
-      "[%3], %4;" ::"r"(shared_address(target)),
-      "l"(source), "r"(bytes), "r"(shared_address(barrier)), "h"(mask)
-      : "memory");
-}
-
 __device__ inline void warpgroup_arrive() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void warpgroup_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 // Waits until at most kPending of the committed groups are in flight.

@@ -1,11 +1,8 @@
-// Runs the variants of the search that benchmarks time on the CPU: rings, turns, clusters, and the state of
-// the lanes.
+// Runs the variants of the search that benchmarks time on the CPU: rings, and the state of the lanes.
 #include "check.h"
 #include "cuda/emulation.h"
 #include "cuda/emulation_hopper.h"
 #include "cuda/emulation_mma.h"
-
-#define __cluster_dims__(...)
 
 namespace uefl::variants {
 namespace {
@@ -13,27 +10,6 @@ namespace {
 using namespace uefl::cuda;
 
 inline long long now() { return 0; }
-
-// A named barrier of 256 threads. The arriving threads do not wait.
-struct Turn {
-  int missing = 256;
-  emulation::Waiting waiting = {};
-  bool arrive() {
-    if (--missing > 0) return false;
-    missing = 256;
-    emulation::wake(waiting);
-    return true;
-  }
-};
-inline std::map<std::pair<unsigned, int>, Turn> turns;  // of each block
-inline Turn& turn_of(int name) {
-  return turns[{emulation::kMostOfCluster * emulation::blocks_run + emulation::block->rank, name}];
-}
-inline void turn_wait(int name) {
-  Turn& turn = turn_of(name);
-  if (!turn.arrive()) emulation::wait_in(turn.waiting);
-}
-inline void turn_pass(int name) { turn_of(name).arrive(); }
 
 }  // namespace
 }  // namespace uefl::variants
@@ -114,8 +90,7 @@ static void check(const char* name, Kernel kernel, int blocks, int k, int places
                             places,
                             V::How::kShift};
   std::memset(emulation::shared, 0xff, sizeof emulation::shared);
-  variants::turns.clear();
-  emulation::launch_clusters(V::kCluster, 2, V::kThreads, kernel, work);
+  emulation::launch(2, V::kThreads, kernel, work);
 
   int64_t wrong = 0;
   for (int64_t row = 0; row < rows; ++row) {
@@ -137,23 +112,21 @@ static void check(const char* name, Kernel kernel, int blocks, int k, int places
   check<variants::Variant<__VA_ARGS__>>(#name, variants::name, blocks, k, places)
 
 void run() {
-  using variants::Cross, variants::Groups, variants::Packed;
+  using variants::Cross, variants::Groups;
   // The whole codebook is in shared memory, or in a ring. There are more blocks of rows than the warpgroups
   // take at once, and the last round is not full.
   for (const int places : {3, 4}) {
-    CHECK_VARIANT(packed_3_1, 8, 512, places, Packed, 3, 1, false);
-    CHECK_VARIANT(cross_3_1_turns, 8, 512, places, Cross, 3, 1, true);
-    CHECK_VARIANT(g4_3_1_turns, 8, 512, places, Groups<4>, 3, 1, true);
+    CHECK_VARIANT(cross_3_1, 8, 512, places, Cross, 3, 1);
+    CHECK_VARIANT(g4_3_1, 8, 512, places, Groups<4>, 3, 1);
   }
-  CHECK_VARIANT(g4_3_1_turns_first, 7, 256, 2, Groups<4>, 3, 1, true, true);
-  CHECK_VARIANT(g4_3_1_turns_described, 7, 512, 3, Groups<4>, 3, 1, true, false, true);
-  CHECK_VARIANT(g4_4_1_turns, 9, 256, 2, Groups<4>, 4, 1, true);
-  CHECK_VARIANT(g8_3_1_turns_first, 7, 512, 3, Groups<8>, 3, 1, true, true);
-  CHECK_VARIANT(g4_3_2_turns, 7, 256, 4, Groups<4>, 3, 2, true);
-  CHECK_VARIANT(g4_3_2_turns, 7, 256, 3, Groups<4>, 3, 2, true);
-  CHECK_VARIANT(g4_2_4_turns, 5, 256, 3, Groups<4>, 2, 4, true);
-  CHECK_VARIANT(g4_2_8_turns, 3, 256, 4, Groups<4>, 2, 8, true);
-  CHECK_VARIANT(g4_2_8, 3, 256, 3, Groups<4>, 2, 8, false);
-  CHECK_VARIANT(g4_2_8_turns_pair, 7, 256, 3, Groups<4>, 2, 8, true, false, false, 2);
-  CHECK_VARIANT(g4_2_8_turns_described_pair, 3, 256, 4, Groups<4>, 2, 8, true, false, true, 2);
+  CHECK_VARIANT(cross_3_1_first, 7, 256, 2, Cross, 3, 1, true);
+  CHECK_VARIANT(g4_3_1_first, 7, 512, 3, Groups<4>, 3, 1, true);
+  CHECK_VARIANT(g8_3_1, 7, 512, 3, Groups<8>, 3, 1);
+  CHECK_VARIANT(g4_4_1, 9, 256, 2, Groups<4>, 4, 1);
+  CHECK_VARIANT(cross_3_2, 7, 256, 4, Cross, 3, 2);
+  CHECK_VARIANT(g4_3_2, 7, 256, 3, Groups<4>, 3, 2);
+  CHECK_VARIANT(cross_3_4, 7, 256, 8, Cross, 3, 4);
+  CHECK_VARIANT(g4_3_4, 7, 256, 3, Groups<4>, 3, 4);
+  CHECK_VARIANT(cross_2_8, 3, 256, 3, Cross, 2, 8);
+  CHECK_VARIANT(g4_2_8, 5, 256, 4, Groups<4>, 2, 8);
 }

@@ -1,13 +1,12 @@
 // Enough of CUDA to run a kernel header on the CPU. Every CUDA thread has its own stack, one thread of the
-// CPU runs them in turn, and blocks, or clusters of blocks, run one after the other.
+// CPU runs them in turn, and blocks run one after the other.
 //
 // A thread runs until it waits. Then the thread that was woken last runs, so a warp gets far ahead of the
 // others. Now and then another thread is drawn. So a missing barrier gives wrong numbers, the same ones in
-// every run. One block of a cluster may begin late, as drawn: after some time, or only when all others wait.
-// If no thread may continue, the kernel hangs, and the test fails. __shared__ variables are static, which is
-// correct while one block runs at a time. So kernels of clusters have arrays of them. A warp operation
-// exchanges values through a table and a barrier of its 32 threads. All of them must reach it, as the
-// hardware demands for a full mask. The emulation checks indexing, barriers and arithmetic, but not speed.
+// every run. If no thread may continue, the kernel hangs, and the test fails. __shared__ variables are
+// static, which is correct while one block runs at a time. A warp operation exchanges values through a table
+// and a barrier of its 32 threads. All of them must reach it, as the hardware demands for a full mask. The
+// emulation checks indexing, barriers and arithmetic, but not speed.
 #pragma once
 
 #include <math.h>
@@ -84,15 +83,12 @@ struct Warp {
                                        // lanes may still read
 };
 
-// A block. It has a barrier of all threads of its cluster, or of its own threads if it is in no cluster.
 struct Block {
-  unsigned number, rank;  // in the grid; in the cluster
+  unsigned number;  // in the grid
   ThreadBarrier barrier;
   std::vector<Warp> warps;
-  ThreadBarrier* cluster = nullptr;
 
-  Block(unsigned of_grid, unsigned of_cluster, unsigned threads)
-      : number(of_grid), rank(of_cluster), barrier(threads), warps(threads / 32) {}
+  Block(unsigned of_grid, unsigned threads) : number(of_grid), barrier(threads), warps(threads / 32) {}
 };
 
 // A thread, or its launcher, while it waits. A context first switches to the thread's own stack. Later a jump
@@ -123,15 +119,13 @@ struct Thread {
 };
 inline std::deque<Thread> threads;  // kept from launch to launch
 inline Thread* running;
-inline Waiting ready, late;  // late: threads of a block that has not begun
+inline Waiting ready;
 inline std::minstd_rand draw;
 // Decides about an event that may happen at any time until it is waited for.
 inline bool at_once() { return draw() % 2 == 0; }
 inline Place launcher;
 inline Block* block;  // the block of the running thread
-inline constexpr unsigned kMostOfCluster = 2;
-inline Block* cluster_blocks[kMostOfCluster];  // the blocks of the running cluster
-inline unsigned blocks_run = 0, launches = 0;  // blocks_run: also counts clusters
+inline unsigned blocks_run = 0, launches = 0;
 inline std::function<void()> body;
 inline bool cooperative = false;
 inline Waiting at_grid_barrier;  // threads of the running block
@@ -146,7 +140,6 @@ inline void wake(Waiting& waiting) {
 
 // Returns the next thread to run, or the launcher if all threads of a block wait for the other blocks.
 inline Place& next() {
-  if (!late.empty() && (ready.empty() || draw() % 1024 == 0)) wake(late);
   if (ready.empty() && !at_grid_barrier.empty() &&
       at_grid_barrier.size() == static_cast<size_t>(block->barrier.expected))
     return launcher;
@@ -208,53 +201,39 @@ inline void run_body() {
   body();
   running->warp->barrier.arrive_and_drop();
   block->barrier.arrive_and_drop();
-  block->cluster->arrive_and_drop();
-  (ready.empty() && block->cluster->expected == 0 ? launcher : next()).go_on();
+  (ready.empty() && block->barrier.expected == 0 ? launcher : next()).go_on();
 }
 
-inline void begin(Thread& thread, Waiting& waiting) {
+inline void begin(Thread& thread) {
   ucontext_t& context = thread.place.context;
   getcontext(&context);
   context.uc_stack.ss_sp = thread.stack.get(), context.uc_stack.ss_size = Thread::kStack;
   makecontext(&context, run_body, 0);
   thread.place.begun = false;
-  waiting.push_back(&thread);
+  ready.push_back(&thread);
 }
 
 // Starts the threads of a block, beginning with thread number `first`.
-inline void begin(Block& own, unsigned first, Waiting& waiting = ready) {
+inline void begin(Block& own, unsigned first) {
   for (unsigned index = 0; index < own.warps.size() * 32; ++index) {
     Thread& thread = threads[first + index];
     thread.index = index, thread.warp = &own.warps[index / 32], thread.block = &own;
-    begin(thread, waiting);
-  }
-}
-
-// Does the same with blocks in clusters.
-template <class Kernel, class... Arguments>
-void launch_clusters(unsigned size, unsigned blocks, unsigned count, Kernel kernel, Arguments... arguments) {
-  if (size > kMostOfCluster || blocks % size != 0) refuse("blocks that are no whole clusters");
-  while (threads.size() < size * count) threads.emplace_back();
-  body = [&] { kernel(arguments...); };
-  blockDim = {count}, gridDim = {blocks}, ++launches;
-  for (unsigned first = 0; first < blocks; first += size) {
-    ThreadBarrier barrier(size * count);
-    std::deque<Block> cluster;
-    const unsigned last = draw() % (size + 1);  // the block that begins late, or none
-    ++blocks_run;
-    for (unsigned rank = 0; rank < size; ++rank) {
-      Block& own = cluster.emplace_back(first + rank, rank, count);
-      own.cluster = &barrier, cluster_blocks[rank] = &own;
-      begin(own, rank * count, rank == last ? late : ready);
-    }
-    launcher.leave_for(next());
+    begin(thread);
   }
 }
 
 // Runs kernel<<<blocks, count>>>(arguments...). count is a multiple of 32.
 template <class Kernel, class... Arguments>
 void launch(unsigned blocks, unsigned count, Kernel kernel, Arguments... arguments) {
-  launch_clusters(1, blocks, count, kernel, arguments...);
+  while (threads.size() < count) threads.emplace_back();
+  body = [&] { kernel(arguments...); };
+  blockDim = {count}, gridDim = {blocks}, ++launches;
+  for (unsigned number = 0; number < blocks; ++number) {
+    Block own(number, count);
+    ++blocks_run;
+    begin(own, 0);
+    launcher.leave_for(next());
+  }
 }
 
 // Runs a kernel with all blocks present at once. One block runs up to a barrier of the grid, then the next
@@ -263,7 +242,6 @@ template <class Kernel, class... Arguments>
 void launch_cooperative(unsigned blocks, unsigned count, Kernel kernel, Arguments... arguments) {
   struct Member {
     Block block;
-    ThreadBarrier cluster;
     Waiting waiting = {};
   };
   while (threads.size() < blocks * count) threads.emplace_back();
@@ -271,8 +249,7 @@ void launch_cooperative(unsigned blocks, unsigned count, Kernel kernel, Argument
   blockDim = {count}, gridDim = {blocks}, cooperative = true, ++launches;
   std::deque<Member> all;
   for (unsigned number = 0; number < blocks; ++number, ++blocks_run) {
-    Member& own = all.emplace_back(Member{Block(number, 0, count), ThreadBarrier(count)});
-    own.block.cluster = &own.cluster;
+    Member& own = all.emplace_back(Member{Block(number, count)});
     begin(own.block, number * count);
     own.waiting.swap(ready);
   }

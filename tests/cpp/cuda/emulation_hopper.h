@@ -32,13 +32,6 @@ struct CountingBarrier {
   }
 };
 inline std::map<const void*, CountingBarrier> counting_barriers;
-// Returns the same place in the shared memory of another block of the cluster.
-template <class T>
-T* in_block(T* place, unsigned rank) {
-  if (rank != block->rank && cluster_blocks[rank]->barrier.expected == 0)
-    refuse("memory of a block that has ended");
-  return place + (shared[rank] - shared[block->rank]) / static_cast<ptrdiff_t>(sizeof(T));
-}
 inline CountingBarrier& at(const void* barrier) {
   CountingBarrier& found = counting_barriers[barrier];
   if (found.block != blocks_run) refuse("a barrier that the block has not made");
@@ -57,9 +50,9 @@ inline std::array<uint16_t, 8> chunk_of(uint64_t bits, int r, int i) {
   unsigned at = start + r / 8 * rows_apart + r % 8 * kRowBytes[mode] + i * 16;
   at ^= (at >> 7 & (kRowBytes[mode] / 16 - 1))
         << 4;  // the three address bits from 7 on; narrower modes use fewer
-  if (at + 16 > sizeof shared[0]) refuse("an operand beyond shared memory");
+  if (at + 16 > sizeof shared) refuse("an operand beyond shared memory");
   std::array<uint16_t, 8> halves;
-  std::memcpy(halves.data(), shared[block->rank] + at, 16);
+  std::memcpy(halves.data(), shared + at, 16);
   return halves;
 }
 
@@ -74,8 +67,8 @@ struct WarpgroupProducts {
     }
   }
 };
-inline std::map<unsigned, WarpgroupProducts> products[kMostOfCluster];  // of each thread
-inline WarpgroupProducts& own_products() { return products[block->rank][threadIdx.x]; }
+inline std::map<unsigned, WarpgroupProducts> products;  // of each thread
+inline WarpgroupProducts& own_products() { return products[threadIdx.x]; }
 
 }  // namespace emulation
 
@@ -83,8 +76,7 @@ namespace uefl::cuda {
 namespace {
 
 inline unsigned shared_address(const void* pointer) {
-  return static_cast<unsigned>(static_cast<const unsigned char*>(pointer) -
-                               emulation::shared[emulation::block->rank]);
+  return static_cast<unsigned>(static_cast<const unsigned char*>(pointer) - emulation::shared);
 }
 
 template <class T>
@@ -109,9 +101,6 @@ inline void barrier_arrive_expecting(Barrier* barrier, unsigned bytes) {
   found.complete_phase();
 }
 inline void barrier_arrive(Barrier* barrier) { barrier_arrive_expecting(barrier, 0); }
-inline void barrier_arrive_in(Barrier* barrier, unsigned rank) {
-  barrier_arrive(emulation::in_block(barrier, rank));
-}
 inline bool barrier_over(Barrier* barrier, unsigned parity) {
   emulation::CountingBarrier& found = emulation::at(barrier);
   if (found.parity == parity && found.missing == 0) found.copy();
@@ -128,12 +117,9 @@ inline void barrier_wait(Barrier* barrier, unsigned parity) {
 
 inline void fence_proxy_async() {}
 
-constexpr int kSharedCopies = emulation::kMostOfCluster;
-inline unsigned shared_copy() { return emulation::block->rank; }
-inline unsigned cluster_rank() { return emulation::block->rank; }
-inline void cluster_sync() { emulation::block->cluster->arrive_and_wait(); }
-
-inline void copy_to(void* target, const void* source, unsigned bytes, Barrier* barrier) {
+inline void copy_bulk(void* target, const void* source, unsigned bytes, Barrier* barrier) {
+  if (reinterpret_cast<uintptr_t>(source) % 16 || shared_address(target) % 16 || bytes % 16 || bytes == 0)
+    emulation::refuse("a bulk copy that is not of whole 16 bytes");
   emulation::CountingBarrier& found = emulation::at(barrier);
   if (emulation::at_once()) std::memcpy(target, source, bytes);
   found.copies.push_back([=, &found] {
@@ -141,20 +127,6 @@ inline void copy_to(void* target, const void* source, unsigned bytes, Barrier* b
     found.bytes -= bytes;
   });
   emulation::wake(found.waiting);
-}
-inline void copy_multicast(void* target, const void* source, unsigned bytes, Barrier* barrier,
-                           uint16_t mask) {
-  if (reinterpret_cast<uintptr_t>(source) % 16 || shared_address(target) % 16 || bytes % 16 || bytes == 0) {
-    emulation::refuse("a bulk copy that is not of whole 16 bytes");
-  }
-  for (unsigned rank = 0; rank < emulation::kMostOfCluster; ++rank) {
-    if ((mask >> rank & 1) == 0) continue;
-    copy_to(emulation::in_block(static_cast<unsigned char*>(target), rank), source, bytes,
-            emulation::in_block(barrier, rank));
-  }
-}
-inline void copy_bulk(void* target, const void* source, unsigned bytes, Barrier* barrier) {
-  copy_multicast(target, source, bytes, barrier, static_cast<uint16_t>(1 << emulation::block->rank));
 }
 
 inline void warpgroup_arrive() {}

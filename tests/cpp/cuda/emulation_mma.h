@@ -7,16 +7,16 @@
 #include "emulation.h"
 
 namespace emulation {
-// The dynamic shared memory of each block of a cluster. Addresses in it are offsets.
-alignas(1024) inline unsigned char shared[kMostOfCluster][256 * 1024];
+// The dynamic shared memory of the running block. Addresses in it are offsets.
+alignas(1024) inline unsigned char shared[256 * 1024];
 
 struct Copies {
   using Group = std::vector<std::pair<void*, const void*>>;
   Group open;
   std::deque<Group> committed;
 };
-inline std::array<Copies, 1024> copies[kMostOfCluster];  // of each thread
-inline Copies& own_copies() { return copies[block->rank][threadIdx.x]; }
+inline std::array<Copies, 1024> copies;  // of each thread
+inline Copies& own_copies() { return copies[threadIdx.x]; }
 
 // A named barrier for a number of threads of this block. Some of them do not wait.
 struct NamedBarrier {
@@ -24,9 +24,9 @@ struct NamedBarrier {
   int arrived = 0;
   Waiting waiting = {};
 };
-inline std::array<NamedBarrier, 16> named_barriers[kMostOfCluster];
+inline std::array<NamedBarrier, 16> named_barriers;
 inline void named(int name, int threads, bool wait) {
-  NamedBarrier& found = named_barriers[block->rank].at(name);
+  NamedBarrier& found = named_barriers.at(name);
   if (name == 0 || threads % 32 != 0) refuse("a named barrier that __syncthreads has, or one of half a warp");
   if (found.block != blocks_run && found.arrived > 0)
     refuse("threads of another block have arrived at a named barrier");
@@ -69,7 +69,7 @@ inline int opaque(int value) { return value; }
 inline void named_wait(int name, int threads) { emulation::named(name, threads, true); }
 inline void named_arrive(int name, int threads) { emulation::named(name, threads, false); }
 
-inline unsigned char* dynamic_memory() { return emulation::shared[emulation::block->rank] + 1024; }
+inline unsigned char* dynamic_memory() { return emulation::shared + 1024; }
 
 inline void copy_async(void* target, const void* source, bool there = true) {
   static const __uint128_t zeros = 0;
