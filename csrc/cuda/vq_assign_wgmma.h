@@ -7,11 +7,12 @@
 //             knows the type and the strides of x. (vq_assign_wgmma_prepare.h)
 //   multiply  Two or three warpgroups multiply 64 rows each with 128 codewords at a time, and keep the two
 //             least scores of each lane. (this file)
-//   finish    Four warps merge the results of the lanes of a row, certify them, and write. One of their
-//             threads copies the codebook: once if it fits, otherwise a block of codewords whenever a place
-//             of the ring is free. (vq_assign_wgmma_finish.h)
+//   finish    Four warps merge the results of the lanes of a row, certify them, and write. One thread of them
+//             copies the codebook: once if it fits, otherwise a block of codewords whenever a place of the
+//             ring is free. (vq_assign_wgmma_finish.h)
 //
-// At the end of a block, all warps except a third multiplying warpgroup decide the rows that are not certain.
+// At the end, two multiplying warpgroups decide the rows that are not certain. The warpgroups that do not
+// multiply decide those that are open only between two codewords.
 //
 // The copies of the codebook are bulk copies of one dimension, because the codebook is packed in the layout
 // of the products. So no tensor map has to be encoded, passed on and kept valid in a graph.
