@@ -190,7 +190,7 @@ counted='vq 1000000x64x1024$|vq_assign 1000000x128x1024xfloat16|mc_dropout_mlp'
 counters() {
   if [ "$device" = cuda ] && command -v ncu >/dev/null; then
     step "$1" "$2" ncu --set full --import-source on --clock-control none -c 16 -o "$out/$1" \
-      -k "regex:pack_codebook|search|gather|row_s|head|^(g4|g8|cross|packed)_" "${@:3}"
+      -k "regex:pack_codebook|search|gather|row_s|head|^(g4|g8|cross)_" "${@:3}"
     step "$1-source" 20 bash -c "ncu --import '$out/$1.ncu-rep' --page source --csv >'$out/$1-source.csv'"
   fi
 }

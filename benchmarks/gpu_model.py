@@ -5,11 +5,11 @@ Usage: ``python -m benchmarks.gpu_model --help``.
 A kernel moves bytes, multiplies on tensor cores and issues instructions to pipes, each at a known rate. Each
 gives a lower bound of the time, a *wall*. The highest wall is the expected time. There are walls for the
 bytes of device memory, of the second-level cache and of shared memory, for products, for each pipe, for the
-issue of instructions and for the launch. A simulated loop has one more wall, its instructions in order
-(``benchmarks.gpu_issue``). Another column has the time of a kernel if products and instructions never
-overlap. The last one has the measured time, if a profile of ``benchmarks.gpu_profile`` or a row in results/
-has it. Latency of memory, barriers and part-filled waves are not in the model: they explain the difference to
-the measured time.
+issue of instructions and for the launch. Another column has the time of a kernel if products and
+instructions never overlap. The last one has the measured time, if a profile of ``benchmarks.gpu_profile`` or
+a row in results/ has it. Latency of memory, barriers, the order of instructions and part-filled waves are not
+in the model. They explain the difference to the measured time. On an H200, calls of ``vq_assign`` and ``vq``
+took 1.7 to 2.2 times the expected time, and 1.06 to 1.43 times the other one.
 
 With nvcc, instructions are counted in the machine code (some minutes); otherwise they are the constants
 below.
@@ -36,7 +36,7 @@ Counts = Mapping[str, float]  # instructions of one lane, by pipe; "issue" count
 
 
 # Lanes per clock and multiprocessor. A multiply-add of integers takes one of the two halves of the pipe of
-# floats.
+# floats. Beside products, alu and imad reached 40 lanes on an H200.
 HOPPER = {"issue": 128, "alu": 62.8, "imad": 63.5, "fma": 124.6, "f64": 64, "convert": 15}
 
 
@@ -44,16 +44,15 @@ HOPPER = {"issue": 128, "alu": 62.8, "imad": 63.5, "fma": 124.6, "f64": 64, "con
 class Gpu:
     """The size and rates of a GPU.
 
-    For the H100 they are measured. For other GPUs they are the vendor's figures, times the share that the
-    H100 reaches of its vendor's figures.
+    For the H100 and the H200 they are measured. For other GPUs they are the vendor's figures, times the share
+    that the H100 reaches of its vendor's figures.
     """
 
     name: str
     multiprocessors: int
     gigahertz: float
     copy: float  # bytes a second, those read and those written
-    # bytes a second that the second-level cache gives to all multiprocessors; a guess until it is measured
-    l2: float
+    l2: float  # bytes a second that the second-level cache gives to all multiprocessors
     product: float  # operations a second of a dense bfloat16 or float16 product
     mma: float  # the share that mma.sync reaches
     code: str  # the architecture of its machine code; sm_90a has wgmma
@@ -73,13 +72,13 @@ class Gpu:
             "L2": kernel.l2 / self.l2,
             "reductions": kernel.reductions / REDUCTIONS,
         } | pipes
-        walls |= {"shared": kernel.shared / (SHARED * clocks), "in order": kernel.cycles / clocks}
+        walls |= {"shared": kernel.shared / (SHARED * clocks)}
         return {wall: 1e6 * seconds for wall, seconds in walls.items()} | {"launch": LAUNCH * kernel.launched}
 
 
 MACHINES = (
-    Gpu("H100", 132, 1.755, 3.0e12, 5.5e12, 796e12, 0.62, "90a"),
-    Gpu("H200", 132, 1.755, 4.3e12, 5.5e12, 796e12, 0.62, "90a"),
+    Gpu("H100", 132, 1.755, 3.0e12, 7.2e12, 796e12, 0.62, "90a"),  # l2: of the H200, which has the same chip
+    Gpu("H200", 132, 1.755, 4.256e12, 7.2e12, 790e12, 0.62, "90a"),
     Gpu("A100", 108, 1.41, 1.8e12, 4.0e12, 265e12, 1.0, "80", HOPPER | {"fma": 64, "f64": 32}),
     Gpu("B200", 148, 1.85, 7.2e12, 9.0e12, 1800e12, 0.3, "100"),
     Gpu("L4", 58, 1.6, 0.27e12, 1.8e12, 97e12, 1.0, "80", HOPPER | {"f64": 2, "convert": 2}),
@@ -88,7 +87,7 @@ MACHINES = (
 MEMORIES = ("bytes", "L2", "shared")
 SHARED = 128.0  # bytes a clock that the shared memory of a multiprocessor gives
 REDUCTIONS = 360e9  # a second, on the H100
-LAUNCH = 4.0  # microseconds of a kernel with nothing to do: six launches took 24 us of a search on the H100
+LAUNCH = 0.84  # microseconds of an empty kernel in a graph, on an H200
 
 # The op and shape, and the target of an H200 in microseconds, if there is one.
 TARGETS: dict[tuple[str, str], float | None] = {
@@ -103,18 +102,23 @@ TARGETS: dict[tuple[str, str], float | None] = {
 }
 PARTS = {"kmeans_lloyd": ITERATIONS}  # of a call: the times belong to one
 
-# Counts of sm_90a unless the name has another architecture; they are nearly right for others. The first ten
-# are counted again if nvcc is installed.
+# Counts of sm_90a unless the name has another architecture; they are nearly right for others. Those up to
+# "square" are counted again if nvcc is installed.
 COUNTS: dict[str, Counts] = {
     # search_wgmma: a score, by the whole loop over codewords; search_mma: a score once its product is there
     "cross, sm_90a": {"issue": 4.53, "alu": 1.83, "imad": 1.16, "fma": 1.0},
-    "four, sm_90a": {"issue": 3.11, "alu": 1.2, "imad": 0.36, "fma": 1.0},
+    # search_wgmma: a score and 64 elements after the first 64; an element of a row that is prepared, of
+    # float32 and of float16; a row whose index is certain
+    "chunk": {"issue": 1.47, "alu": 0.36, "imad": 0.31},
+    "prepare, 4": {"issue": 15.0, "alu": 3.3, "imad": 1.7, "fma": 6.4},
+    "prepare, 2": {"issue": 9.3, "alu": 2.6, "imad": 1.3, "fma": 2.4},
+    "finish": {"issue": 306, "alu": 136, "imad": 54, "fma": 12},
     "cross, sm_80": {"issue": 6.56, "alu": 3.5, "imad": 1.28, "fma": 1.0},
     "four, sm_80": {"issue": 4.41, "alu": 2.12, "imad": 0.53, "fma": 1.0},
     "cross, sm_100": {"issue": 5.34, "alu": 2.34, "imad": 1.28, "fma": 1.0},
     "four, sm_100": {"issue": 3.97, "alu": 1.72, "imad": 0.53, "fma": 1.0},
-    # search_wgmma: the best four codewords of a row again, for 64 elements
-    "again": {"issue": 960, "alu": 280, "imad": 464, "fma": 32},
+    # search_mma: the best four codewords of a row again, for 64 elements
+    "again": {"issue": 904, "alu": 376, "imad": 336, "fma": 32},
     # head: 32 units of two rows and two passes
     "masks": {"issue": 311, "alu": 164, "imad": 75, "fma": 16},
     # k-means: an element of row_sums, and of row_squares
@@ -132,10 +136,6 @@ COUNTS: dict[str, Counts] = {
     "second": {"issue": 10, "alu": 2, "imad": 1, "fma": 1.5},
     "candidate": {"issue": 8, "f64": 3, "convert": 1},
     "softmax": {"issue": 1090, "alu": 280, "imad": 60, "fma": 500},
-    # Cycles of benchmarks.gpu_issue: a round of three warps of search_wgmma, 128 codewords each, in turn; of
-    # long rows one warp and 64 elements (256 are products); a block of 32 units of head. The mean of the
-    # model's results for latencies of 4 to 8 cycles.
-    "in order": {"cross": 1212, "four": 805, "cross, long": 345, "four, long": 305, "head": 505},
 }
 PIPES = (
     ("imad", r"IMAD"),
@@ -157,33 +157,40 @@ def by_pipe(operations: list[str], times: float) -> Counts:
 
 
 def counted() -> dict[str, Counts]:
-    """Return instruction counts from the machine code of the float32 kernels for sm_90a.
+    """Return instruction counts from the machine code of the kernels for sm_90a, of float32 as a rule."""
 
-    The first phase is not counted.
-    """
-
-    def loop(stem: str, kernel: str, instance: str, *inside: str, code: str = "90a") -> list[str]:
-        return sass.operations(sass.innermost_loop(sass.instances(stem, code, kernel)[instance], *inside))
+    def loop(
+        stem: str,
+        kernel: str,
+        instance: str,
+        inside: str | tuple[str, ...],
+        but: str = "$^",
+        code: str = "90a",
+    ) -> list[str]:
+        return sass.operations(sass.innermost_loop(sass.instances(stem, code, kernel)[instance], inside, but))
 
     def comparison(code: str, instance: str) -> Counts:
         # The first phase. The second notes candidates. To score four codewords again, lanes shuffle.
         search = loop("vq_assign", "search_mma", instance, "HMMA", "ATOMS|SHFL", code=code)
         return by_pipe(search[max(i for i, name in enumerate(search) if name.startswith("HMMA")) + 1 :], 32)
 
+    searches = sass.instances("vq_assign", "90a", "search_wgmma")
     return {
-        **{
-            f"{way}, sm_90a": by_pipe(
-                sass.tile_loop(sass.instances("vq_assign", "90a", "search_wgmma")[instance]), sass.SCORES
-            )
-            for way, instance in WAYS.items()
-        },
+        "cross, sm_90a": by_pipe(sass.tile_loop(searches["fLi3ELb0E"]), sass.SCORES),
+        "chunk": by_pipe(sass.tile_loop(searches["fLi3ELb1E"]), sass.SCORES),
+        # a warp takes 16 rows, 64 elements of each at a time
+        "prepare, 4": by_pipe(sass.preparing(searches["fLi3ELb0E"]), 16 * 64 / 32),
+        "prepare, 2": by_pipe(sass.preparing(searches["6__halfLi3ELb0E"]), 16 * 64 / 32),
+        "finish": by_pipe(sass.finishing(searches["fLi3ELb0E"]), 16 / 32),
         **{
             f"{way}, sm_{code}": comparison(code, instance)
             for code in ("80", "100")
             for way, instance in MMA_WAYS.items()
         },
         # a turn scores the codewords of two rows of each half of a warp's 16
-        "again": by_pipe(loop("vq_assign", "search_wgmma", WAYS["four"], "HMMA", "ATOMS"), 4 / 32),
+        "again": by_pipe(
+            loop("vq_assign", "search_mma", MMA_WAYS["four"], ("HMMA", "SHFL"), "ATOMS"), 4 / 32
+        ),
         "masks": by_pipe(loop("mc_dropout_mlp", "head", "Li2ELb0E", "HMMA"), 1),
         "sum": by_pipe(loop("kmeans", "row_sums", "fLb0Ef", r"F2I\.S64"), 16),  # eight rows, two columns
         "square": by_pipe(loop("kmeans", "row_squares", "ff", "DADD"), 4),
@@ -200,7 +207,6 @@ class Kernel:
     counts: Counts = field(default_factory=dict)
     l2: float = 0  # bytes that the multiprocessors ask of the second-level cache
     shared: float = 0  # bytes read from shared memory
-    cycles: float = 0  # of all multiprocessors, of loops with in-order issue
     reductions: float = 0  # of 64-bit integers, in the second-level cache
     launched: bool = True  # else a later part of the kernel before it
     flops_again: float = 0  # by mma.sync, where codewords are scored again
@@ -225,13 +231,13 @@ def open_share(k: int, itemsize: int, d: int) -> float:
     return 0.027 if k <= 256 else 0.038 if k <= 1024 else 0.05
 
 
-# The comparisons of search_wgmma and search_mma, and the instances of float32.
-WAYS = {"cross": "fLi3ELb0ELb1E", "four": "fLi3ELb0ELb0E"}
+# The comparisons of search_mma, and the instances of float32.
 MMA_WAYS = {"cross": "fLb1ELb0E", "four": "fLb0ELb0E"}
 # Share of Gaussian rows that an iteration after the first gives another label: mean of ten at 262144 x 64, K
 # 256, on the CPU. The second iteration gives half of the rows another, the eleventh 4 %.
 CHANGED = 0.12
-SETTLED = 0.75  # share of the open rows that search_wgmma decides at once: 0.71 to 0.85 in simulations
+# share of the open rows that search_wgmma decides between two codewords: 0.71 to 0.85 in simulations
+SETTLED = 0.75
 # Of a row and 64 elements, to score four codewords again: 16 rows take 32 products of 16 x 8 x 16.
 AGAIN_FLOPS, AGAIN_BYTES = 32 / 16 * 4096.0, 4 * 128.0
 PACK, WGMMA, MMA, OPEN = "pack_codebook", "search_wgmma", "search_mma<", "open rows"
@@ -243,46 +249,47 @@ def shown(kernel: str) -> str:
     return SHOWN.get(kernel, kernel.removesuffix("<"))
 
 
+def groups_of(d: int, k: int, itemsize: int) -> int:
+    """Return the number of multiplying warpgroups of search_wgmma: two prepare rows where two multiply."""
+    few = k <= 128 or (k <= 512 and (d > 64 or itemsize == 4))
+    return 2 if few or d > 256 else 3
+
+
 def search(n: float, d: int, k: int, itemsize: int, code: str, of: dict[str, Counts]) -> list[Kernel]:
     some = n * open_share(k, itemsize, d)
     chunks, padded_k, dense = -(-d // 64), -(-k // 128) * 128, n * d * itemsize
-    way = "four" if k > 512 * chunks else "cross"
+    way = "four" if k > 512 * chunks and code != "90a" else "cross"
     again = n * chunks if way == "four" else 0.0  # times 64 elements, to score the best four codewords again
-    counts = [(n * k, of[f"{way}, sm_{code}"]), (n * d, of["element"]), (n, of["row"]), (again, of["again"])]
     moved, flops = n * (d * itemsize + 8), 2.0 * n * d * k
-    if code != "90a":
-        counts.append((n * k * -(-d // 64), of[f"product, sm_{code}"]))
     halves = padded_k * chunks * 64 * 2  # bytes of the packed codebook
+    counts = [(n * k, of[f"{way}, sm_{code}"])]
     if code == "90a":
-        # The passes of a block through the codebook: rows of three warpgroups, of two where rows are few or
-        # do not fit.
-        groups = 3 if n > 192 * 132 and d <= 256 else 2
-        of_block = n / (64 * groups)
-        # pairs of blocks share their reads where long rows leave room for two warpgroups
-        reads = of_block / (2 if d > 256 else 1)
-        streamed = 0 if halves + 64 * 3 * chunks * 128 * (chunks > 1) <= 144 * 1024 else reads * halves
+        counts += [(n * k * (chunks - 1), of["chunk"])]
+        counts += [(n * chunks * 64, of[f"prepare, {min(itemsize, 4)}"]), (n, of["finish"])]
+        # A block reads the codebook once for the rows of its warpgroups, or once at all if it stays.
+        groups = groups_of(d, k, itemsize)
+        rings = groups * (chunks * 8192 + 4608) + (4 - groups) * 64 * 64 * itemsize
+        streamed = 0 if halves + rings <= 226 * 1024 else n / (64 * groups) * halves
         # Products read the codebook for 64 rows; long rows come from shared memory again for every 128
-        # codewords.
-        shared = n / 64 * (halves + 64 * chunks * 128 * (padded_k / 128) * (chunks > 1)) + 2 * dense
-        shared += again * 128
-        in_order = of["in order"]
-        of_round = in_order[way] if chunks == 1 else groups * chunks * in_order[f"{way}, long"]
-        cycles = of_block * (padded_k / 128) * of_round
-        l2 = streamed + dense + again * AGAIN_BYTES * (streamed > 0)
-        shared += again * AGAIN_BYTES * (streamed == 0)
-        found = Kernel(WGMMA, moved, flops, total(*counts), l2, shared, cycles)
+        # codewords. Rows are copied, read and written as tiles before.
+        shared = n / 64 * (halves + 64 * chunks * 128 * (padded_k / 128) * (chunks > 1)) + 3 * dense
+        found = Kernel(WGMMA, moved, flops, total(*counts), streamed + dense, shared)
     else:
+        counts += [(n * d, of["element"]), (n, of["row"]), (again, of["again"])]
+        counts += [(n * k * chunks, of[f"product, sm_{code}"])]
         # A block of 64 rows streams the codebook; of its warps two read the same rows, and four the same
         # codewords.
         l2 = n / 64 * halves + dense + again * AGAIN_BYTES
         found = Kernel(MMA, moved, flops, total(*counts), l2, n / 64 * 4 * halves + again * 128)
     found = replace(found, flops_again=again * AGAIN_FLOPS)
     pack = Kernel(PACK, k * d * (itemsize + 10))
-    # The second phase, which a block begins when it has ended the first. Candidates: two as a rule.
-    some *= 1 - SETTLED if code == "90a" else 1
-    second = total((some * k, of["second"]), (some * d, of["element"]), (2.1 * some * d, of["candidate"]))
+    # The rest of the open rows, which a block decides when it has ended the first phase. Candidates: two as a
+    # rule.
+    between_two = some * SETTLED if code == "90a" else 0.0
+    scored = some - between_two
+    second = total((scored * k, of["second"]), (scored * d, of["element"]), (2.1 * some * d, of["candidate"]))
     bytes_again = some * (d * itemsize + 20)
-    return [pack, found, Kernel(OPEN, bytes_again, 2.0 * some * d * k, second, launched=False)]
+    return [pack, found, Kernel(OPEN, bytes_again, 2.0 * scored * d * k, second, launched=False)]
 
 
 def kernels(op: str, case: Any, code: str, of: dict[str, Counts]) -> list[Kernel]:
@@ -294,11 +301,8 @@ def kernels(op: str, case: Any, code: str, of: dict[str, Counts]) -> list[Kernel
         pairs = -(-case.batch // 16) * -(-case.passes // 2)  # of passes, for 16 rows of a warp
         blocks = -(-case.hidden // 32)
         counts = total((32 * pairs * blocks, of["masks"]), (16 * pairs, of["softmax"]))
-        cycles = pairs * blocks / 4 * of["in order"]["head"]  # four quarters of a multiprocessor
         # products of 16 x 8 x 16
-        head = Kernel(
-            "head<", case.batch * case.hidden * 4, pairs * blocks * 24 * 4096.0, counts, cycles=cycles
-        )
+        head = Kernel("head<", case.batch * case.hidden * 4, pairs * blocks * 24 * 4096.0, counts)
         multiplied = float(case.batch * case.inputs * case.hidden)
         return [
             Kernel(
@@ -314,11 +318,7 @@ def kernels(op: str, case: Any, code: str, of: dict[str, Counts]) -> list[Kernel
     size, rows = case.n * d, case.n * d * itemsize
     if op == "vq":
         quantize = total((size, of["gather"]))
-        if code == "90a":  # while the rows are in the second-level cache
-            wider = replace(found[1], bytes=found[1].bytes + rows, l2=found[1].l2 + 3 * rows)
-            found[1] = replace(wider, counts=total((1, wider.counts), (1, quantize)))
-        else:
-            found.append(Kernel("gather<", 2 * rows + 8 * case.n, counts=quantize))
+        found.append(Kernel("gather<", 2 * rows + 8 * case.n, counts=quantize))
     if op == "kmeans_lloyd":
         moved, changed = 16 * case.n + CHANGED * rows, CHANGED * size
         counts = total((changed, of["sum"]))
@@ -345,9 +345,7 @@ def expected(machine: Gpu, op: str, shape: str, of: dict[str, Counts]) -> list[K
         walls = machine.walls(kernel)
         wall = max(walls, key=lambda name: walls[name])
         instructions = max(
-            us
-            for name, us in walls.items()
-            if name not in MEMORIES and name not in ("tensor", "in order", "launch")
+            us for name, us in walls.items() if name not in MEMORIES and name not in ("tensor", "launch")
         )
         apart = max(*(walls[name] for name in MEMORIES), walls["tensor"] + instructions, walls[wall])
         rows.append(KernelTime(kernel.name, walls[wall], wall, apart))

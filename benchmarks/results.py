@@ -208,7 +208,7 @@ def summary(rows: list[dict[str, str]]) -> str:
 
 def page(folder: Path) -> str:
     """Return docs/measured.md: results by machine, and the expected times of GPUs."""
-    from . import gpu_model, gpu_search  # imported here, because they import this module
+    from . import gpu_model  # imported here, because it imports this module
 
     parts = [
         "# Measured",
@@ -238,29 +238,16 @@ def page(folder: Path) -> str:
             " kernels.\n\n"
             "- Expected: the time of the slowest unit at its full rate. The name of the unit follows the"
             " microseconds. The units are the bytes of device memory, of the second-level cache (L2) and"
-            " of shared memory, products, pipes, the issue of instructions, the launch, and a loop with"
-            " its instructions in order.\n"
+            " of shared memory, products, pipes, the issue of instructions, and the launch.\n"
             "- Apart: the time if products and other instructions do not overlap. The latency of memory and"
             " barriers are left out.\n"
             "- Target: set for an H200 before any kernel had run.\n"
             '- Measured: a call in the results above, or "not yet" for a GPU that has not run it.\n\n'
-            "The rates of the H100 are measured, except the rate of L2, which is a guess. The rates of other"
-            " GPUs are vendors' figures, scaled by the ratio that the H100 reaches."
+            "The rates of the H100 and the H200 are measured, except the L2 of the H100, which gets the rate"
+            " of the H200. The rates of other GPUs are vendors' figures, scaled by the ratio that the H100"
+            " reaches. The H100 has run an earlier search."
         ),
         gpu_model.summary(),
-        "## The redesigned search: expected, not measured",
-        (
-            "Microseconds of a call. `python -m benchmarks.gpu_search` computes them from instructions"
-            " counted in compiled sketches of the new kernels. No GPU has run them.\n\n"
-            "- Measured before, flash-kmeans: on the H100 above, before the redesign.\n"
-            "- Wall: the lower bound, from the bytes or from the products.\n"
-            "- Issue and L2: the time for the instructions and for the second-level cache.\n"
-            "- Expected: from the largest wall at a realistic rate, to the time if products and comparisons"
-            " do not overlap.\n"
-            '- "starts first": each sum begins at the start value of its score.\n'
-            '- "multicast": two blocks of a cluster share their reads of the codebook.'
-        ),
-        gpu_search.summary(),
     ]
     return "\n".join(_wrapped(line) for line in "\n\n".join(parts).split("\n"))
 

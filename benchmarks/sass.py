@@ -169,3 +169,23 @@ def tile_loop(lines: list[str]) -> list[str]:
 
 
 SCORES = 64  # of a thread in tile_loop()
+# of search_wgmma: another codebook, rows that are not equally far apart, and rows less the center
+_SELDOM = r"MUFU\.RCP|SHFL\.IDX|\bLDG\b"
+
+
+def preparing(lines: list[str]) -> list[str]:
+    """Return the instructions of a warp of search_wgmma that prepares 16 rows, 64 elements of each.
+
+    They include the ends of rows of x, which few turns execute.
+    """
+    return operations(without(innermost_loop(lines, ("F2FP", "LDGSTS"), "HMMA"), _SELDOM))
+
+
+def finishing(lines: list[str], *, certain: bool = True) -> list[str]:
+    """Return the instructions of a warp of search_wgmma that finishes 16 rows.
+
+    The copies of the codebook are left out: one thread makes them, while its warp waits. So are the lists of
+    open rows where all rows are certain.
+    """
+    loop = innermost_loop(lines, ("UBLKCP", "STG"))
+    return operations(without(loop, f"UBLKCP|{_SELDOM}{'|POPC' if certain else ''}"))

@@ -38,7 +38,7 @@ def test_a_codebook_is_packed_by_one_launch():
     packing = body(source, "void launch_pack(")
     assert calls(packing, r"cudaLaunch\w+") == ["cudaLaunchCooperativeKernel"]
     assert "<<<" not in packing
-    # One for each search. A call takes one of them.
+    # A launch for each search. A call takes one of them.
     for search in ("void launch_mma(", "void launch_wgmma("):
         assert calls(body(source, search), r"<<<|cudaLaunch\w+|cudaMemset\w*") == ["<<<"], search
     assert len(calls(source, r"<<<")) == 2
@@ -110,7 +110,7 @@ def test_vq_with_sums_is_five_launches():
 
 
 def test_vq_is_three_launches():
-    """Two are in the search. The third one gathers the codewords."""
+    """Two are in the search, and the third one gathers the codewords."""
     source = code("vq_forward.cu")
     made = body(source, "VqResults run(")
     names = r"\b(launch_\w+|assign|quantize)\("
