@@ -489,6 +489,23 @@ def test_the_model_follows_the_shape():
     assert 1.4 < longer[1].us / shorter[1].us < 2, "by mma.sync the instructions of the products count"
 
 
+def test_the_model_is_as_close_to_an_h200_as_it_says():
+    """The numbers are in its docstring and in benchmarks/README.md."""
+    (machine,) = (machine for machine in gpu_model.MACHINES if machine.name == "H200")
+    found = {True: [], False: []}  # with a million rows, with fewer
+    for row in results.load(results.path_of("NVIDIA H200", results.FOLDER)):
+        rows = int(row["shape"].partition("x")[0]) if row["op"] in ("vq", "vq_assign") else 0
+        if row["provider"] == "uefl" and rows >= 65536:
+            kernels = gpu_model.expected(machine, row["op"], row["shape"], gpu_model.COUNTS)
+            sums = (sum(kernel.us for kernel in kernels), sum(kernel.apart for kernel in kernels))
+            found[rows >= 1e6].append([1e3 * float(row["median_ms"]) / us for us in sums])
+    spans = {
+        many: [(round(min(each), 1), round(max(each), 1)) for each in zip(*ratios, strict=True)]
+        for many, ratios in found.items()
+    }
+    assert spans == {True: [(1.4, 2.3), (0.9, 1.6)], False: [(2.0, 7.8), (1.4, 5.2)]}
+
+
 def test_the_model_counts_codewords_scored_again():
     """search_mma scores the best four of a row, where it compares only the least of every four."""
 
