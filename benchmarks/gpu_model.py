@@ -250,10 +250,19 @@ def shown(kernel: str) -> str:
     return SHOWN.get(kernel, kernel.removesuffix("<"))
 
 
+def room_for_codewords(groups: int, d: int, itemsize: int) -> int:
+    """Return the bytes that rows leave in the shared memory of a block with these multiplying warpgroups."""
+    chunks = -(-d // 64)
+    return 226 * 1024 - groups * (chunks * 8192 + 4608) - (4 - groups) * 64 * 64 * itemsize
+
+
 def groups_of(d: int, k: int, itemsize: int) -> int:
-    """Return the number of multiplying warpgroups of search_wgmma: two prepare rows where two multiply."""
+    """Return the number of multiplying warpgroups of search_wgmma, as csrc/cuda/vq_assign_wgmma_plan.h does.
+
+    Where two multiply, two prepare rows. Rows that do not fit are not in the model.
+    """
     few = k <= 128 or (k <= 512 and (d > 64 or itemsize == 4))
-    return 2 if few or d > 256 else 3
+    return 2 if few or room_for_codewords(3, d, itemsize) < 4 * 128 * 128 else 3
 
 
 def search(n: float, d: int, k: int, itemsize: int, code: str, of: dict[str, Counts]) -> list[Kernel]:
@@ -269,8 +278,8 @@ def search(n: float, d: int, k: int, itemsize: int, code: str, of: dict[str, Cou
         counts += [(n * chunks * 64, of[f"prepare, {min(itemsize, 4)}"]), (n, of["finish"])]
         # A block reads the codebook once for the rows of its warpgroups, or once at all if it stays.
         groups = groups_of(d, k, itemsize)
-        rings = groups * (chunks * 8192 + 4608) + (4 - groups) * 64 * 64 * itemsize
-        streamed = 0 if halves + rings <= 226 * 1024 else n / (64 * groups) * halves
+        stays = halves <= room_for_codewords(groups, d, itemsize)
+        streamed = 0 if stays else n / (64 * groups) * halves
         # Products read the codebook for 64 rows; long rows come from shared memory again for every 128
         # codewords. Rows are copied, read and written as tiles before.
         shared = n / 64 * (halves + 64 * chunks * 128 * (padded_k / 128) * (chunks > 1)) + 3 * dense

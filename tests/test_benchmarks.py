@@ -506,6 +506,21 @@ def test_the_model_is_as_close_to_an_h200_as_it_says():
     assert spans == {True: [(1.4, 2.3), (0.9, 1.6)], False: [(2.0, 7.8), (1.4, 5.2)]}
 
 
+@pytest.mark.parametrize(
+    ("d", "k", "itemsize", "groups"),
+    [
+        (64, 256, 4, 2),
+        (64, 256, 2, 3),
+        (64, 1024, 4, 3),
+        (256, 1024, 4, 3),
+        (384, 1024, 2, 2),
+        (64, 128, 2, 2),
+    ],
+)
+def test_the_model_divides_blocks_as_the_kernel_does(d, k, itemsize, groups):
+    assert gpu_model.groups_of(d, k, itemsize) == groups
+
+
 def test_the_model_counts_codewords_scored_again():
     """search_mma scores the best four of a row, where it compares only the least of every four."""
 
