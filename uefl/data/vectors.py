@@ -143,7 +143,7 @@ def _columns(values: torch.Tensor, where: str, names: tuple[str, ...]) -> Vector
             f"{where}: column {name} has {'no value' if found != found else found} in row {row + 1}{more};"
             f" fill missing values, rescale columns to at most {_LARGEST:g}, or remove these rows"
         )
-    return Vectors(values, Inputs("columns", names), where)
+    return Vectors(values.contiguous(), Inputs("columns", names), where)
 
 
 def _tokens(values: torch.Tensor, where: str, vocabulary: int, names: tuple[str, ...] = ()) -> Vectors:
@@ -154,7 +154,7 @@ def _tokens(values: torch.Tensor, where: str, vocabulary: int, names: tuple[str,
             f"{where}: tokens {low} to {high}; expected 0 to {most - 1}. Integers are tokens: give the"
             " numbers of a table as floats"
         )
-    return Vectors(values, Inputs("tokens", names, vocabulary or high + 1), where)
+    return Vectors(values.contiguous(), Inputs("tokens", names, vocabulary or high + 1), where)
 
 
 def joined(parts: Sequence[Vectors], files: tuple[str, ...]) -> Vectors:

@@ -21,6 +21,7 @@ from uefl.cli import app
 from uefl.data import Data, build, from_arrays, prior_table
 from uefl.data.prepare import Moments
 from uefl.data.sources import own_table
+from uefl.data.vectors import of_array
 from uefl.deploy.sources import own
 from uefl.errors import UserError
 from uefl.predict import Predictor
@@ -621,6 +622,16 @@ def test_a_frame_with_numbers_as_names_predicts(tmp_path):
     values = columns(7)[0]
     turned = pandas.DataFrame(values)[[4, 3, 2, 1, 0]]
     assert torch.equal(model.predict(turned), model.predict(values))
+
+
+def test_arrays_in_either_order_of_memory_become_the_same_rows():
+    values = columns(7)[0]
+    for given in (values, np.asfortranarray(values), pandas.DataFrame(values)):
+        found = of_array(given, "inputs").values
+        assert found.is_contiguous()
+        assert torch.equal(found, torch.from_numpy(values))
+    tokens = np.arange(12).reshape(3, 4)
+    assert of_array(np.asfortranarray(tokens), "inputs").values.is_contiguous()
 
 
 def test_a_run_of_tables_resumes_bit_for_bit(trained, tmp_path):
