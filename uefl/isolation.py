@@ -102,6 +102,11 @@ def isolated() -> Iterator[None]:
         _ONE_RUN.release()
 
 
+def plain_products() -> bool:
+    """Return True if products of float32 have their full precision, which is a setting of the process."""
+    return _matmul_precision() == "highest"
+
+
 def isolate(function: Function) -> Function:
     """Run a whole function as within :func:`isolated`."""
 
