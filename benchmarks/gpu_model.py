@@ -109,7 +109,7 @@ COUNTS: dict[str, Counts] = {
     # search_wgmma: a score, by the whole loop over codewords; search_mma: a score once its product is there
     "cross, sm_90a": {"issue": 4.53, "alu": 1.83, "imad": 1.16, "fma": 1.0},
     # search_wgmma: a score and 64 elements after the first 64; an element of a row that is prepared, of
-    # float32 and of float16; a row whose index is certain
+    # float32 and of float16; finishing a row with a certain index
     "chunk": {"issue": 1.47, "alu": 0.36, "imad": 0.31},
     "prepare, 4": {"issue": 15.0, "alu": 3.3, "imad": 1.7, "fma": 6.4},
     "prepare, 2": {"issue": 9.3, "alu": 2.6, "imad": 1.3, "fma": 2.4},
@@ -259,7 +259,7 @@ def room_for_codewords(groups: int, d: int, itemsize: int) -> int:
 def groups_of(d: int, k: int, itemsize: int) -> int:
     """Return the number of multiplying warpgroups of search_wgmma, as csrc/cuda/vq_assign_wgmma_plan.h does.
 
-    Where two multiply, two prepare rows. Rows that do not fit are not in the model.
+    If two warpgroups multiply, two others prepare rows. The model has no rows that do not fit.
     """
     few = k <= 128 or (k <= 512 and (d > 64 or itemsize == 4))
     return 2 if few or room_for_codewords(3, d, itemsize) < 4 * 128 * 128 else 3

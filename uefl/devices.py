@@ -1,4 +1,4 @@
-"""What a run does on a GPU only."""
+"""Tell GPUs from other devices."""
 
 from __future__ import annotations
 

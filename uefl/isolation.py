@@ -11,7 +11,7 @@ import random
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import wraps
 from typing import Any, TypeVar
 
@@ -102,9 +102,13 @@ def isolated() -> Iterator[None]:
         _ONE_RUN.release()
 
 
-def plain_products() -> bool:
-    """Return True if products of float32 have their full precision, which is a setting of the process."""
-    return _matmul_precision() == "highest"
+def for_prediction(*, draws: bool = False) -> AbstractContextManager[None]:
+    """Return the context of a prediction.
+
+    It is :func:`plain_torch`, so that threads can predict at once. It is :func:`isolated` if the prediction
+    draws random numbers, or if the process computes products of float32 with less precision.
+    """
+    return isolated() if draws or _matmul_precision() != "highest" else plain_torch()
 
 
 def isolate(function: Function) -> Function:

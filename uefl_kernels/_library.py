@@ -184,8 +184,8 @@ def _function(
 ) -> type[torch.autograd.Function]:
     """Return the autograd of an op as a function that is applied before the op.
 
-    The results equal those of the registered autograd. The dispatcher calls the registered one from C++,
-    which takes twice as many calls in Python.
+    It computes the same gradients as the registered autograd. The dispatcher calls the registered one
+    from C++, which takes twice as many calls in Python.
     """
 
     class OpFunction(torch.autograd.Function):

@@ -18,6 +18,9 @@ constexpr int kTileBytes = kGroupRows * kBlockElements * 2;  // one chunk of 64 
 
 constexpr int kDoneBarrier = 4;  // a named barrier; the second phase has its own number
 
+// Returns how many warpgroups prepare rows if this many multiply them.
+UEFL_HOST_DEVICE constexpr int preparers_of(int groups) { return groups == 2 ? 2 : 1; }
+
 // The roles in the order of the warps: one warpgroup prepares, kGroups multiply, one finishes, and with two
 // multiplying warpgroups a second one prepares. A thread starts with kLaunch registers, and the roles trade
 // them. Their sum must not exceed the registers of the launch, or the multiplying warps wait forever. There
@@ -25,7 +28,7 @@ constexpr int kDoneBarrier = 4;  // a named barrier; the second phase has its ow
 // of 96.
 template <int kGroups, bool kLong>
 struct Layout {
-  static constexpr int kPreparers = 4 - kGroups;
+  static constexpr int kPreparers = preparers_of(kGroups);
   static constexpr int kWarpgroups = 5, kThreads = kWarpgroups * kGroupThreads, kLaunch = 96;
   static constexpr int kPrepare = kGroups == 3 && !kLong ? 72 : 88,
                        kMultiply = kGroups == 3 && kLong ? 104 : 112,
@@ -53,11 +56,6 @@ struct Item {
 
   __device__ int64_t output(const Shape& shape, int row) const {
     return (first + row) * shape.codebooks + codebook;
-  }
-  // Returns how many of the 16 rows from number `from` on exist.
-  UEFL_HOST_DEVICE int rows(int from) const {
-    const int64_t left = count - first - from;
-    return static_cast<int>(left < 0 ? 0 : left < kWarpRows ? left : kWarpRows);
   }
 };
 
@@ -173,8 +171,8 @@ inline bool place(WgmmaPlan& plan, const Shape& shape, int64_t element_bytes, in
   take(plan.codewords, kBlockBytes);
   plan.tiles_at = take(plan.tiles, plan.chunks * kTileBytes);
   plan.slots_at = take(plan.tiles, sizeof(Slot));
-  plan.raw_at =
-      take(plan.raw * (plan.items.groups == 2 ? 2 : 1), kGroupRows * kBlockElements * element_bytes);
+  plan.raw_at = take(plan.raw * preparers_of(static_cast<int>(plan.items.groups)),
+                     kGroupRows * kBlockElements * element_bytes);
   plan.starts_at = take(plan.codewords, kStartBytes);
   size = std::max(size, mma_bytes(shape.d));  // the second phase also needs the parts below
   plan.barriers_at = take(plan.barriers(), sizeof(Barrier));
@@ -219,7 +217,7 @@ inline WgmmaPlan divide(const Shape& shape, int groups, int64_t element_bytes, i
   // codewords, then to more of all. With two warpgroups that prepare, a place belongs to one of them and to
   // one warpgroup that multiplies. So their number is even. Otherwise a warpgroup could run ahead of the
   // other one by two phases of a barrier, which it cannot tell from none.
-  const int step = groups == 2 ? 2 : 1;
+  const int step = preparers_of(groups);
   const auto more = [&](int& what, int most, int by = 1) {
     while (what + by <= most) {
       what += by;

@@ -40,7 +40,7 @@ struct RowCopies {
   unsigned char* ring;         // the first part of this lane
   const T* rows[kRowsOfLane];  // the pieces of the next chunk
 
-  // Takes every item whose number is `first` modulo `step`.
+  // Copies item `first` and every `apart`-th item after it.
   __device__ RowCopies(const T* from, const Shape& of, const WgmmaPlan& of_call, unsigned char* of_warp,
                        int first, int apart)
       : x(from),
@@ -138,7 +138,7 @@ struct TileWriter {
   Ring tiles;
   unsigned char* first_tile;  // the place of this lane's first row in the first tile
   Barrier *first_ready, *first_free, *first_slot_free;
-  float* first_norm;  // of the row whose norm or error this lane writes
+  float* first_norm;  // the number that this lane writes: the norm or the error of a row
   RowScale scale{};
   float square[kRowsOfLane] = {}, rest[kRowsOfLane] = {};
 
@@ -246,7 +246,7 @@ struct TileWriter {
   }
 };
 
-// Prepares every item whose number is `which` modulo kPreparers.
+// Prepares item `which` and every kPreparers-th item after it.
 template <class T, bool kLong, int kPreparers>
 __device__ void prepare(const T* x, const Shape& shape, const PackedCodebook& packed, const WgmmaPlan& plan,
                         const WgmmaMemory& memory, int which) {

@@ -328,10 +328,8 @@ static void items_of(const cuda::Shape& shape, int groups) {
     for (int i = here - 3 * groups; i < here; ++i) {
       const cuda::Item item = items.at(block, i);
       CHECK(item.codebook == items.codebook(block, i / groups), "the codebook of a round");
-      for (int from = 0; from < cuda::kGroupRows; from += cuda::kWarpRows) {
-        if (item.rows(from) > 0)
-          last_rows[item.codebook] = std::max(last_rows[item.codebook], item.first + from + item.rows(from));
-      }
+      const int64_t after = std::min<int64_t>(item.first + cuda::kGroupRows, item.count);
+      if (after > item.first) last_rows[item.codebook] = std::max(last_rows[item.codebook], after);
     }
   }
   CHECK(last_rows == std::vector<int64_t>(shape.codebooks, rows), "the last rows");

@@ -238,8 +238,8 @@ def test_the_search_by_mma_keeps_its_loop_short(kernels, architecture):
         # starts of a phase take two loads, and codewords that are scored again take four.
         groups, converted = name.endswith("Lb0ELb0E"), 3 if name.endswith("Lb1ELb1E") else 2
         loads = 4 + converted * {"f": 2, "d": 3}.get(name[0], 1) + (4 if groups else 0)
-        # Lanes compare a row with two and with eight candidates, and two loads of both are under way. The
-        # compiler for sm_100 duplicates those of the row.
+        # Lanes compare a row with two and with eight candidates, and two loads of both are under way. For
+        # sm_100 the compiler duplicates the loads of the row.
         rows = {"f": 4, "d": 8}.get(name[0], 0)
         loads += 8 + (2 * rows if architecture == "100" else rows)
         assert count(sass.operations(lines), r"LDG\.E\.128$") == loads, name

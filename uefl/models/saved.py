@@ -35,7 +35,7 @@ from ..data.vectors import Vectors, is_frame, of_array
 from ..engines.base import member
 from ..errors import UserError, first_line
 from ..fields import parse
-from ..isolation import isolate, isolated, plain_products, plain_torch
+from ..isolation import for_prediction, isolate
 from ..json_text import parse_json
 from ..paths import check_file, check_name, expanded
 from ..seeds import seeded
@@ -168,8 +168,7 @@ class SavedModel:
         """
         if passes is not None and (type(passes) is not int or passes < 1):
             raise UserError(f"passes: expected an integer of 1 or more, got {passes!r}")
-        # draws are from torch's global generator
-        with isolated() if uncertainty or not plain_products() else plain_torch(), torch.no_grad():
+        with for_prediction(draws=bool(uncertainty)), torch.no_grad():
             pixels = self._pixels(images)
             client = self._part(pixels, client)
             if not uncertainty:
@@ -205,7 +204,7 @@ class SavedModel:
 
         The result is empty where :meth:`fitting` is None.
         """
-        with plain_torch() if plain_products() else isolated(), torch.no_grad():
+        with for_prediction(), torch.no_grad():
             return self._misfits(self._pixels(images))
 
     def read(self, paths: Sequence[str | Path]) -> torch.Tensor:
