@@ -294,6 +294,16 @@ def test_markdown_has_at_most_100_columns(name):
     assert wide((ROOT / name).read_text(encoding="utf-8")) == []
 
 
+def test_a_row_of_a_table_has_a_line_of_its_own():
+    """A browser shows a table that was filled like a paragraph as text."""
+    assert [
+        f"{path.relative_to(ROOT)}: {row}"
+        for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").rglob("*.md")]
+        for row in re.findall(r"^.*\S *\| *:?---.*", path.read_text(encoding="utf-8"), re.MULTILINE)
+        if not row.lstrip().startswith("|") or row.lstrip("| -:")
+    ] == []
+
+
 def test_comments_of_builds_and_suites_have_at_most_110_columns(prose):
     """A command may be wider, and the first line of a suite or preset, which is its title."""
     files = [path for path in prose.files_of(".") if path.name.endswith(prose.HASH)]

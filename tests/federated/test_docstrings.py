@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,6 +35,17 @@ def raised(node: ast.AST) -> Iterator[str]:
             yield ast.unparse(inner.exc.func)
         if not isinstance(inner, (ast.FunctionDef, ast.ClassDef, ast.Lambda)):
             yield from raised(inner)
+
+
+def test_each_error_begins_a_line():
+    """The pages of the reference show one error for each entry of ``Raises``."""
+    run_on = re.compile(r"Raises:.*[^\s,] [A-Z]\w*(?:Error|Priors|Lost): ", re.DOTALL)
+    assert [
+        f"{path.name}:{node.lineno}"
+        for path in sorted(ROOT.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and run_on.search(ast.get_docstring(node) or "")
+    ] == []
 
 
 def test_a_public_function_documents_its_errors():

@@ -45,8 +45,9 @@ def build(data: Data, *, kind: Kind, seed: int, data_root: Path | None = None) -
         data_root: folder of the files of data sets; default: environment variable UEFL_DATA.
 
     Raises:
-        UserError: no such data, damaged or too few images, keys that do not go with them. InvalidPriors: sets
-            or priors that cannot be trained with.
+        UserError: the data are missing or damaged, a client has too few images, or a key does not fit the
+            data.
+        InvalidPriors: a classifier cannot be trained with the sets or priors.
     """
     root = data_root or (expanded(os.environ["UEFL_DATA"]) if os.environ.get("UEFL_DATA") else None)
     _check_kind(data, kind)

@@ -76,8 +76,9 @@ def checked(table: object, source: str) -> DataSet:
     """Check the return value of the reader of a data set.
 
     Raises:
-        TypeError: it is not a data set, a label or a row is not an int64 of NumPy, or a class has no text as
-        name. ValueError: the numbers of labels and images differ, or a label or a row is out of range.
+        TypeError: ``table`` is not a data set, a label or a row is not an int64 of NumPy, or the name of a
+            class is not a text.
+        ValueError: the numbers of labels and images differ, or a label or a row is out of range.
     """
     place = f"source {source!r}"
     if not isinstance(table, DataSet):

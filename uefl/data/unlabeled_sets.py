@@ -128,8 +128,8 @@ def federate(
         whole: False: other clients are elsewhere, so checks over all clients are skipped.
 
     Raises:
-        UserError: one class, too few test images, no priors. InvalidPriors: sets or priors that cannot be
-            trained with.
+        UserError: there is a single class, or priors are missing, or a client has no test image.
+        InvalidPriors: a classifier cannot be trained with the sets or priors.
     """
     classes = len(made.classes)
     if classes == 1:

@@ -52,7 +52,8 @@ def write_report(path: Path) -> RunFolder:
     """Write the report of a run: ``plots/*.png``, ``report.md`` and ``report.html``.
 
     Raises:
-        UserError: see :func:`read_run`; nothing is written then. OSError: the folder cannot be written to.
+        UserError: :func:`read_run` cannot read the folder; nothing is written then.
+        OSError: the folder cannot be written to.
     """
     run = read_run(path)
     with in_turn(path / "report.html"):

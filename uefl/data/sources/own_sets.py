@@ -43,8 +43,8 @@ def read(root: Path) -> UnlabeledData:
     A note names files in it that are not read.
 
     Raises:
-        UserError: files missing, misplaced or unreadable. InvalidPriors: a set without a row of priors, or a
-            row without a set.
+        UserError: files are missing, misplaced or unreadable.
+        InvalidPriors: a set has no row of priors, or a row has no set.
     """
     if not (root / "clients").is_dir():
         raise UserError(f"{root} has no folder clients; {LAYOUT}")

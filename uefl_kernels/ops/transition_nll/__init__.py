@@ -104,9 +104,8 @@ def transition_nll(
             log_transition, NaN or +inf in log_transition, or a target's row (of more than one class) in [0,
             1] with a sum of 1 within 0.01: shares instead of logarithms. Logarithms of weights such as 1 and
             e can look like this, too: a constant added to the whole matrix lets them pass and changes no
-            result. On a GPU, where a check
-            would stall the device, a target out of range, like a matrix with NaN, gives NaN, and a row of
-            -inf gives a loss of +inf.
+            result. A check would stall a GPU. So on a GPU a target out of range or a matrix with NaN
+            gives NaN, and a row of -inf gives a loss of +inf.
 
     Source: Lu et al. 2022, "Federated Learning from Only Unlabeled Data with Class-Conditional-Sharing
         Clients" (FedUL), Theorem 1.
