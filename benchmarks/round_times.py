@@ -76,7 +76,7 @@ def parser(description: str | None, preset: str | None = None) -> argparse.Argum
     """Return the parser with the options of every comparison of rounds.
 
     Args:
-        description: of the comparison.
+        description: description of the comparison.
         preset: the default preset; None: the comparison takes no preset and has no published loop.
     """
     made = argparse.ArgumentParser(

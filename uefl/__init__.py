@@ -32,9 +32,10 @@ if _missing := [name for name in _NEEDED if find_spec(name) is None]:
     )
 
 try:
-    # not from uefl_kernels, which imports torch: the command line answers at once
+    # read here and not from uefl_kernels, because that package imports torch: the command line answers at
+    # once
     __version__ = version("uefl")
-except PackageNotFoundError:  # a source tree on the path, never installed
+except PackageNotFoundError:  # a source tree on the path that was never installed
     __version__ = "unknown"
 
 if TYPE_CHECKING:

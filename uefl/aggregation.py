@@ -197,7 +197,7 @@ def check_rule(run: RunSection, arm: str, plain_means: bool, clients: int) -> No
 def choose(averages: Mapping[str, Mean], attackers: int) -> None:
     """Apply Krum: take all tensors from the client whose update is closest to its nearest others.
 
-    It compares an update with its n - attackers - 2 nearest others.
+    Krum compares an update with its n - attackers - 2 nearest others.
 
     Distances are over all tensors that every client of the round has sent; a tensor of a single client
     stays as it is.
@@ -263,7 +263,7 @@ def rejection(reply: Reply, message: Message, max_norm: float, largest: float = 
             return f"its private {name} is missing, or of another shape or type than before"
     for name, kept in reply.private.items():
         if name == "__metadata__" or not name.isprintable():  # a file of safetensors cannot hold it
-            return f"it keeps a tensor called {name!r}"
+            return f"it keeps a tensor with the name {name!r}"
         if not bool(torch.isfinite(kept).all()):
             return f"its private {name} is not finite"
     return None

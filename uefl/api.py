@@ -44,7 +44,7 @@ class Run:
     """A run folder.
 
     Args:
-        model: the network of the run, where it was given in Python.
+        model: the network of the run, if it was given in Python.
 
     Attributes:
         path: the folder.
@@ -94,8 +94,8 @@ class Run:
         """Return the trained model of an arm, or of the only arm if there is no name.
 
         Raises:
-            UserError: no such arm, or several, or none that has ended; a network that was given in Python,
-                and is not there.
+            UserError: no such arm, several arms, or no finished arm; the network was given in Python and
+                ``model`` is missing.
         """
         if arm is None:
             return saved.load(self.path, self._network)
@@ -104,7 +104,7 @@ class Run:
         file = self.path / f"model-{arm}.safetensors"
         if not file.exists():
             raise UserError(
-                f"{file} is not there: arm {arm!r} has not ended; continue with"
+                f"{file} does not exist: arm {arm!r} has not ended; continue with"
                 f" uefl.resume({str(self.path)!r})"
             )
         found = saved.load(file, self._network)
@@ -116,7 +116,7 @@ class Run:
 def _config(source: Any, arms: Any, overrides: dict[str, Any], *, given: bool) -> Config:
     """Return the checked configuration.
 
-    ``given`` means that a network comes from Python.
+    ``given`` is True if a network comes from Python.
     """
     if isinstance(source, Config):
         if overrides or arms is not None:
@@ -168,7 +168,8 @@ def train(
     """Run every arm of a configuration into a new folder.
 
     The result does not depend on contexts and settings of the caller, such as autocast, ``no_grad`` or a
-    default dtype, and they are as before afterwards. Runs in several threads of a process take turns.
+    default dtype. They are the same after the run as before it. Runs in several threads of a process take
+    turns.
 
     Args:
         source: name of a preset, path of a .toml file, sections as a mapping, or a checked configuration.
@@ -177,18 +178,18 @@ def train(
             takes them: pairs of images and labels as arrays or tensors, or torch ``Dataset`` s. These data
             replace the data of ``source``. A number is the key ``data.clients``.
         model: your own network from images ``[B, C, H, W]``, normalized, to logits ``[B, classes]``: a
-            module, copied with its weights for every arm, or a function that makes a new one. It
-            replaces the section ``[model]`` of a preset. If your own file, mapping or keys have this section,
-            the call raises UserError. For an arm with a codebook it has a method ``tokens(images)`` to
-            ``[B, T, D]`` and a module ``head`` from such tensors to logits; the quantizer stands between the
-            two. A mapping is the section ``[model]``.
+            module, copied with its weights for every arm, or a function that makes a new one. It replaces the
+            section ``[model]`` of a preset. If your own file, mapping or keys have this section, the call
+            raises UserError. For an arm with a codebook it has a method ``tokens(images)`` to ``[B, T, D]``
+            and a module ``head`` from such tensors to logits; the quantizer runs between the two. A mapping
+            is the section ``[model]``.
         arms: by name, an instance of an algorithm, or a table of parameters as in ``[arms.NAME]``; or names.
             None: the arms of ``source``.
         federation: clients instead of the ones of ``source``, as :func:`uefl.data.build` and
             :func:`uefl.data.from_arrays` return them; not together with ``clients``.
         device: ``auto``, ``cpu`` or ``cuda``.
         data_root: where torchvision's data sets lie; None: the environment variable UEFL_DATA.
-        observer: is told how the run goes; None: the logger ``uefl``, at level INFO.
+        observer: receives the progress of the run; None: the logger ``uefl``, at level INFO.
         engine: ``local``, all clients in this process; ``distributed``, dealt over processes of this machine;
             ``flower``, each in a process of its own on this machine; or :class:`uefl.Distributed` or
             :class:`uefl.Flower`, which may name a SuperLink.
@@ -197,7 +198,7 @@ def train(
         overrides: keys as with ``--set``, bare or a section with a mapping: ``lr=1e-3``, ``run={"seed": 1}``.
 
     Raises:
-        UserError: the run cannot be made as it was asked for; nothing was written.
+        UserError: the request cannot be carried out; nothing was written.
         RunError: the run ended early, e.g. because the model diverged; ``uefl.load(out)`` reads the rounds
             until then.
     """
@@ -272,13 +273,13 @@ def resume(
 
 
 def load(path: str | Path, *, model: Network | None = None) -> Run:
-    """Read a run folder, of a finished run or of one that is still going.
+    """Read the folder of a finished or an unfinished run.
 
     Args:
         model: the network of the run, where it was given in Python; needed only for :meth:`Run.model`.
 
     Raises:
-        UserError: not a run folder, or a file in it that is damaged or of another version.
+        UserError: the folder is not a run folder, or a file in it is damaged or of another version.
     """
     return Run(path, model=model)
 
@@ -296,7 +297,7 @@ def _surroundings(
     """Yield the arguments of a run, except for its configuration and its folder.
 
     Args:
-        cfg: None: there is no run in the folder, which :func:`uefl.run.resume` reports.
+        cfg: the configuration. None: the folder has no run, and :func:`uefl.run.resume` raises an error.
         given: the objects that were given in Python, or None.
     """
     root, observer = None if data_root is None else expanded(data_root), observer or PlainProgress()

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: tensors in safetensors, everything else in JSON, both replaced at once.
+"""Checkpoints of a run: tensors in safetensors, everything else in JSON.
 
 ``checkpoint.json`` names its tensor file and is renamed into place last. A run killed at any moment leaves
 the previous pair or the new one.
@@ -48,7 +48,7 @@ def load(directory: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]] | No
     """Read the checkpoint of a run, or return None if there is none yet.
 
     Raises:
-        UserError: another schema version, a file that is missing, truncated or altered.
+        UserError: a file has another schema version, or is missing, truncated or altered.
     """
     if not (directory / _INDEX).exists():
         return None
@@ -89,10 +89,10 @@ def save_tensors(
 def save_parts(
     path: Path, parts: Callable[[], Iterable[dict[str, torch.Tensor]]], metadata: dict[str, str]
 ) -> None:
-    """Write several dictionaries like :func:`save_tensors`, with one of them in memory at a time.
+    """Write several dictionaries as :func:`save_tensors` does, with one of them in memory at a time.
 
     Args:
-        parts: called twice, for names and shapes and for the values; it must return the same both times.
+        parts: called twice, first for names and shapes, then for the values. Both calls must return the same.
     """
     found: dict[str, dict[str, Any]] = {}
     for part in parts():
@@ -162,14 +162,16 @@ def read_index(directory: Path) -> dict[str, Any]:
     """Read ``checkpoint.json``.
 
     Raises:
-        UserError: another schema version, or a file that is truncated or altered.
+        UserError: the file has another schema version, or is truncated or altered.
     """
     path = directory / _INDEX
     try:
         index = parse_json(path.read_text(encoding="utf-8"))
         schema = index["schema"]
     except (ValueError, KeyError, TypeError):
-        raise UserError(f"{path} is truncated or no checkpoint; start again in another folder") from None
+        raise UserError(
+            f"{path} is truncated, or is not a checkpoint; start again in another folder"
+        ) from None
     if schema != SCHEMA:
         raise UserError(
             f"{path} has schema {schema}, this version of uefl reads schema {SCHEMA}; resume with the version"
@@ -183,7 +185,7 @@ def read_index(directory: Path) -> dict[str, Any]:
 def temporary_of(path: Path) -> Path:
     """Return the name under which a file is written before it takes its place.
 
-    It keeps the suffix, so that no other file of the user has it.
+    The name has a fixed suffix, so that it is not the name of a file of the user.
     """
     return neighbor(path, ".tmp")
 

@@ -39,15 +39,15 @@ _GROUPS = {
     "sets": "those of FedUL",
     "own": "your own data",
 }
-_NOBODY_READS = 128 + signal.SIGPIPE
-_UsageError: Any = typer.BadParameter.__base__  # newer versions of typer include click
+_OUTPUT_CLOSED = 128 + signal.SIGPIPE
+_UsageError: Any = typer.BadParameter.__base__  # newer versions of typer contain click
 
 
 @contextmanager
 def _in_a_line() -> Iterator[None]:
     """Print an error that a user can correct in one line, and set the exit code.
 
-    Such errors are the ones of the package, of a command line, and of files.
+    These are errors of this package, of the command line, and of files.
     """
     try:
         yield
@@ -64,11 +64,11 @@ def _in_a_line() -> Iterator[None]:
         raise typer.Exit(_exit_code(end)) from None
     except BrokenPipeError:  # `uefl presets | head`
         _silence_stdout()
-        raise typer.Exit(_NOBODY_READS) from None
+        raise typer.Exit(_OUTPUT_CLOSED) from None
     except MemoryError:
         typer.echo("error: this process may not use more memory; take fewer or smaller inputs", err=True)
         raise typer.Exit(1) from None
-    except OSError as error:  # a folder that cannot be written, a full disk, a download without a network
+    except OSError as error:  # a folder that cannot be written, a full disk, no network for a download
         where = f"{error.filename}: " if error.filename else ""
         if where and error.filename == str(OUTPUT):
             _silence_stdout()
@@ -86,7 +86,7 @@ class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         with _in_a_line():
             done = super().invoke(ctx)
-            sys.stdout.flush()  # Python's own flush at its end would print a traceback
+            sys.stdout.flush()  # the flush at the end of Python would print a traceback
             return done
 
 
@@ -176,7 +176,7 @@ def main() -> None:
     write_nearest_characters()
     try:
         os.getcwd()
-    except FileNotFoundError:  # libraries that torch loads end the process
+    except FileNotFoundError:  # without a folder, libraries that torch loads end the process
         typer.echo("error: the current folder was removed; change to another one", err=True)
         sys.exit(2)
     try:
@@ -339,7 +339,7 @@ def _resume_command(folder: Path, data_root: Path | None, engine: _Engine, optio
 
 @contextmanager
 def _resumable(folder: Path, go_on: str) -> Iterator[None]:
-    """Name the command that continues the run, if it is interrupted or the disk is full."""
+    """Print the command that continues the run, if the run is interrupted or the disk is full."""
     try:
         yield
     except (KeyboardInterrupt, BrokenPipeError) as end:
@@ -749,7 +749,7 @@ def doctor() -> None:
 
 
 class _Terminated(KeyboardInterrupt):
-    """A signal, by its number, that ends a run as Ctrl-C does."""
+    """A signal that ends a run as Ctrl-C does."""
 
     def __init__(self, number: int = signal.SIGTERM) -> None:
         super().__init__(number)
@@ -761,14 +761,14 @@ def _terminate(number: int, frame: object) -> None:
 
 
 def _end_at_once() -> None:
-    """End at the next signal without an exception, which in Python's own exit would be a traceback."""
+    """End at the next signal without an exception, which would print a traceback at the exit of Python."""
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(each) in (_terminate, signal.default_int_handler):
             signal.signal(each, signal.SIG_DFL)
 
 
 def _end_as_by_ctrl_c() -> None:
-    """End at SIGTERM, and at SIGHUP of a closed terminal unless nohup ignores it, as at Ctrl-C."""
+    """Handle SIGTERM, and SIGHUP of a closed terminal unless nohup ignores it, in the same way as Ctrl-C."""
     signal.signal(signal.SIGTERM, _terminate)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
         signal.signal(signal.SIGHUP, _terminate)

@@ -3,7 +3,7 @@
 Source: Papyan, Han and Donoho 2020, "Prevalence of Neural Collapse during the Terminal Phase of Deep Learning
 Training" (PNAS).
 
-Features may lie in several places: add up the :func:`class_sums` of all, then the :func:`spread` of each
+If features are in several places, add up their :func:`class_sums`, then the :func:`spread` of each place
 about the common means.
 """
 
@@ -22,11 +22,11 @@ class Collapse(NamedTuple):
     """
 
     nc1: float
-    """tr(S_W S_B^+) / C, the spread within classes in units of that between them"""
+    """tr(S_W S_B^+) / C, the spread within classes in units of the spread between classes"""
     nc2a: float
     """standard deviation over mean of the lengths of the class means; all class means are centered"""
     nc2a_weights: float
-    """the same of the rows of the last layer"""
+    """the same for the rows of the last layer"""
     nc2b: float
     """mean over pairs of classes of |cos + 1 / (C - 1)|, of the centered class means"""
     nc3: float

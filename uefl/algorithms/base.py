@@ -8,8 +8,8 @@ another process.
 The frame (``uefl.server``, ``uefl.client``) does everything else: participants, epochs, batches, the
 optimizer, seeds, precision, the device, measuring, checking replies, quorum, checkpoints and progress.
 
-An algorithm is found by its name. The first look-up imports the modules of this package; other packages use
-the entry point group ``uefl.algorithms``; a script calls :func:`register`.
+The package finds an algorithm by its name. The first look-up imports the modules of this package. Other
+packages use the entry point group ``uefl.algorithms``, and a script calls :func:`register`.
 """
 
 from __future__ import annotations
@@ -58,17 +58,17 @@ class Algorithm:
     kind: ClassVar[str] = "labeled"
     """data of a client: ``labeled`` images, or unlabeled ``sets`` with known class shares"""
     trains_clients: ClassVar[bool] = True
-    """False: clients are only measured"""
+    """False: clients do not train, they only measure"""
     draws: ClassVar[bool] = True
-    """whether it predicts from ``passes`` draws; if no arm does, the key is refused"""
+    """whether predictions use ``passes`` draws; if no arm uses them, the key is refused"""
     images_only: ClassVar[str] = ""
-    """the reason why it needs images, as words that follow its name; empty: it takes all kinds of
+    """the reason why the algorithm needs images, as words after its name; empty: it takes all kinds of
     inputs"""
     ops: ClassVar[tuple[str, ...]] = ()
     """required kernels; a backend without them is refused before anything is written"""
     private_predicts: ClassVar[tuple[str, ...]] = ()
-    """names of the tensors of ``work.private`` that :meth:`predict` uses; it gets no others, and a saved
-    model has these for every client. Private parts of the network are always included."""
+    """names of the tensors of ``work.private`` that :meth:`predict` uses. The method gets no others, and a
+    saved model has them for every client. Private parts of the network are always included."""
     columns: ClassVar[dict[str, str]] = {}
     """metrics that a report shows as the mean over the clients at the last round: a description by name. They
     come from :meth:`record`, from :meth:`measure`, or from ``work.metrics`` of the training. Other metrics
@@ -90,7 +90,7 @@ class Algorithm:
         """Return True if only the weighted means of :meth:`averages` change the state.
 
         Then a robust rule may replace the means. An algorithm that overrides :meth:`add` or asks its clients
-        in :meth:`prepare` sets it itself.
+        in :meth:`prepare` sets this property itself.
         """
         return (
             type(self).add is Algorithm.add
@@ -115,7 +115,8 @@ class Algorithm:
     def asks_all(self) -> bool:
         """Return True if the server asks clients that have not trained yet.
 
-        Also return True if it needs all of them from the first round. Then no client can join later.
+        Also return True if the algorithm needs all clients from the first round. Then no client can join
+        later.
         """
         return False
 
@@ -166,7 +167,7 @@ class Algorithm:
             try:
                 probe = blank(1, federation.shape, federation.inputs).to(next(net.parameters()).device)
                 net.train()(probe if federation.inputs.kind == "tokens" else probe.float())
-            except ValueError:  # of a batch norm that sees one value per channel
+            except ValueError:  # a batch norm with one value per channel raises this error
                 raise UserError(
                     f"client {smallest.name!r} has one training image, which batch norm cannot normalize;"
                     " give it two"
@@ -220,8 +221,8 @@ class Algorithm:
     def broadcast(self, state: State, client: str, turn: Turn) -> Message:
         """Return the message to one client: tensors, options, and the expected tensors by shape and dtype.
 
-        ``client`` may be one that is only measured: ``turn.train`` is False, and ``context.clients`` does not
-        contain it.
+        If ``client`` is only measured, ``turn.train`` is False, and ``context.clients`` does not contain the
+        client.
         """
         tensors = {name: state.tensors[name] for name in ("values", "buffers")}
         return Message(tensors, expects=expected_like(tensors))
@@ -244,10 +245,10 @@ class Algorithm:
     def add(self, state: State, averages: dict[str, Mean], update: Reply) -> None:
         """Add a valid update to the averages.
 
-        Clone tensors that are kept: they may belong to the engine.
+        Clone the tensors that you keep, because they may belong to the engine.
 
         Raises:
-            ValueError: there is an average of a tensor that the clients do not send.
+            ValueError: an average names a tensor that the clients do not send.
         """
         for name, mean in averages.items():
             if name not in update.tensors:
@@ -258,14 +259,14 @@ class Algorithm:
             mean.add(update.tensors[name], self.weight(update))
 
     def aggregate(self, state: State, averages: dict[str, Mean]) -> None:
-        """Replace the state by the averages of a round."""
+        """Replace tensors of the state by the averages of a round."""
         for name, mean in averages.items():
             state.tensors[name] = mean.result()
 
     def end_round(self, state: State, turn: Turn, server: Teacher | None) -> None:
         """Finish a round.
 
-        The server may train or measure with its own images. ``server`` is None without images.
+        The server may train or measure with its own images. If it has none, ``server`` is None.
         """
 
     def record(self, state: State, client: str, turn: Turn) -> Record:
@@ -371,7 +372,7 @@ class Algorithm:
     def findings(self, history: History) -> Findings | None:
         """Return a section of the report, made from the records of the arm, or None for no section.
 
-        There is no ``context`` here.
+        ``self.context`` is not available here.
         """
         return None
 

@@ -37,7 +37,7 @@ class ModelSpec:
 
     settings: Model
     shape: tuple[int, ...]
-    """of one input, such as (C, H, W)"""
+    """shape of one input, such as (C, H, W)"""
     classes: int
     given: Callable[[], nn.Module] | None = None
     """builds the network given in Python, instead of the one in ``settings``"""
@@ -47,13 +47,13 @@ class ModelSpec:
         """Build the network: the given one, or the one of ``settings``.
 
         Raises:
-            UserError: ``settings`` name one that had to be given.
+            UserError: ``settings`` name a network that must be given in Python.
         """
         if self.given is not None:
             return self.given()
         if self.settings.encoder == "given":
             raise UserError(
-                "its network was given in Python; give it again: uefl.resume(out, model=...), uefl.load(out,"
+                "the network was given in Python; give it again: uefl.resume(out, model=...), uefl.load(out,"
                 " model=...)"
             )
         return Net(self.settings, self.shape, self.classes, self.inputs)
@@ -64,19 +64,19 @@ class Context:
     """Facts of a run that an algorithm may use."""
 
     seed: int
-    """of the run, or of one member of an ensemble"""
+    """seed of the run, or of one member of an ensemble"""
     run: RunSection
     model: Model
     training: Training
     classes: tuple[str, ...]
     shape: tuple[int, ...]
     clients: tuple[str, ...]
-    """names of the clients that are trained on, sorted"""
+    """names of the clients that train, sorted"""
     network: Callable[[], nn.Module] | None = None
     """see :attr:`ModelSpec.given`"""
     examples: Mapping[str, int] = field(default_factory=dict)
-    """training images of each client, as its silo reported them; empty in the process of a silo, which knows
-    its own only"""
+    """training images of each client, as the client reported them; empty in the process of a silo, which
+    knows only its own"""
     clients_keep_states: bool = False
     """whether clients keep their private states themselves"""
     inputs: Inputs = IMAGES
@@ -106,6 +106,6 @@ class State:
     """``values`` ``[P]`` and ``buffers`` ``[Q]``, the flat model without its private parts, and other tensors
     of the algorithm"""
     plain: dict[str, Any] = field(default_factory=dict)
-    """values of JSON"""
+    """values that JSON can hold"""
     scratch: dict[str, Any] = field(default_factory=dict)
     """values for the methods of one exchange; cleared before each, never written to disk"""

@@ -1,9 +1,10 @@
 """FedBN: batch norm stays with the client.
 
 Source: Li et al., "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization" (ICLR 2021).
-Scale, shift and running statistics of every batch norm layer, told by its type, are neither sent nor
-averaged; all else is FedAvg, weighed by examples. A client that never trained is measured with the mean of
-the clients' layers. Networks without batch norm train as with FedAvg, bit for bit.
+The scale, the shift and the running statistics of every batch norm layer are neither sent nor averaged. The
+type of a layer decides whether it is batch norm. All other tensors are averaged as in FedAvg. A client that
+never trained is measured with the mean of the clients' layers. Networks without batch norm train as with
+FedAvg, bit for bit.
 """
 
 from __future__ import annotations

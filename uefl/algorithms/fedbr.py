@@ -5,7 +5,7 @@ Reduction" (ICML 2023), and the authors' code, with random sample means as pseud
 averaged with the model, maximizes the contrast that the features minimize.
 
 A training message has ``pseudo [m, C, H, W]``, on the scale 0-255, and ``projection [Q]``; the client returns
-``projection``. A reply has ``pseudo [n, C, H, W]``, means of the client's images.
+``projection``. The reply to the first exchange has ``pseudo [n, C, H, W]``, means of the client's images.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ At the start of a round, each client measures both layers on its holdout images,
 The messages are the same as with FedAvg. The own layer and its weight stay with the client. A client that
 never trained is measured with the means of the own layers and of their weights.
 
-Source: our own. Guo et al., "PFL-MoE: Personalized Federated Learning Based on Mixture of Experts" (2021),
-mix a shared and a personal model, too; their weight comes from a trained network.
+Source: this project. Guo et al., "PFL-MoE: Personalized Federated Learning Based on Mixture of Experts"
+    (2021), also mix a shared and a personal model. There, a trained network computes the weight.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _BATCH = 500
 
 
 class GatedLayer(nn.Module):
-    """A shared linear layer and an own one.
+    """A linear layer that all clients share, and a linear layer of one client.
 
     It returns the log of the mixed probabilities ``[..., classes]``.
 

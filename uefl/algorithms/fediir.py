@@ -70,7 +70,7 @@ class FedIIR(Algorithm):
     def prepare(self, state: State, turn: Turn) -> None:
         """Collect the participants' gradients at the model of the round.
 
-        Average them over all batches.
+        The average is over all batches.
         """
         if "gradient" not in state.tensors or not turn.train:
             return

@@ -24,7 +24,7 @@ from ..server.turn import Turn
 from .base import State, register
 from .gaussian_features import GaussianFeatures, GaussianParameters, gaussian_net
 
-_ONE = 0.5413248546129181  # softplus of it is 1
+_ONE = 0.5413248546129181  # softplus of this number is 1
 
 
 @register("fedsr")

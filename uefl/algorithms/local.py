@@ -20,11 +20,11 @@ class Local(Algorithm):
     """
 
     def check(self, federation: Federation, arm: str, net: nn.Module) -> None:
-        """Refuse clients that are never trained on, as there is no model for them."""
+        """Refuse clients that never train, because they have no model."""
         if federation.unseen:
             raise UserError(
                 f"arm {arm!r}: client {federation.unseen[0].name!r} never trains, so this arm has no model"
-                " for it; leave out the arm, or the clients without training"
+                " for this client; leave out the arm, or the clients without training"
             )
         super().check(federation, arm, net)
 

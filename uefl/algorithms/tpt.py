@@ -3,11 +3,11 @@
 Features collapse to the means of their classes.
 
 Source: Papyan, Han and Donoho 2020 (PNAS); in a federation, Zhang, Cao and Liu (UEFL, ICML 2025), appendix F:
-dropout is off, and the phase begins where the training accuracy exceeds 99.9 %.
+dropout is off, and the phase begins when the training accuracy exceeds 99.9 %.
 
-A reply has ``sums [C, D]`` and ``counts [C]`` of the client's training images, and ``hits []``, how many
-are predicted right. A message with the means of all clients has the reply ``spread [2]`` and ``geometry
-[4]`` of ``uefl.collapse``, and ``own [6]``, the metrics of the client.
+A reply has ``sums [C, D]`` and ``counts [C]`` of the client's training images, and ``hits []``, the number of
+correct predictions. A message with the means of all clients has the reply ``spread [2]`` and ``geometry [4]``
+of ``uefl.collapse``, and ``own [6]``, the metrics of the client.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from . import base
 from .base import Algorithm, ModelSpec, Record, State, register
 
 _BATCH = 500
-_LARGEST = 1e30  # of a sum of features or a measurement, so that sums of squares stay within float64
+_LARGEST = 1e30  # largest sum of features or measurement, so that sums of squares stay within float64
 
 
 @register("tpt")
 class TPT(Algorithm):
     """FedAvg without dropout that continues after the training error is almost zero.
 
-    It is measured at the end of each iteration.
+    The features are measured at the end of each iteration.
     """
 
     columns: ClassVar[dict[str, str]] = {

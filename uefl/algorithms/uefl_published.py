@@ -1,6 +1,6 @@
 """The behavior of the published UEFL code, for comparison.
 
-The steps of its server come in their order, with its mistakes.
+The server takes the steps of the published server in the same order, with its mistakes.
 
 Differences from the corrected algorithm (``uefl/server.py``):
 
@@ -17,8 +17,8 @@ Differences from the corrected algorithm (``uefl/server.py``):
 * the entropy is measured with dropout off, in identical passes;
 * iterations have no cap (``max_iterations = 0``).
 
-Raw pixels, dropout on the logits, the rotation center, the test split as holdout and the hyper-parameters are
-the preset's. Left out, because it changes no result: the evaluation of every local epoch.
+The preset sets raw pixels, dropout on the logits, the rotation center, the test split as holdout, and the
+hyper-parameters. The evaluation after every local epoch is left out, because it changes no result.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class PublishedUEFL(CodebookAlgorithm):
         return message
 
     def weight(self, update: Reply) -> float:
-        """Let clients count alike."""
+        """Weight clients equally."""
         return 1.0
 
     def add(self, state: State, averages: dict[str, Mean], update: Reply) -> None:

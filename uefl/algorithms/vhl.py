@@ -3,8 +3,8 @@
 Features of a class move towards the noise of that class.
 
 Source: Tang et al., "Virtual Homogeneity Learning: Defending against Data Heterogeneity in Federated
-Learning" (ICML 2022), and the authors' code: one virtual class per real class. A virtual class has outputs
-of its own, and its features attract those of its real class.
+Learning" (ICML 2022), and the authors' code: one virtual class per real class. A virtual class has outputs of
+its own, and its features attract the features of its real class.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ class Clients:
         self.key = secrets.token_bytes(32)
         """secret key of the noise of clients that add it themselves"""
         self.secrets: Mapping[str, bytes] = {}
-        """by name, the secrets of some clients, see :class:`Client`"""
+        """the secrets of some clients by name, see :class:`Client`"""
         self._clients = {client.name: client for client in clients}
         self.data = DataCache(lambda name: self._clients[name].load(), device)
 
@@ -259,8 +259,7 @@ class Client:
         The network has the trained model.
 
         Raises:
-            TypeError: the network has replaced a tensor, or a private run would keep tensors that no noise
-                hides.
+            TypeError: the network has replaced a tensor, or a private run would keep tensors without noise.
         """
         algorithm = self.algorithm(work)
         if (name := self._workspace.flat.replaced()) is not None:
@@ -270,7 +269,9 @@ class Client:
         run = self._workspace.context.run
         if run.privacy != "none" and part.kept:
             name = f"{type(algorithm).__name__}: work.private has {min(part.kept)!r}"
-            raise TypeError(f"{name}, which no noise hides; the algorithm must say only_the_model = False")
+            raise TypeError(
+                f"{name}, to which no noise is added; the algorithm must say only_the_model = False"
+            )
         if run.privacy == "local":
             part.sent = Privacy(run, self._key).hidden(part.sent, work.message.tensors, self.name, work.round)
         work.metrics = {name: float(value) for name, value in (work.noted() | work.metrics).items()}
@@ -328,7 +329,7 @@ def simulated(seed: int, name: str) -> bytes:
 def on_device(data: LabeledData | SetData, device: torch.device) -> LabeledData | SetData:
     """Move a client's data to a device.
 
-    If the holdout is the test split, it stays the same object.
+    If the holdout is the test split, both stay the same object.
     """
     if isinstance(data, LabeledData):
         test = data.test.to(device)

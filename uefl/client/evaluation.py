@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .work import Work
 
 _BATCH = 500
-_BINS = 15  # of the confidence, the same as for the ECE
+_BINS = 15  # bins of the confidence, the same as for the ECE
 _MOST_CLASSES = 100  # a larger confusion matrix makes lines long and a plot unreadable
 Metrics = dict[str, float | list[int] | list[float]]
 
@@ -36,7 +36,7 @@ def predictions(algorithm: Algorithm, work: Work) -> dict[str, Prediction]:
     for name, split in splits.items():
         if split is None or len(split) == 0:
             continue
-        if name == "holdout" and split is work.test:  # the published code steers by the test split
+        if name == "holdout" and split is work.test:  # the published code decides by the test split
             said[name] = said["test"]
         else:
             said[name] = predict(algorithm, work, split.images)
@@ -48,7 +48,7 @@ def predict(algorithm: Algorithm, work: Work, images: torch.Tensor) -> Predictio
     """Predict images ``[N, C, H, W]`` uint8 with the loaded network.
 
     Raises:
-        TypeError: the algorithm makes something else.
+        TypeError: the algorithm does not return a prediction.
     """
     work.net.eval()
     normalize = work.workspace.normalize
@@ -122,7 +122,7 @@ def _counts(probs: torch.Tensor, labels: torch.Tensor) -> Metrics:
     and predicted class, row by row. ``reliability``: for each bin of the confidence, images and correct
     predictions. ``confidence``: the sum of the confidences in each bin.
     """
-    classes, labels = probs.shape[1], labels.cpu()  # where sums have one order
+    classes, labels = probs.shape[1], labels.cpu()  # on the CPU, sums have one order
     confidence, predicted = probs.double().cpu().max(1)
     bins = (confidence * _BINS).long().clamp(0, _BINS - 1)
     images, right = (

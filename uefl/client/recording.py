@@ -2,7 +2,7 @@
 
 A small network keeps a GPU busy for less time than Python takes to launch its kernels. A CUDA graph launches
 all of them at once. A graph repeats the same operations on the same tensors. An algorithm declares by
-:attr:`Algorithm.static_step` that its steps are of this kind.
+:attr:`Algorithm.static_step` that its steps do this.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Recorder(Protocol):
 class CudaRecorder:
     """Record CUDA graphs.
 
-    Each graph takes the memory pool of the one before; no graph needs its memory between two replays.
+    Each graph uses the memory pool of the graph before. No graph needs its memory between two replays.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -69,7 +69,7 @@ class CudaRecorder:
         """Return a function that replays the operations.
 
         Raises:
-            RuntimeError: one of them cannot be recorded, e.g. because it waits for the device.
+            RuntimeError: an operation cannot be recorded, e.g. because it waits for the device.
         """
         graph = torch.cuda.CUDAGraph()
         pool = None if self._last is None else self._last.pool()
@@ -128,7 +128,7 @@ def replayed(step: Step, work: Work, plan: list[list[torch.Tensor]]) -> Iterator
 
 
 class _Recording(NamedTuple):
-    """A step on a batch that stays where it is."""
+    """A step on a batch that stays at one place in memory."""
 
     batch: Batch
     replay: Callable[[], None]
@@ -137,7 +137,7 @@ class _Recording(NamedTuple):
 
 
 class _Replayed:
-    """Run the first steps of each frequent batch size, and steps of other sizes, as they are.
+    """Run the first steps of each frequent batch size, and the steps of other sizes, without a recording.
 
     Replay the others.
     """

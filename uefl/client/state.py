@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 def fresh(algorithm: Algorithm, client: str, device: torch.device) -> dict[str, torch.Tensor]:
     """Create the tensors of :meth:`~uefl.Algorithm.client_state`.
 
-    The result depends on seed and client only.
+    The result depends only on the seed and the client.
 
     Raises:
-        TypeError: one of them is not a tensor.
+        TypeError: a value is not a tensor.
     """
     with seeded(device, algorithm.context.seed, "server", "client_state", client):
         state = algorithm.client_state(client)

@@ -50,14 +50,14 @@ class Trainee:
     work: Work
     part: Part
     plan: list[list[torch.Tensor]] = field(init=False)
-    """batches of every epoch; this and the next three are missing if it is not trained"""
+    """batches of every epoch; this and the next three are missing if the model is not trained"""
     values: torch.Tensor = field(init=False)
-    """``[P]``, as loaded, later as trained; ``buffers`` is ``[Q]``"""
+    """``[P]``, first the loaded and later the trained values; ``buffers`` is ``[Q]``"""
     buffers: torch.Tensor = field(init=False)
     generators: list[torch.Tensor] = field(init=False)
     """states of torch's generators, on the CPU and on the GPU"""
     outcome: Outcome | RuntimeError | None = None
-    """None: it is not trained"""
+    """None: the model is not trained"""
 
     def kind(self) -> tuple[Any, ...]:
         """Return what the models of one stack have in common."""
@@ -71,7 +71,7 @@ class Together:
     """Run the turns of several clients, and train them at once.
 
     Args:
-        clients: of one workspace, by name.
+        clients: clients of one workspace, by name.
         size: largest number of clients.
     """
 
@@ -203,7 +203,8 @@ class _Stack:
         flat = workspace.flat
         self._flat, self._module, self.gpus = flat, _Module(workspace.net.train()), gpus_of(workspace.device)
         self.parameters, self._buffers = dict[str, torch.Tensor](), dict[str, torch.Tensor]()
-        # separate tensors: autograd would write the gradient of a view into zeros of the whole
+        # separate tensors, because autograd would write the gradient of a view into a tensor of zeros for the
+        # whole
         for (name, parameter), part in zip(
             self._module.named_parameters(), flat.split(torch.stack(values)), strict=True
         ):
@@ -382,7 +383,7 @@ class _Training:
         )
         self._trained = {name: tensor.detach().requires_grad_() for name, tensor in trained.items()}
         self._memory = memory
-        # of no client: a loss that uses more than the network, the batch and these tensors fails
+        # without a client: a loss that uses more than the network, the batch and these tensors fails
         nothing: Any = None
         message = Message(options={"seed": first.seed, "round": first.round})
         self._work = Work("", nothing, workspace, message, first.seed, first.round, nothing, nothing)

@@ -49,7 +49,7 @@ def fit(
         moments: the state of the optimizer from :func:`moments_of`; None: a new optimizer.
 
     Raises:
-        TypeError: a tensor of ``work.trained`` is not a leaf that requires a gradient, or a loss is not a
+        TypeError: a tensor of ``work.trained`` is not a leaf that requires a gradient, or the loss is not a
             scalar tensor.
     """
     flat, device = work.workspace.flat, work.workspace.device
@@ -66,7 +66,7 @@ def fit(
     def step(batch: Batch) -> None:
         """Take one step.
 
-        Except for counters, it only changes tensors, in place, so it can be replayed.
+        Except for counters, the step only changes tensors, in place. So it can be replayed.
         """
         if gradient is None:
             flat.drop_gradients()
@@ -137,7 +137,7 @@ def check_scalar(algorithm: Algorithm, value: object) -> None:
     """Check a loss.
 
     Raises:
-        TypeError: it is not a scalar tensor.
+        TypeError: the loss is not a scalar tensor.
     """
     if not isinstance(value, torch.Tensor) or value.shape:
         got = list(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__

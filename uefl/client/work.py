@@ -94,7 +94,7 @@ class Batch(NamedTuple):
 class Work:
     """One client's turn: its data, the network and the message.
 
-    Methods of an algorithm can keep values in it for later methods.
+    Methods of an algorithm can store values in it for later methods.
     """
 
     client: str
@@ -103,9 +103,9 @@ class Work:
     workspace: Workspace
     message: Message
     seed: int
-    """of the run, or of the member of an ensemble that this is the turn of"""
+    """seed of the run, or of one member of an ensemble"""
     round: int
-    """rounds of the run that have been trained before this one"""
+    """rounds of the run before this one"""
     generator: torch.Generator
     """on the CPU, for draws of the algorithm's own: they change neither the order of the batches nor the
     dropout. Its seed is known to the server and to all clients: a draw that protects data is one of
@@ -260,10 +260,10 @@ class Work:
     def own_draws(self, count: int, *place: str | int, of: torch.Tensor | None = None) -> torch.Tensor:
         """Draw uniform numbers that only the owner of the client's secret can make again.
 
-        They are for draws that protect its data.
+        These numbers are for draws that protect the client's data.
 
-        They do not depend on the round, and on nothing that the server chooses but the arguments: who asks
-        again learns nothing new.
+        The numbers do not depend on the round. Of all that the server chooses, they depend only on the
+        arguments. So a repeated request reveals nothing new.
 
         Args:
             count: how many numbers.

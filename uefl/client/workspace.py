@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _PRIVATE = {"values": "net.values", "buffers": "net.buffers"}
 """names under which the private parts of the network travel with a client's state"""
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # from malloc.h
 
 
 class Workspace:
@@ -205,7 +205,7 @@ def _keep_freed_memory() -> None:
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, 2**25)  # the most that every version takes
+        mallopt(_M_MMAP_THRESHOLD, 2**25)  # the largest value that every version accepts
         mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
@@ -219,4 +219,4 @@ def uses_bf16(precision: str, device: torch.device) -> bool:
         return precision == "bf16"
     if is_gpu(device):
         return torch.cuda.get_device_capability(device) >= (8, 0)
-    return torch.cpu._is_avx512_bf16_supported()  # every CPU with AMX has it
+    return torch.cpu._is_avx512_bf16_supported()  # every CPU with AMX has AVX512_BF16

@@ -44,7 +44,7 @@ class Arm:
 class Config:
     """The whole configuration of a run.
 
-    The device and the location of the data are not part of it.
+    The device and the location of the data are not part of the configuration.
     """
 
     run: RunSection
@@ -100,7 +100,7 @@ def from_toml(text: str) -> Config:
     """Parse a configuration from the text that :meth:`Config.to_toml` writes.
 
     Raises:
-        UserError: no TOML, or no configuration.
+        UserError: the text is not TOML, or is not a configuration.
     """
     try:
         return from_table(tomllib.loads(text))
@@ -120,7 +120,7 @@ def from_table(table: dict[str, Any]) -> Config:
             raise _misplaced(key)
     run, model = _section(RunSection, "run", table), _section(Model, "model", table)
     training = _section(Training, "training", table)
-    from ..data.settings import Data  # it imports numpy, which `uefl --help` does without
+    from ..data.settings import Data  # imports numpy, which `uefl --help` does not need
 
     data = _section(Data, "data", table, fields(table))
     config = Config(run, data, model, training, arms(table.get("arms", {})))
@@ -132,8 +132,8 @@ def arms(table: Any) -> dict[str, Arm]:
     """Return the arms of a table ``{name: {"algorithm": ..., parameter: ...}}``.
 
     Raises:
-        UserError: a name that is not a file name, an unknown algorithm or parameter, a value out of range; no
-            arm; arms of two kinds.
+        UserError: a name is not a file name, an algorithm or a parameter is unknown, or a value is out of
+            range; there is no arm, or arms need different kinds of data.
     """
     from ..algorithms.base import find, registry
 
@@ -237,7 +237,7 @@ def _check(config: Config) -> None:
 
 
 def _check_model(model: Model) -> None:
-    """Refuse a network that is not there, and keys that have no effect on it."""
+    """Refuse a network that does not exist, and keys that have no effect on the network."""
     from ..models.networks import Network, find
 
     given = model.encoder == "given"

@@ -31,7 +31,7 @@ _SOURCES = "| source | content; ROOT is the folder of `--data-root` or `UEFL_DAT
 _METRICS = "| metric | description |"
 _TYPES = {"integer": "integer", "number": "number", "boolean": "true or false", "string": "text", "null": ""}
 _SIGNS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
-"""by the name in a JSON schema"""
+"""by the name of the type in a JSON schema"""
 
 
 def sections() -> Iterator[tuple[str, str]]:
@@ -67,7 +67,7 @@ def rewritten(text: str) -> str:
     """Replace the generated part of a document.
 
     Raises:
-        ValueError: it has no generated part.
+        ValueError: the document has no generated part.
     """
     before, begin, rest = text.partition(_BEGIN)
     _, end, after = rest.partition(_END)

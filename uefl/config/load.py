@@ -47,7 +47,7 @@ def preset_text(name: str) -> str:
     """Return the TOML text of a preset.
 
     Raises:
-        UserError: no such preset.
+        UserError: the preset does not exist.
     """
     for group in _GROUPS:
         for file in _files(group):
@@ -71,7 +71,7 @@ def load(
         given: the network is an object in Python. It takes the place of the section ``[model]`` of a preset;
             keys of that section that stand elsewhere would be lost, and are refused.
         keys: further keys, already of their type; a section as a mapping is merged, ``arms`` as a mapping
-            replaces; None is passed over.
+            replaces; None is ignored.
 
     Raises:
         UserError: unknown preset or key, an ambiguous key, a value of the wrong type or out of its range.
@@ -122,7 +122,7 @@ def load_whole(path: Path) -> Config:
     """Read the configuration of a run folder, which names every section.
 
     Raises:
-        UserError: a file that cannot be read, is cut off, or comes from another version.
+        UserError: the file cannot be read, is cut off, or comes from another version.
     """
     table = _read(str(path))
     advice = (

@@ -209,7 +209,7 @@ class RunSection(Section):
 
 
 class Model(Section):
-    """The network, for algorithms that bring none."""
+    """The network, for algorithms without a network of their own."""
 
     encoder: str = Field(
         "cnn",

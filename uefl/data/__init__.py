@@ -1,6 +1,7 @@
 """The data of a federation: sources, partitions, and the resulting clients.
 
-A name is imported when it is first used: the section ``[data]`` of a configuration is checked without torch.
+A name is imported when it is first used, so that the section ``[data]`` of a configuration can be checked
+without torch.
 """
 
 from importlib import import_module

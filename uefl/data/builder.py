@@ -41,7 +41,8 @@ def build(data: Data, *, kind: Kind, seed: int, data_root: Path | None = None) -
 
     Args:
         kind: the kind of data that the algorithms need, ``labeled`` or ``sets``.
-        seed: of the run. Which images a client of ``rotations`` and ``imbalanced`` has does not depend on it.
+        seed: seed of the run. The images of a client of ``rotations`` and ``imbalanced`` do not depend on the
+            seed.
         data_root: folder of the files of data sets; default: environment variable UEFL_DATA.
 
     Raises:
@@ -86,7 +87,7 @@ def read_source(data: Data, root: Path | None) -> DataSet:
     With ``first_classes``, return only a part of them.
 
     Raises:
-        UserError: no such data set or file, or its files are missing or damaged.
+        UserError: the data set or file does not exist, or its files are missing or damaged.
     """
     path = data.path
     if path is None:

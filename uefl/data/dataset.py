@@ -23,7 +23,7 @@ class DataSet:
     """
 
     name: str
-    """of the data set, or the path of the user's data"""
+    """name of the data set, or path of the user's data"""
     images: ImageList | Vectors
     labels: Rows
     """``[N]`` int64"""
@@ -31,7 +31,7 @@ class DataSet:
     train: Rows
     """positions of the training images, in the order of the deal"""
     test: Rows | None
-    """positions of the test images, in this order; None: they are cut from ``train``"""
+    """positions of the test images, in the order of the deal; None: test images are cut from ``train``"""
     groups: tuple[str, ...] = ()
     group_of: Rows | None = None
     """``[N]`` int64, position in ``groups``"""
@@ -60,7 +60,7 @@ class DataSet:
         """Return the same source with only the images of its first classes.
 
         Raises:
-            UserError: it has fewer classes.
+            UserError: the source has fewer classes.
         """
         if count > len(self.classes):
             raise UserError(

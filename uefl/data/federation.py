@@ -36,9 +36,9 @@ class Split:
 class LabeledData:
     """The images of one client.
 
-    ``train`` is trained on, ``holdout`` steers decisions, ``test`` is only reported.
+    The client trains on ``train``. Decisions use ``holdout``. ``test`` is only reported.
 
-    A client of :attr:`Federation.unseen` is only measured; it has images in ``test`` only.
+    A client of :attr:`Federation.unseen` is only measured, and has images only in ``test``.
     """
 
     train: Split
@@ -65,8 +65,8 @@ class SetData:
     labels: torch.Tensor | None = None
     """``[n]`` int64"""
     drawn: torch.Tensor | None = None
-    """``[M, K]`` float64, the class weights that were drawn for each set; its shares differ from them where a
-    class had too few images"""
+    """``[M, K]`` float64, the class weights that were drawn for each set; the shares of the set differ from
+    these weights if a class had too few images"""
     test: Split | None = None
     """None: no accuracy is measured"""
 
@@ -102,7 +102,7 @@ class ClientData:
     """One client: its name and sizes, and a function that reads its images."""
 
     name: str
-    """unique in a federation"""
+    """name, unique in a federation"""
     sizes: Sizes
     """numbers of images, known without reading them"""
     load: Callable[[], LabeledData | SetData]
@@ -131,16 +131,16 @@ class Federation:
     kind: Kind
     """whether the clients have labeled images or sets of unlabeled ones"""
     clients: tuple[ClientData, ...]
-    """clients that are trained on"""
+    """clients that train"""
     classes: tuple[str, ...]
     """names of the classes; label k is ``classes[k]``"""
     shape: tuple[int, ...]
-    """of one input, such as (C, H, W)"""
+    """shape of one input, such as (C, H, W)"""
     mean: tuple[float, ...]
-    """per channel, on the scale 0-1, or per column, over the inputs that are trained on"""
+    """mean of each channel, on the scale 0-1, or of each column, over the inputs for training"""
     std: tuple[float, ...]
     unseen: tuple[ClientData, ...] = ()
-    """clients that are measured and never trained on"""
+    """clients that are measured and never train"""
     server: ServerData | None = None
     notes: tuple[str, ...] = ()
     """notes on the data for the user"""
@@ -148,7 +148,7 @@ class Federation:
     """plain values for JSON: the source, the partition, and the images of every client and split, with their
     SHA-256"""
     digest: str = ""
-    """SHA-256 over all that training and measuring see"""
+    """SHA-256 over all data for training and measuring"""
     here: bool = True
     """whether the images of the clients can be read in this process"""
     inputs: Inputs = IMAGES

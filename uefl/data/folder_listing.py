@@ -18,7 +18,7 @@ _LITTER = frozenset(
 def visible(folder: Path) -> list[Path]:
     """Return the visible entries of a folder, sorted by name.
 
-    Files of operating systems count as hidden.
+    Files that operating systems create count as hidden.
 
     Raises:
         UserError: the folder cannot be read, or has a pipe, a socket, a device or a name that is not UTF-8.
@@ -61,7 +61,7 @@ def labeled(folder: Path, layout: str) -> list[tuple[Path, str]]:
     """Return every file of a folder of folders, with the name of its folder.
 
     Raises:
-        UserError: a folder lies among the files, or as of :func:`subfolders`.
+        UserError: a folder lies among the files, or :func:`subfolders` raises the error.
     """
     files = []
     for by_class in subfolders(folder, layout):
@@ -105,6 +105,6 @@ def _folded(name: str) -> str:
 
 
 def _shown(name: str, other: str) -> str:
-    """Return a name as text, in escapes where the other one looks the same."""
+    """Return a name as text, with escapes if another name looks the same."""
     same = unicodedata.normalize("NFKC", name) == unicodedata.normalize("NFKC", other)
     return ascii(name) if same else repr(name)

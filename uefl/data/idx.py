@@ -34,13 +34,13 @@ def read(
     The files are only read, never downloaded or unpacked.
 
     Args:
-        stems: of the training and the test part.
+        stems: first parts of the file names, for the training and the test part.
         advice: how to get the files, for messages.
         first_label: the label of the first class in the files.
         shuffle: deal the images in a fixed random order, for files that are sorted by class.
 
     Raises:
-        UserError: files missing, damaged, or not of one data set.
+        UserError: files are missing, damaged, or do not belong to one data set.
     """
     pixels, labels = [], []
     for stem in stems:

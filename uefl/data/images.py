@@ -30,8 +30,8 @@ def check_rows(place: str, rows: object, count: int) -> None:
     """Refuse an object that does not have positions of ``count`` images.
 
     Raises:
-        TypeError: no NumPy array ``[n]`` of int64.
-        ValueError: a position below 0, or of an image that is not there.
+        TypeError: the object is not a NumPy array ``[n]`` of int64.
+        ValueError: a position is below 0, or no image has it.
     """
     if not isinstance(rows, np.ndarray) or rows.ndim != 1 or rows.dtype != np.int64:
         got = f"{rows.dtype} {list(rows.shape)}" if isinstance(rows, np.ndarray) else type(rows).__name__
@@ -63,9 +63,10 @@ class ImageList:
     place: str = ""
     """where the images lie, for messages"""
     inside: str = ""
-    """file below the source that holds all of them, where a source has several"""
+    """file below the source that has all of the images, if a source has several files"""
     kinds: Mapping[str, int] = field(default_factory=dict)
-    """images by the kind of change that reading makes in their values; see :mod:`uefl.data.pixels`"""
+    """number of images for each kind of change that reading makes in their values; see
+    :mod:`uefl.data.pixels`"""
 
     def fitted(self, rows: Rows, shape: tuple[int, ...]) -> torch.Tensor:
         """Return images ``[n, C, H, W]`` uint8, fitted to the model's shape (C, H, W).
@@ -198,7 +199,7 @@ def on_files(paths: Sequence[Path]) -> ImageList:
     See :func:`from_files`.
 
     Raises:
-        UserError: a path that is not a file; or as of :func:`from_files`.
+        UserError: a path is not a file, or :func:`from_files` raises the error.
     """
     for path in paths:
         check_file(path, "the image", "expected an image file")
@@ -211,16 +212,15 @@ def from_files(place: str, files: Sequence[File]) -> ImageList:
     Only their headers are read now. They are RGB if one of them is in color. See :mod:`uefl.data.pixels`.
 
     Raises:
-        DamagedImages: files that are not images, or have values of no known range. A file with a good header
-            that is damaged behind it is found when it is read, or here, where another file has no good
-            header.
+        DamagedImages: files that are not images, or have values of no known range. A file that is damaged
+            behind a good header is found when it is read, or here if another file has no good header.
     """
     names = tuple(file.name for file in files)
     shapes, color = np.empty((len(files), 2), np.int64), False
     kinds, damaged = Counter[str](), DamagedImages()
     for i, file in enumerate(files):
         with damaged.noted(place, file), file.open() as opened, _opened(opened) as image:
-            found = pixels.kinds_of(image)  # before the EXIF data are read, for which Pillow may decode it
+            found = pixels.kinds_of(image)  # before the EXIF data, for which Pillow may decode
             shapes[i] = pixels.upright_size(image)
             color |= not pixels.is_gray(image)
             kinds.update(found)

@@ -23,13 +23,13 @@ class Inputs:
 
     kind: Kind = "images"
     names: tuple[str, ...] = ()
-    """of the columns of a table; empty: they are known by their position"""
+    """names of the columns of a table; empty: columns are known by their position"""
     vocabulary: int = 0
     """number of different tokens, padding included"""
 
     @property
     def noun(self) -> str:
-        """Return the word for several of them in messages."""
+        """Return the word for several inputs in messages."""
         return {"images": "images", "columns": "rows", "tokens": "sequences"}[self.kind]
 
 

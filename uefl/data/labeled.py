@@ -40,13 +40,13 @@ def federate(
     The images of one client at a time are read here, for the mean and deviation and for the manifest.
 
     Args:
-        seed: of the splits taken here.
+        seed: seed of the splits that are made here.
         partition: how the images were dealt, for the manifest.
         one_class: whether a client may have training images of a single class.
 
     Raises:
-        UserError: a client with an empty split, or with images of one class where it must have two; images of
-            different sizes.
+        UserError: a client has an empty split, or images of one class although it needs two; images differ in
+            size.
     """
     notes.check_names("client", (share.name for share in (*deal.clients, *deal.unseen)))
     notes.check_names("class", table.classes)

@@ -39,7 +39,7 @@ class ImageHashes:
         """Return the record of one split.
 
         Args:
-            labels: of these images; None: they have none.
+            labels: labels of these images; None: the images have no labels.
             where: client and split, for notes.
         """
         total = hashlib.sha256()

@@ -27,7 +27,7 @@ def check_names(what: str, names: Iterable[str]) -> None:
     Names appear in messages, tables, plots and file names.
 
     Raises:
-        UserError: the first name that is not.
+        UserError: a name is not valid; the message has the first such name.
     """
     seen: set[str] = set()
     for name in names:
@@ -42,12 +42,12 @@ def check_names(what: str, names: Iterable[str]) -> None:
                 " rename it"
             )
         if name in seen:
-            raise UserError(f"{what} {name!r} is there twice; rename one")
+            raise UserError(f"{what} {name!r} occurs twice; rename one")
         seen.add(name)
 
 
 def of_resizing(sources: Iterable[Source], image_size: int) -> list[str]:
-    """Return a note where images lose their proportions, because they are resized to a square."""
+    """Return a note if images lose their proportions, because they are resized to a square."""
     if not image_size:
         return []
     count, total, worst, example = 0, 0, 1.0, ""
@@ -72,7 +72,7 @@ def of_resizing(sources: Iterable[Source], image_size: int) -> list[str]:
 def of_kinds(sources: Iterable[Source]) -> list[str]:
     """Return one note for each kind of change that reading makes in the values of images.
 
-    A note has the number of these images.
+    Each note has the number of these images.
     """
     kinds, total = Counter[str](), 0
     for images in sources:
@@ -119,7 +119,7 @@ def of_twins(twins: Sequence[tuple[str, str]], inputs: Inputs = IMAGES) -> list[
 
 
 def of_clients(count: int) -> list[str]:
-    """Return a note where there is a single client."""
+    """Return a note if there is a single client."""
     return ["one client only: its model is averaged with no other"] if count == 1 else []
 
 

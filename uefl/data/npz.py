@@ -22,18 +22,18 @@ from .pixels import as_images, as_labels
 Arrays = dict[str, npt.NDArray[np.generic]]
 
 POOL = ("x_train", "y_train", "x_test", "y_test")
-"""the arrays of a data set that is dealt"""
+"""names of the arrays of a data set that is dealt"""
 
 
 def read(path: Path, names: tuple[str, ...]) -> Arrays:
-    """Return the named arrays, as far as an .npz holds them.
+    """Return the named arrays that an .npz holds.
 
     Raises:
-        UserError: it cannot be read, or holds Python objects.
+        UserError: the file cannot be read, or holds Python objects.
     """
     check_file(path, "the data", "expected an .npz, as numpy.savez writes it")
     try:
-        with zipfile.ZipFile(path) as file:  # np.load would take a file of any other format for a pickle
+        with zipfile.ZipFile(path) as file:  # np.load would read a file of any other format as a pickle
             _check_sizes(file, names)
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in file.files if name in names}
@@ -53,7 +53,7 @@ def _check_sizes(file: zipfile.ZipFile, names: tuple[str, ...]) -> None:
         name = info.filename.removesuffix(".npy")
         if name not in names:
             continue
-        if name in seen:  # np.load would take the last one
+        if name in seen:  # np.load would take the last array of this name
             raise ValueError(f"it has two arrays {name}")
         seen.add(name)
         with file.open(info) as stored:
@@ -66,7 +66,7 @@ def _check_sizes(file: zipfile.ZipFile, names: tuple[str, ...]) -> None:
                 raise ValueError(f"{name} has version {version} of the format")
             shape, _, dtype = readers[version](stored)
             size = math.prod(shape) * dtype.itemsize
-            if stored.tell() + size != info.file_size and not dtype.hasobject:  # which np.load refuses
+            if stored.tell() + size != info.file_size and not dtype.hasobject:  # np.load refuses these values
                 raise ValueError(
                     f"{name} says that it has {size} bytes, and {info.file_size - stored.tell()} are stored"
                 )
@@ -85,7 +85,7 @@ def images(path: Path, arrays: Mapping[str, npt.NDArray[np.generic]], x: str) ->
     """Read images from one array, by the rules of :func:`uefl.data.pixels.as_images`.
 
     Raises:
-        UserError: it is of another type or shape, or empty.
+        UserError: the array has another type or shape, or is empty.
     """
     values, kind = as_images(arrays[x], f"{path}: {x}")
     return in_memory(values, str(path), kinds={kind: len(values)} if kind else {})
@@ -97,7 +97,7 @@ def labels(
     """Read an integer label for each image, ``[count]`` int64.
 
     Raises:
-        UserError: they are of another type, shape or number, or negative.
+        UserError: the labels have another type, shape or number, or are negative.
     """
     return as_labels(arrays[y], count, f"{path}: {y}").numpy()
 
@@ -108,7 +108,7 @@ def count_classes(path: Path, name: str, found: npt.NDArray[np.int64]) -> int:
     The labels must be 0, 1, 2, ...: this finds stray labels and labels that start at 1.
 
     Raises:
-        UserError: they are not.
+        UserError: the labels are not consecutive.
     """
     classes = len(np.unique(found))
     low, high = int(found.min()), int(found.max())
@@ -124,14 +124,14 @@ def count_classes(path: Path, name: str, found: npt.NDArray[np.int64]) -> int:
 def pool(name: str, path: Path, arrays: Arrays, classes: tuple[str, ...] = ()) -> DataSet:
     """Read a data set to deal from ``x_train``, ``y_train``, ``x_test`` and ``y_test``.
 
-    It is dealt in a random order that is the same for every run, because such files are often sorted by
-    class.
+    The images are dealt in a random order that is the same for every run, because such files are often sorted
+    by class.
 
     Args:
-        classes: their names; empty: the numbers of the training labels.
+        classes: names of the classes; empty: the numbers of the training labels.
 
     Raises:
-        UserError: arrays of another type or length, shapes or labels that differ between the parts.
+        UserError: an array has another type or length, or shapes or labels differ between the parts.
     """
     (x, kind), (x_test, test_kind) = (
         as_images(arrays[name], f"{path}: {name}") for name in ("x_train", "x_test")
@@ -163,7 +163,8 @@ def find_pool(name: str, root: Path, pattern: str, classes: tuple[str, ...], adv
     """Read a data set from the one .npz in the data root that matches a pattern.
 
     Raises:
-        UserError: no such root; none, or several; the message states the expected content.
+        UserError: there is no such root, or the root has no such file or several; the message states the
+            expected content.
     """
     if not root.is_dir():
         raise UserError(f"no folder {root}, which was given as the data root; for {name}: {advice}")

@@ -40,26 +40,25 @@ def from_arrays(
     """Make a federation of labeled data that are in memory already, or that Datasets yield.
 
     Images are arrays or tensors ``[N, H, W]``, ``[N, C, H, W]`` or ``[N, H, W, C]`` with C = 1 or 3: of
-    uint8; of uint16: their upper 8 bits are taken; or of floats in [0, 1], which are rounded to 8
-    bits. Labels are ``[N]`` integers counting from 0, or names of classes, as an array, a tensor, a Series or
-    a list. A Dataset yields pairs of an image (a tensor or array of one image, or a PIL image) and a label.
-    It is read once, here, so that random changes in it are drawn once.
+    uint8; of uint16: their upper 8 bits are taken; or of floats in [0, 1], which are rounded to 8 bits.
+    Labels are ``[N]`` integers counting from 0, or names of classes, as an array, a tensor, a Series or a
+    list. A Dataset yields pairs of an image (a tensor or array of one image, or a PIL image) and a label. The
+    Dataset is read once, here, so that its random changes are drawn once.
 
     Data that are not images: floats ``[N, F]``, or a pandas DataFrame, are the columns of a table. Integers
     ``[N, L]`` are sequences of tokens, with 0 as padding. A Dataset yields them with one axis less.
 
     Args:
-        clients: by name, the training and the test part; None instead of a test part: it is taken out of the
+        clients: by name, the training and the test part. If the test part is None, it is taken out of the
             training part.
         unseen: by name, images of clients that are measured only.
         classes: names of the classes; default: the names that occur as labels, sorted; or numbers, up to the
             highest label.
-        data: holdout, image size, vocabulary and the share of a test split; the keys of dealing are not
-            looked at.
-        seed: of the splits taken here.
+        data: holdout, image size, vocabulary and the share of a test split; the keys for dealing are ignored.
+        seed: seed of the splits that are made here.
 
     Raises:
-        UserError: parts of another type or shape, labels out of range, clients that cannot be trained with.
+        UserError: a part has another type or shape, a label is out of range, or a client cannot train.
     """
     data = data or Data()
     if not clients:
@@ -94,7 +93,7 @@ def from_arrays(
     apart = []
     for name, part in (unseen or {}).items():
         if name in clients:
-            raise UserError(f"client {name!r} is trained on and cannot be unseen; choose another name")
+            raise UserError(f"client {name!r} trains and cannot be unseen; choose another name")
         rows = take(part, f"{name}/test")
         apart.append(Share(str(name), rows[:0], rows))
     everything, known = _numbered(labels, None if classes is None else tuple(map(str, classes)))
@@ -151,7 +150,7 @@ def _numbered(
 
 
 def _labels(labels: Any, count: int, where: str) -> Labels:
-    """Return names of classes where all labels are texts, else integers ``[count]`` int64."""
+    """Return names of classes if all labels are texts, otherwise integers ``[count]`` int64."""
     if not isinstance(labels, torch.Tensor):
         array = native(labels, where) if is_array(labels) else labels
         texts = array.tolist() if isinstance(array, np.ndarray) and array.ndim else array

@@ -1,7 +1,7 @@
 """One set of rules for the pixels of an image, whether it comes as a file, as an array or as a PIL image.
 
-All images become uint8 ``[C, H, W]`` with C = 1 (gray) or 3 (RGB). Whatever changes values on the way has a
-kind, and a run notes each kind with the number of its images.
+All images become uint8 ``[C, H, W]`` with C = 1 (gray) or 3 (RGB). Each change of values has a kind, and a
+run notes each kind with the number of its images.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def kinds_of(image: Image.Image) -> list[str]:
     """List the changes that :func:`pixels_of` makes to an opened image, without decoding its pixels.
 
     Raises:
-        ValueError: its values are floats, or integers of 32 bits, which have no range that is known.
+        ValueError: the values are floats or integers of 32 bits, which have no known range.
     """
     if image.mode == "F" or (image.mode == "I" and image.format not in (None, "PNG", "PPM")):
         raise ValueError(
@@ -85,7 +85,7 @@ def pixels_of(image: Image.Image) -> torch.Tensor:
     The image is upright, and on white if it is transparent.
 
     Raises:
-        ValueError: as of :func:`kinds_of`. OSError, SyntaxError: the file is damaged.
+        ValueError: :func:`kinds_of` raises it. OSError, SyntaxError: the file is damaged.
     """
     with _quiet():
         kinds_of(image)
@@ -132,7 +132,7 @@ def as_bytes(images: Any, where: str) -> tuple[torch.Tensor, str | None]:
         where: begins the message.
 
     Raises:
-        UserError: another type, floats outside of [0, 1], or masked values.
+        UserError: the images have another type, floats outside of [0, 1], or masked values.
     """
     if not isinstance(images, torch.Tensor):
         images = native(images, where)
@@ -169,11 +169,12 @@ def as_images(images: Any, where: str) -> tuple[torch.Tensor, str | None]:
     """Return images as uint8 ``[N, C, H, W]``, C = 1 or 3, and the kind of change, if there is one.
 
     Args:
-        images: as of :func:`as_bytes`, ``[N, H, W]``, ``[N, C, H, W]`` or ``[N, H, W, C]``.
+        images: as for :func:`as_bytes`, with shape ``[N, H, W]``, ``[N, C, H, W]`` or ``[N, H, W, C]``.
         where: begins the message.
 
     Raises:
-        UserError: another type or shape, no image, or channels that may be the first or the last axis.
+        UserError: the images have another type or shape, or there is no image, or the channels may be the
+            first or the last axis.
     """
     pixels, kind = as_bytes(images, where)
     if pixels.ndim == 3:
@@ -196,14 +197,14 @@ def as_images(images: Any, where: str) -> tuple[torch.Tensor, str | None]:
 def as_labels(labels: Any, count: int, where: str) -> torch.Tensor:
     """Return labels ``[count]`` int64 from a sequence of integers.
 
-    This is a tensor, an array of any byte order and strides, a Series or a list.
+    The sequence is a tensor, an array of any byte order and strides, a Series or a list.
 
     Raises:
-        UserError: a label that is not an integer (a float, a bool, a text), that is negative, or another
-            number of them.
+        UserError: a label is not an integer (but a float, a bool or a text) or is negative, or the number of
+            labels differs.
     """
     expected = f"{where}: expected labels as {count} integers"
-    if isinstance(labels, (list, tuple)):  # an array made of them would hide a bool among the integers
+    if isinstance(labels, (list, tuple)):  # an array of these values would hide a bool among the integers
         labels = np.array(
             [as_label(label, f"{where}: label {i}") for i, label in enumerate(labels)], np.int64
         )
@@ -234,7 +235,7 @@ def as_label(label: Any, where: str) -> int:
     """Return one label of a Dataset.
 
     Raises:
-        UserError: it is not an integer.
+        UserError: the label is not an integer.
     """
     if isinstance(label, torch.Tensor) and label.ndim == 0:
         label = label.detach().cpu().numpy()
@@ -249,7 +250,7 @@ def native(values: Any, where: str) -> np.ndarray[Any, Any]:
     """Return an array in the machine's byte order, in C order, that can be written to.
 
     Raises:
-        UserError: some of its values are masked.
+        UserError: some values of the array are masked.
     """
     if np.ma.isMaskedArray(values):
         if np.ma.getmaskarray(values).any():
@@ -269,6 +270,6 @@ def notes(kinds: Mapping[str, int], total: int) -> list[str]:
 def _orientation(image: Image.Image) -> int:
     try:
         found = int(image.getexif().get(_ORIENTATION, 1))
-    except Exception:  # a damaged block of metadata, which does not affect the pixels
+    except Exception:  # a damaged block of metadata does not affect the pixels
         return 1
     return found if 1 <= found <= 8 else 1

@@ -1,6 +1,6 @@
-"""Bring the inputs of a source to the form that all clients of a federation share.
+"""Convert the inputs of a source to the form that all clients of a federation share.
 
-Also measure their mean and deviation.
+The preparation also measures the mean and the deviation of the inputs.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ def prepare_for(
     """Return the preparation for the inputs of several sources.
 
     Args:
-        image_size: side of the square that images are resized to; 0: they are not.
+        image_size: side of the square that images are resized to; 0: images are not resized.
         standard: whether columns are standardized, and so measured.
 
     Raises:
-        UserError: inputs of different sizes or kinds, or a key that needs images.
+        UserError: the inputs have different sizes or kinds, or a key needs images.
     """
     images = [source for source in sources if isinstance(source, ImageList)]
     if len(images) == len(sources):
@@ -63,7 +63,7 @@ class NoPreparation:
         """Return the inputs ``[n, F]`` float64 or ``[n, L]`` int64.
 
         Raises:
-            UserError: they were to be turned by an angle.
+            UserError: ``angle`` is not 0.
         """
         assert isinstance(source, Vectors)
         if angle:
@@ -87,7 +87,7 @@ class Preparation:
 
     channels: int
     image_size: int
-    """0: as they are"""
+    """0: not resized"""
     shape: tuple[int, int, int]
     """(C, H, W) of a prepared image"""
 
@@ -95,7 +95,7 @@ class Preparation:
     def of(cls, sources: Sequence[ImageList], image_size: int) -> Preparation:
         """Return the preparation for images of several sources.
 
-        They become color images if one of them is in color.
+        All become color images if one of them is in color.
 
         Raises:
             UserError: the images differ in size and are not resized.
@@ -126,7 +126,7 @@ class Preparation:
         """Refuse ``count`` images that do not fit into the memory of this machine together.
 
         Raises:
-            UserError: they do not.
+            UserError: the images do not fit.
         """
         needed, there = count * int(np.prod(self.shape)), memory()
         if needed > there:
@@ -162,7 +162,7 @@ class PixelCounts:
                 counts += images[:, c].flatten().bincount(minlength=256)
 
     def report(self) -> Parts:
-        """Return the report of one client's silo."""
+        """Return the statistics of one client for its report."""
         return {"pixels": {"counts": self.counts}}
 
     def join(self, report: Parts) -> None:
@@ -195,20 +195,20 @@ class Moments:
     def __init__(self, columns: int, standard: bool = True) -> None:
         self._columns, self._standard = columns, standard
         self.clients: list[torch.Tensor] = []
-        """of each client ``[3, columns]`` float64: rows, mean, sum of squared deviations"""
+        """for each client ``[3, columns]`` float64: rows, mean, sum of squared deviations"""
 
     def add(self, *parts: torch.Tensor) -> None:
         """Count the rows ``[N, columns]`` float64 of one client."""
         if not self._columns or not self._standard:
             return
-        # sorted: rounding depends on the order of a sum
+        # sorted, because rounding depends on the order of a sum
         values = np.sort(torch.cat(parts).double().cpu().numpy(), axis=0)
         mean = values.sum(0) / max(len(values), 1)
         of_client = [np.full_like(mean, len(values)), mean, ((values - mean) ** 2).sum(0)]
         self.clients.append(torch.from_numpy(np.stack(of_client)))
 
     def report(self) -> Parts:
-        """Return the report of the silo of one client.
+        """Return the statistics of one client for its report.
 
         The report is empty where columns are not standardized.
         """

@@ -27,7 +27,7 @@ class SetPriors(NamedTuple):
 class PriorTable(NamedTuple):
     """Priors by client and set, and the classes in the order of their columns.
 
-    All fields are empty where no table is given.
+    Without a table, all fields are empty.
     """
 
     file: str
@@ -39,7 +39,7 @@ def read(root: Path) -> PriorTable:
     """Read the table in a folder, or return an empty one if there is none.
 
     Raises:
-        InvalidPriors: it cannot be read, or an entry is missing or there twice.
+        InvalidPriors: the table cannot be read, or an entry is missing or occurs twice.
     """
     if (root / "priors.csv").is_file():
         path = root / "priors.csv"
@@ -73,7 +73,7 @@ def read(root: Path) -> PriorTable:
             if len(row) != len(header):
                 raise InvalidPriors(f"{path}, line {line}: {len(row)} cells, expected {len(header)}")
             if row[1] in table.setdefault(row[0], {}):
-                raise InvalidPriors(f"{path}, line {line}: client {row[0]!r}, set {row[1]!r} is there twice")
+                raise InvalidPriors(f"{path}, line {line}: client {row[0]!r}, set {row[1]!r} occurs twice")
             shares = [_number(cell, f"{path}, line {line}") for cell in row[2:]]
             table[row[0]][row[1]] = SetPriors(shares, f"{path.name}, line {line}")
         return PriorTable(path.name, table, classes)
@@ -86,7 +86,7 @@ def _read_json(path: Path) -> PriorTable:
     def entries(pairs: Any, place: str, unit: str) -> dict[str, Any]:
         """Return the entries of an object, each name once.
 
-        By itself, json would keep the last of several entries with one name.
+        By default, json would keep the last of several entries with one name.
         """
         if not (isinstance(pairs, tuple) and pairs):
             got = reprlib.repr(pairs) if pairs else "nothing"
@@ -96,7 +96,7 @@ def _read_json(path: Path) -> PriorTable:
         found: dict[str, Any] = {}
         for name, value in pairs:
             if name in found:
-                raise InvalidPriors(f"{path}: {unit} {name!r} is there twice{place}")
+                raise InvalidPriors(f"{path}: {unit} {name!r} occurs twice{place}")
             found[name] = value
         return found
 

@@ -1,6 +1,6 @@
 """Class priors of unlabeled sets: draw, deal, estimate, smooth and check them.
 
-Everywhere ``priors`` is ``[M, K]`` float64: row m holds the class shares of set m, and sums to 1.
+``priors`` is always ``[M, K]`` float64: row m holds the class shares of set m, and sums to 1.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def draw_priors(rng: np.random.Generator, sets: int, classes: int) -> Matrix:
 
 
 def normalized(weights: Matrix) -> Matrix:
-    """Return the rows, each divided by its sum."""
+    """Divide each row by its sum."""
     rows: Matrix = weights / weights.sum(1, keepdims=True)
     return rows
 
@@ -47,7 +47,7 @@ def shares(count: int, weights: Matrix) -> npt.NDArray[np.int64]:
 
     The largest remainders get the rest, and the first of equals.
 
-    The sum is exactly ``count``, so nothing that is dealt this way is lost.
+    The sum is exactly ``count``, so no image is lost.
     """
     exact = count * weights / weights.sum()
     whole = np.floor(exact).astype(np.int64)
@@ -60,7 +60,7 @@ def shares(count: int, weights: Matrix) -> npt.NDArray[np.int64]:
 def shares_of_all(count: int, weights: Matrix) -> npt.NDArray[np.int64]:
     """Return :func:`shares` such that every client has at least one.
 
-    The largest share gives one away, as long as it keeps one.
+    A client without an image gets one from the largest share, if that share keeps one.
     """
     whole = shares(count, weights)
     for i in np.flatnonzero(whole == 0):
@@ -84,7 +84,7 @@ def realized(labels: npt.NDArray[np.int64], sets: npt.NDArray[np.int64], count: 
 def noisy(priors: Matrix, amount: float, rng: np.random.Generator) -> Matrix:
     """Multiply every entry by a factor from U(1 - amount, 1 + amount) and normalize the rows.
 
-    The result stands for priors that are known only roughly.
+    The result simulates priors that are known only roughly.
     """
     return normalized(priors * rng.uniform(1 - amount, 1 + amount, priors.shape))
 
@@ -92,7 +92,7 @@ def noisy(priors: Matrix, amount: float, rng: np.random.Generator) -> Matrix:
 def smoothed(priors: Matrix, amount: float) -> Matrix:
     """Return (1 - amount) priors + amount / K.
 
-    No class is impossible then, which bounds the loss of wrong priors.
+    Then no class is impossible, which bounds the loss under wrong priors.
     """
     mixed: Matrix = (1 - amount) * priors + amount / priors.shape[1]
     return mixed
@@ -103,8 +103,8 @@ class PriorEstimator:
 
     A multinomial logistic regression (scikit-learn) is fitted on the pixels of the sample. Its mean output
     over a set is a mixture of its mean outputs over the classes, which five-fold cross-validation measures on
-    the sample; the mixture is solved for by non-negative least squares (SciPy). Needs images of one class to
-    look alike in the sample and in the sets, as FedUL itself does.
+    the sample; the mixture is solved for by non-negative least squares (SciPy). The estimate assumes that
+    images of one class look alike in the sample and in the sets, as FedUL does.
 
     Source: Bella et al. 2010, "Quantification via probability estimators" (probabilistic adjusted count).
 
@@ -142,7 +142,7 @@ class PriorEstimator:
         rows = []
         for batch in images:
             mixture = self._model.predict_proba(_pixels(batch)).mean(0)
-            # the last equation asks for a sum of one, heavily
+            # the last equation, with a large weight, requires a sum of one
             share, _ = nnls(np.vstack([self._of_class, np.full(len(mixture), 1e3)]), np.append(mixture, 1e3))
             rows.append(share)
         return normalized(np.array(rows))
@@ -218,7 +218,7 @@ def check_targets(client: str, sets: npt.NDArray[np.generic], count: int) -> Non
     """Refuse sets ``[n]`` of images that are not whole numbers in [0, count).
 
     Raises:
-        InvalidPriors: the first of them.
+        InvalidPriors: a set is not valid; the message has the first one.
     """
     if sets.dtype.kind not in "iu":
         raise InvalidPriors(f"client {client!r}: expected integers as sets, got {sets.dtype}")
@@ -236,7 +236,7 @@ def doubts(
 ) -> list[str]:
     """Return reasons why a client's sets may not determine a classifier on their own.
 
-    None of the reasons is an error.
+    The reasons are notes and not errors.
     """
     count, found = len(priors), []
     if count < len(classes):

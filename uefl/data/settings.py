@@ -30,7 +30,7 @@ class Data(BaseModel):
         min_length=1,
         description="name of a data set, or the path of your own folder, .npz, .csv or .parquet",
     )
-    label: str = Field(default="label", min_length=1, description="of a table: the column with the classes")
+    label: str = Field(default="label", min_length=1, description="for a table: the column with the classes")
     vocabulary: int = Field(
         default=0,
         ge=0,
@@ -154,9 +154,9 @@ class Data(BaseModel):
 
     @property
     def path(self) -> Path | None:
-        """Return the path of the user's own data, or None for a data set that has a name.
+        """Return the path of the user's own data, or None for a data set with a name.
 
-        The name wins if the working folder has a file of this name.
+        If the working folder has a file of this name, the data set is used.
         """
         return None if self.source in SOURCES else expanded(self.source)
 

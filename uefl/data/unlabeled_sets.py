@@ -1,8 +1,8 @@
 """A federation of clients with unlabeled sets.
 
-It has their images, the set of each image, and the class shares (priors) of the sets.
+The federation has the images, the set of each image, and the class shares (priors) of the sets.
 
-One builder for everything that learns from sets, so that every arm sees the same images in the same sets.
+All algorithms that learn from sets use this builder, so that every arm has the same images in the same sets.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ class ClientSets:
     sets: Rows
     """``[n]`` int64, the set of each image"""
     priors: Matrix | None
-    """None: they are estimated"""
+    """None: the priors are estimated"""
     labels: Rows | None
     set_names: tuple[str, ...] = ()
     """the user's name of each set, and the place of its priors; empty for sets that were dealt"""
     weights: Matrix | None = None
-    """the class weights that sets were dealt with; None for the user's own"""
+    """the class weights of the deal; None for the user's own sets"""
 
     @property
     def count(self) -> int:
@@ -80,7 +80,7 @@ class UnlabeledData:
     """The parts that a federation of sets is made of."""
 
     name: str
-    """of the data set, or the path of the user's data"""
+    """name of the data set, or path of the user's data"""
     clients: Sequence[ClientSets]
     classes: tuple[str, ...]
     test: LabeledRows | None
@@ -119,9 +119,9 @@ def federate(
 ) -> Federation:
     """Settle the priors of all sets, and deal the test images to the clients at random.
 
-    They are dealt in equal parts, so that the mean over the clients is the figure of the whole test set. The
-    images of one client at a time are read here, for the mean and deviation, for the manifest, and to
-    estimate priors.
+    Test images are dealt in equal parts, so that the mean over the clients is the result of the whole test
+    set. The images of one client at a time are read here, for the mean and deviation, for the manifest, and
+    to estimate priors.
 
     Args:
         partition: the scheme for the manifest.
@@ -186,7 +186,7 @@ def federate(
 
 
 class _Priors:
-    """Compute the priors of one client after the other, and collect doubts about them."""
+    """Compute the priors of each client, and collect doubts about the priors."""
 
     def __init__(self, made: UnlabeledData, data: Data, seed: int, labeled: Split | None) -> None:
         self._made, self._data, self._seed, self._labeled = made, data, seed, labeled
@@ -197,7 +197,7 @@ class _Priors:
         self.corrected: list[str] = []
 
     def __call__(self, client: ClientSets, images: torch.Tensor) -> tuple[Matrix, Matrix | None]:
-        """Return the priors ``[M, K]`` of a client, and the weights that its sets were dealt with.
+        """Return the priors ``[M, K]`` of a client, and the weights of the deal of its sets.
 
         Weights are given only if the priors are exact.
         """
@@ -212,11 +212,11 @@ class _Priors:
         sizes = np.bincount(client.sets, minlength=len(table))
         table, corrected = priors.check_priors(client.name, table, sizes, len(self._made.classes), names)
         self.corrected += corrected
-        # before they are blurred: blur would hide a class without images
+        # before noise and smoothing, which would hide a class without images
         self._known.append((table, sizes))
         self._doubts += priors.doubts(client.name, table, sizes, self._made.classes, names)
         table = priors.noisy(table, data.prior_noise, self._rng) if data.prior_noise else table
-        # noise blurs the weights too; smoothing keeps the order of a row
+        # noise changes the weights too; smoothing keeps the order of a row
         exact = data.priors == "given" and not data.prior_noise
         return priors.smoothed(table, data.prior_smoothing), client.weights if exact else None
 
@@ -238,7 +238,7 @@ class _Priors:
     def check(self, *, together: bool) -> list[str]:
         """Return all doubts.
 
-        Checks over all clients come last, if all clients are here ``together``.
+        If all clients are in this process (``together``), the checks over all clients come last.
         """
         coverages = [PriorCoverage.of(table, sizes) for table, sizes in self._known]
         return check_doubts(
@@ -251,7 +251,7 @@ class PriorCoverage(NamedTuple):
     """The part of one client's priors that concerns the whole federation."""
 
     has: list[bool]
-    """of each class, whether it is in a set"""
+    """for each class, whether a set has it"""
     full_rank: bool
 
     @classmethod
@@ -329,7 +329,7 @@ def check_doubts(doubts: list[str], *, strict: bool) -> list[str]:
 
 
 def _sources(made: UnlabeledData) -> list[Source]:
-    """Return the places that all images come from, each once."""
+    """Return the places of all images, without duplicates."""
     every = [client.images for client in made.clients] + [
         part.images for part in (made.test, made.labeled, made.validation) if part
     ]

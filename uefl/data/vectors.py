@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 MOST_TOKENS = 1_000_000
 """largest vocabulary: the first layer has a row for each token"""
-_LARGEST = 1e36  # of a column, so that float32 and sums of squares in float64 can hold it
+_LARGEST = 1e36  # largest value of a column, so that float32 and sums of squares in float64 can hold it
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Vectors:
     """``[N, F]`` float64 or ``[N, L]`` int64"""
     inputs: Inputs
     place: str = ""
-    """where they lie, for messages"""
+    """place of the inputs, for messages"""
     files: tuple[str, ...] = ()
     """names in the manifest; empty: inputs are known by their position"""
     inside: str = ""
@@ -65,10 +65,11 @@ def of_array(values: Any, where: str, vocabulary: int = 0) -> Vectors:
     Args:
         values: an array, a tensor, or a DataFrame of numbers.
         where: begins a message.
-        vocabulary: number of different tokens; 0: the highest one and 1. With it a DataFrame has tokens.
+        vocabulary: number of different tokens; 0: the highest token plus 1. If it is set, a DataFrame has
+            tokens.
 
     Raises:
-        UserError: values of another type or shape, missing values, or tokens outside of the vocabulary.
+        UserError: values have another type or shape or are missing, or tokens are outside of the vocabulary.
     """
     if is_frame(values):
         return of_frame(values, where, vocabulary)
@@ -100,13 +101,13 @@ def of_frame(frame: pandas.DataFrame, where: str, vocabulary: int = 0) -> Vector
     Empty cells at the end of a row of tokens are padding.
 
     Raises:
-        UserError: a column of another type than numbers, or a missing value.
+        UserError: a column has another type than numbers, or a missing value.
     """
     names = tuple(map(str, frame.columns))
     if len(set(names)) < len(names):
         twice = next(name for i, name in enumerate(names) if name in names[:i])
         raise UserError(f"{where} has two columns {twice!r}; rename one")
-    unnamed = [name for name in names if name.startswith("Unnamed: ")]  # so pandas calls them
+    unnamed = [name for name in names if name.startswith("Unnamed: ")]  # the names that pandas makes up
     if unnamed:
         raise UserError(
             f"{where}: a column has no name; name it, or remove it if it has the numbers of the rows (pandas"
@@ -163,7 +164,7 @@ def joined(parts: Sequence[Vectors], files: tuple[str, ...]) -> Vectors:
     The result has the largest vocabulary.
 
     Raises:
-        UserError: parts of different kinds, lengths or columns.
+        UserError: parts have different kinds, lengths or columns.
     """
     first = parts[0]
     for part in parts:
@@ -182,7 +183,7 @@ def check_same(who: str, part: Vectors, other: str, first: Vectors) -> None:
     """Refuse inputs of another length, or columns of other names.
 
     Raises:
-        UserError: they differ.
+        UserError: the inputs differ.
     """
     if part.inputs.names != first.inputs.names:
         pairs = zip(part.inputs.names, first.inputs.names, strict=False)

@@ -36,8 +36,8 @@ def check_asked(cfg: Config) -> None:
     """Refuse settings that silos with their own data cannot have, before the server waits for silos.
 
     Raises:
-        UserError: a partition that deals images, or a setting that needs the images or random numbers of all
-            clients in one process.
+        UserError: the partition deals images, or a setting needs the images or random numbers of all clients
+            in one process.
     """
     data = cfg.data
     if isinstance(data.partition, LeaveOneOut) and data.clients is not None:
@@ -68,11 +68,11 @@ def check_asked(cfg: Config) -> None:
 
 
 def fitting(reports: Reports, cfg: Config) -> tuple[list[str], dict[str, str]]:
-    """Find the most silos that can be trained together.
+    """Find the largest group of silos that can train together.
 
     Args:
-        reports: by name, in their order of arrival.
-        cfg: of the run.
+        reports: the reports by name of the silo, in their order of arrival.
+        cfg: configuration of the run.
 
     Returns:
         Their names, and for the name of each other silo the reason against it.
@@ -108,12 +108,12 @@ def agree(reports: Reports, cfg: Config, place: str) -> Federation:
     that learn from sets, are read here.
 
     Args:
-        reports: by name.
-        cfg: of the run.
-        place: of the SuperLink, for the manifest.
+        reports: the reports by name of the silo.
+        cfg: configuration of the run.
+        place: address of the SuperLink, for the manifest.
 
     Raises:
-        UserError: silos that cannot be trained together; the message names the one that differs.
+        UserError: the silos cannot train together; the message names the one that differs.
     """
     reports = {name: reports[name] for name in sorted(reports)}
     for name, report in reports.items():
@@ -123,7 +123,7 @@ def agree(reports: Reports, cfg: Config, place: str) -> Federation:
     apart = scheme.domain if isinstance(scheme, LeaveOneOut) else None
     if apart is not None and (apart not in reports or len(reports) == 1):
         raise UserError(
-            f"key 'domain': expected one of several silos that are there, {', '.join(reports)}; got {apart!r}"
+            f"key 'domain': expected one of the connected silos, {', '.join(reports)}; got {apart!r}"
         )
     classes = _classes(reports, cfg)
     server = own_sets.read_server(cfg.data.path, classes) if _sets(cfg) and cfg.data.path is not None else {}
@@ -131,7 +131,7 @@ def agree(reports: Reports, cfg: Config, place: str) -> Federation:
     shape = _shape(reports, server, cfg.data.image_size)
     inputs = next(iter(reports.values())).inputs
     held = {}
-    for part, rows in server.items():  # of arms on unlabeled sets, which are images
+    for part, rows in server.items():  # images for arms on unlabeled sets
         channels, height, width = shape
         held[part] = rows.load(Preparation(channels, cfg.data.image_size, (channels, height, width)))
     statistics = statistics_of(shape, inputs, cfg.data.normalize == "standard")
@@ -262,7 +262,7 @@ def _entry(report: SiloReport, classes: tuple[str, ...]) -> dict[str, Any]:
         part: split.model_dump(exclude_unset=True) for part, split in report.content.items()
     }
     for split in entry.values():
-        if "images_of_class" in split:  # not of unlabeled sets
+        if "images_of_class" in split:  # unlabeled sets have no number of images per class
             counts = dict(zip(report.classes, split["images_of_class"], strict=True))
             split["images_of_class"] = [counts.get(name, 0) for name in classes]
     return entry

@@ -1,6 +1,7 @@
 """The engines that ``--engine`` and ``uefl.train(engine=...)`` name.
 
-It has their options and the checks before a run begins. An engine imports its packages when it is used.
+The module has their options and the checks before a run begins. An engine imports its packages when it is
+used.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ class Distributed:
     Usage: ``uefl.train(..., engine=uefl.Distributed(workers=2))``.
 
     Args:
-        workers: how many; None: one for each GPU, or for each core where the work is done on the CPU.
+        workers: number of processes; None: one for each GPU, or one for each core if the clients train on the
+            CPU.
     """
 
     workers: int | None = None
@@ -38,12 +40,12 @@ class Distributed:
         """Return the clients of a run.
 
         Args:
-            device: of the workers, ``auto``, ``cpu`` or ``cuda``.
+            device: device of the workers: ``auto``, ``cpu`` or ``cuda``.
             notice: called with a line for the user.
             go_on: the command that continues the run.
 
         Raises:
-            UserError: there is no such device, or no worker.
+            UserError: the device does not exist, or the number of workers is below 1.
         """
         from .workers import on_workers
 
@@ -56,16 +58,18 @@ class Flower:
 
     Usage: ``uefl.train(..., engine=uefl.Flower(...))``.
 
-    Without a ``superlink`` all are started on this machine and end with the run, as with ``engine="flower"``.
+    Without a ``superlink``, a SuperLink and all clients start on this machine and end with the run, as with
+    ``engine="flower"``.
 
     Args:
         superlink: ``HOST:PORT`` of a running SuperLink. Its silos take part.
-        silos: how many of them; the run begins when this number is connected.
+        silos: number of silos; the run begins when this number is connected.
         root_certificates: file with the root certificates for the SuperLink; None: the system's.
         secret: file that the SuperLink was started with as ``--superexec-auth-secret-file``.
-        insecure: without TLS, off loopback too.
+        insecure: use no TLS, even between machines.
         wait: seconds to wait for the SuperLink, and for the silos.
-        strict: whether to refuse a secret that other users of this machine may read; else a line says so.
+        strict: whether to refuse a secret that other users of this machine may read. Otherwise a notice
+            reports it.
     """
 
     superlink: str | None = None
@@ -84,7 +88,7 @@ class Flower:
         :meth:`Distributed.deployment`.
 
         Raises:
-            UserError: options that do not go together, or a missing one.
+            UserError: options exclude each other, or an option is missing.
             RunError: no SuperLink answers at the address.
         """
         check_installed()
@@ -131,14 +135,14 @@ class Flower:
 
 Choice = Distributed | Flower
 CHOICES: dict[str, type[Choice]] = {"distributed": Distributed, "flower": Flower}
-"""by the name of ``--engine``; ``local`` needs nothing"""
+"""options by the name of ``--engine``; ``local`` has none"""
 
 
 def check_installed() -> None:
     """Raise an error if Flower is not installed.
 
     Raises:
-        UserError: it is not installed.
+        UserError: Flower is not installed.
     """
     if importlib.util.find_spec("flwr") is None:
         raise UserError(
@@ -147,10 +151,10 @@ def check_installed() -> None:
 
 
 def checked_address(superlink: str, root_certificates: str | Path | None, insecure: bool) -> Address:
-    """Return the address of a SuperLink, with TLS unless the user disables it or nothing leaves the machine.
+    """Return the address of a SuperLink, with TLS unless the user disables TLS or nothing leaves the machine.
 
     Raises:
-        UserError: no ``HOST:PORT``, no certificate, or one that is not wanted.
+        UserError: the address is not ``HOST:PORT``, or a certificate is missing or given without need.
     """
     from ..engines.flower.address import Address, parse
 
@@ -173,13 +177,13 @@ def check_private(path: str | Path, option: str, strict: bool, warn: Callable[[s
     """Warn if other users of this machine may read a key or a secret.
 
     Args:
-        path: of the file.
+        path: path of the file.
         option: that named it.
         strict: whether to refuse it.
         warn: called with a line for the user, where it is not refused.
 
     Raises:
-        UserError: with ``strict``, where they may.
+        UserError: with ``strict``, if they may read the file.
     """
     if Path(path).stat().st_mode & 0o077:
         line = (

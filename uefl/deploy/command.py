@@ -20,11 +20,11 @@ def silo(options: SimpleNamespace) -> None:
     """Serve one client until the process ends.
 
     Args:
-        options: of ``uefl silo``. Instead of ``data``, ``simulate`` names a client of the run's
+        options: options of ``uefl silo``. Instead of ``data``, ``simulate`` names a client of the run's
             configuration, and ``data_root`` the folder of torchvision's data sets.
 
     Raises:
-        UserError: options that do not go together, data that cannot be read, a SuperLink that is not there.
+        UserError: options exclude each other, the data cannot be read, or there is no SuperLink.
     """
     check_installed()
     from ..engines.flower.address import Unreachable
@@ -64,7 +64,7 @@ def silo(options: SimpleNamespace) -> None:
 
 
 def _check_access(address: Address, key: Path | None, strict: bool) -> None:
-    """Refuse a remote SuperLink without a key, a key without TLS, and an unfit key."""
+    """Refuse a remote SuperLink without a key, a key without TLS, and a file that is not a key."""
     if key is None and not address.is_loopback and not address.insecure:
         raise UserError(
             "--superlink: give this silo's private key with --key, or use --insecure "

@@ -1,6 +1,6 @@
 """The server's side of a run with clients in other processes.
 
-The processes are started here, or are silos at a running SuperLink.
+The clients are processes of this machine, or silos at a running SuperLink.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .agreement import agree, check_asked, fitting
 from .report import SiloReport, read
 from .setting import Setting, greeting, task, without_files
 
-_START = 120.0  # seconds for processes on this machine to be there
+_START = 120.0  # seconds within which processes on this machine must connect
 Notice = Callable[[str], None]
 Started = Callable[[str], None]
 Joined = tuple[Federation, Callable[[Header, Started], Engine], Silos]
@@ -82,7 +82,7 @@ def on_this_machine(device: str, notice: Notice) -> Iterator[Deployment]:
     """Start a SuperLink and a process for each client on 127.0.0.1, and end them with the context.
 
     Args:
-        device: of the clients.
+        device: device of the clients.
         notice: called with a line for the user.
     """
     folder = Path(mkdtemp(prefix="uefl-flower-"))
@@ -147,8 +147,8 @@ def joined(
     """Yield the silos that connect to a running SuperLink.
 
     Args:
-        address: of the SuperLink.
-        silos: how many take part; the run begins when this number has reported.
+        address: address of the SuperLink.
+        silos: number of silos; the run begins when this number has reported.
         secret: the file with the secret of the SuperLink.
         patience: seconds to wait for them.
         notice: called with a line for the user.
@@ -168,7 +168,7 @@ def joined(
 
 
 def _too_few(together: list[str], wanted: str, refused: list[str]) -> UserError:
-    """Return the error of a run for which too few silos came."""
+    """Return the error of a run with too few silos."""
     there = f"{', '.join(sorted(together))} of" if together else "none of"
     left = f"; refused: {', '.join(dict.fromkeys(refused))}" if refused else ""
     advice = "remove the cause" if refused else "start the others"
@@ -180,13 +180,13 @@ def gather(
 ) -> Joined:
     """Wait for silos and return their federation.
 
-    The other arguments are as of :func:`joined`.
+    The other arguments are as for :func:`joined`.
 
     Args:
         known: the stored facts about the silos of a resumed run.
 
     Raises:
-        UserError: silos do not connect, or cannot be trained together.
+        UserError: silos do not connect, or cannot train together.
     """
     reports: dict[str, SiloReport] = {}
     begun: list[bool] = []
@@ -250,7 +250,7 @@ def gather(
 def _note_change(
     name: str, before: Mapping[str, str], now: Mapping[str, str], when: str, notice: Notice
 ) -> None:
-    """Note that a silo computes in a different way than before."""
+    """Note that a silo has another precision or version of torch than before."""
     for key, words in (("precision", "in"), ("torch", "with torch")):
         if before.get(key, now[key]) != now[key]:
             notice(

@@ -124,10 +124,10 @@ def reply_frame(frame: bytes | bytearray, node_config: Mapping[str, Any]) -> byt
     """Return the frame of the reply of this process to a message.
 
     Args:
-        frame: of the message.
-        node_config: of the SuperNode. ``data``: the folder of this silo's images, ``name``: its name, and
-            ``label``: the column with the classes of a table. Without ``data`` the node stands for any client
-            of the configuration.
+        frame: frame of the message.
+        node_config: options of the SuperNode: ``data`` is the folder of this silo's images, ``name`` the name
+            of the silo, and ``label`` the column with the classes of a table. Without ``data`` the node
+            stands for any client of the configuration.
     """
     data, name, label = (
         None if (value := node_config.get(key)) is None else str(value) for key in ("data", "name", "label")

@@ -1,6 +1,6 @@
 """The least privacy that a silo requires of any run.
 
-It is noise on each of its updates, and a count of the sent updates.
+The silo requires noise on each of its updates, and counts the sent updates.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class PrivacyFloor:
     so the silo requires the multiple. An update is counted before it leaves, so the count is never too small.
 
     Args:
-        noise_multiplier: the least, of ``run.privacy = "local"``.
+        noise_multiplier: the least value that the silo accepts, with ``run.privacy = "local"``.
         delta: the delta of the stated epsilon.
         max_epsilon: no update is sent that spends more; 0: no bound.
-        path: of the file; if the file is moved or removed, the count starts again.
+        path: path of the file; if the file is moved or removed, the count starts again.
 
     Raises:
         UserError: the accountant is missing, a number is out of its range, or the file is damaged.
@@ -68,7 +68,7 @@ class PrivacyFloor:
         """Keep other processes from counting in the same file, for as long as the context lasts.
 
         Raises:
-            UserError: another process has it, or the file cannot be written.
+            UserError: another process uses the file, or the file cannot be written.
         """
         try:
             with lock(self.path.parent, f"{self.path.name}.lock", "name another file with --spent"):
@@ -95,7 +95,7 @@ class PrivacyFloor:
         )
 
     def check_run(self, run: RunSection) -> None:
-        """Refuse a run that gives too little.
+        """Refuse a run with too little privacy.
 
         Raises:
             NoiseTooLow.
@@ -123,7 +123,8 @@ class PrivacyFloor:
     def check_message(self, run: RunSection, message: Message) -> None:
         """Refuse a message that breaks the rules of the silo.
 
-        Such a message asks for a reply without noise, for several replies at once, or for one too many.
+        Such a message asks for a reply without noise, for several replies at once, or for more replies than
+        the budget allows.
 
         Raises:
             NoiseTooLow, PrivacyBudgetSpent.
@@ -133,7 +134,7 @@ class PrivacyFloor:
             if option in message.options:
                 raise NoiseTooLow(f"the server asks for a reply without noise: a message with {option!r}")
         after = self._epsilon(run.noise_multiplier)
-        # to measure sends no update
+        # a message that only measures asks for no update
         if self.max_epsilon and after > self.max_epsilon and message.options.get("train", True):
             raise PrivacyBudgetSpent(
                 f"one more update would spend epsilon {after:.3g}, more than --max-epsilon"

@@ -20,15 +20,15 @@ from ..engines.codec import Packet
 from ..errors import UserError
 
 _CLASSES = 10_000
-"""of one silo: the last layer of the network has a row for each"""
+"""most classes of one silo: the last layer of the network has a row for each class"""
 _IMAGES = 10**9
-"""of one silo, in each split"""
+"""most images of one silo, in each split"""
 _LENGTH = 100_000
-"""columns of a table, or tokens of a sequence"""
+"""most columns of a table, or tokens of a sequence"""
 _LARGEST = 1e100
-"""mean of a column: its square is finite"""
+"""largest mean of a column, so that its square is finite"""
 _VALUES = 2**28
-"""of one image: a picture of a camera has a tenth"""
+"""most values of one image: a picture of a camera has a tenth of them"""
 _PROGRAM = {"precision", "torch"}
 
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
@@ -74,7 +74,7 @@ def read(packet: Packet) -> SiloReport:
     """Return the report of a silo.
 
     Raises:
-        UserError: a node that reports this cannot be a silo of a run.
+        UserError: a node with this report cannot be a silo of a run.
     """
     told, parts = packet
     if (error := told.get("error")) is not None:
@@ -131,7 +131,7 @@ def _images_refusal(report: SiloReport) -> str | None:
     wrong = "its histogram does not match the number and the shape of its images"
     if counts is None or counts.dtype != torch.int64 or list(counts.shape) != [channels, 256]:
         return wrong
-    sums = {sum(row) for row in counts.tolist()}  # of Python's integers, which do not overflow
+    sums = {sum(row) for row in counts.tolist()}  # a sum of integers of Python, which do not overflow
     possible = {images * height * width for images in _rows(report)}
     return wrong if int(counts.min()) < 0 or len(sums) != 1 or not sums <= possible else None
 
@@ -141,7 +141,7 @@ def _vectors_refusal(report: SiloReport) -> str | None:
     (length,) = report.shape
     if length > _LENGTH or len(report.inputs.names) not in (0, length):
         return f"it has inputs of length {length}, expected at most {_LENGTH}, and a name for each or none"
-    if not report.parts:  # of tokens, or of columns that are not standardized
+    if not report.parts:  # tokens, or columns that are not standardized, have no moments
         return None
     moments = report.parts.get("columns", {}).get("moments")
     if moments is None or moments.dtype != torch.float64 or list(moments.shape) != [3, length]:

@@ -1,6 +1,6 @@
 """Facts that every client of a run needs.
 
-Every message has them, so a silo that has just been started again needs nothing else.
+Every message has these facts, so a silo that has just been started again needs nothing else.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ class Setting:
 
     @classmethod
     def of_header(cls, header: dict[str, Any]) -> Setting:
-        """Return the setting that the header of :func:`task` has.
+        """Return the setting from the header that :func:`task` makes.
 
         Raises:
-            Unreadable: a value of another type, or out of its range.
+            Unreadable: a value has another type, or is out of its range.
         """
         try:
             return _SETTING.validate_json(json.dumps(header["setting"]), strict=True)
@@ -82,7 +82,7 @@ _SETTING = TypeAdapter(Setting)
 
 
 def without_files(cfg: Config) -> Config:
-    """Return the configuration without names of files, which are the server's.
+    """Return the configuration without the names of files at the server.
 
     A silo has its own folder, and gets weights with messages.
     """

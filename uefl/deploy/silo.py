@@ -1,6 +1,7 @@
-"""The program of a process with its own clients.
+"""The program of a silo, or of a process with simulated clients.
 
-It reads only their data, keeps the data and a network in memory, and replies to the messages of a run.
+The process reads only the data of its clients, keeps the data and a network in memory, and replies to the
+messages of a run.
 """
 
 from __future__ import annotations
@@ -64,14 +65,16 @@ _LINES, _LINE = 200, 2000  # most lines of an error in the log, and most charact
 class SiloProgram:
     """Replies to messages.
 
-    An instance is called with a packet. Errors go to the log of this process, and to the server as a code.
+    An instance is called with a packet. The text of an error goes to the log of this process, and its code
+    goes to the server.
 
     Args:
         source: the data of the clients that this process stands for.
         device: where the work is done.
         floor: the least privacy that the silo accepts; None: the server's choice.
         algorithms: the accepted algorithms; None: all that are installed.
-        kept: its secret and private states; None: it simulates clients, and the server keeps their states.
+        kept: the folder with the secret and the private states of the silo; None: the process simulates
+            clients, and the server keeps their states.
     """
 
     def __init__(
@@ -97,10 +100,10 @@ class SiloProgram:
         client = self._source.name or ""
         try:
             if packet is None:
-                raise Unreadable("it is not a message")
+                raise Unreadable("the packet is not a message")
             header, _ = packet
             if (header.get("protocol"), header.get("uefl")) != (PROTOCOL, __version__):
-                words = "a run of another version of uefl gets no reply: it has %s, this is %s"
+                words = "no reply to a run of another version of uefl: the run has %s, this silo has %s"
                 self._log.warning(words, printable(str(header.get("uefl")), 20), __version__)
                 return _fault(client, faults.VERSION)
             if header["ask"] == "refused":
@@ -133,13 +136,13 @@ class SiloProgram:
         for arm in cfg.arms.values():
             self._check_algorithm(arm.algorithm)
         federation = self._source.federation(cfg)
-        # it builds only its own part
+        # the silo builds only its own part of the federation
         for note in (note for note in federation.notes if note not in of_clients(1)):
             self._log.warning("note: %s", note)
-        if self._source.name is None:  # the server has built the same, and asks whether it is the same
+        if self._source.name is None:  # the server has built the same federation, and compares the digests
             return Packet({"client": "", "error": None, "federation": federation.digest}, {})
-        silo = federation.by_name[self._source.name]
-        found = silo.load()
+        client = federation.by_name[self._source.name]
+        found = client.load()
         reach = None
         if isinstance(found, SetData):
             trained = [found.images]
@@ -149,14 +152,14 @@ class SiloProgram:
         statistics = statistics_of(federation.shape, federation.inputs, cfg.data.normalize == "standard")
         statistics.add(*trained)
         report: dict[str, Any] = {
-            "client": silo.name,
+            "client": client.name,
             "error": None,
             "kind": federation.kind,
             "classes": federation.classes,
             "shape": federation.shape,
             "inputs": asdict(federation.inputs),
-            "sizes": asdict(silo.sizes),
-            "content": _content(federation, silo.name),
+            "sizes": asdict(client.sizes),
+            "content": _content(federation, client.name),
             "reach": reach,
             "federation": federation.digest,
             "torch": torch.__version__,
@@ -182,9 +185,9 @@ class SiloProgram:
         assert self._arm is not None
         setting, workspace, members = Setting.of_header(header), self._arm[2], split(message)
         if any(part.private or not isinstance(part.options.get("state"), str) for part in members):
-            raise Unreadable("a private state stays at its silo, and a message names it")
+            raise Unreadable("a message may only name a private state, which stays at its silo")
         if self._kept is None:
-            raise StateNotFound("a process of a simulated client keeps its states in the folder of --state")
+            raise StateNotFound("a process of a simulated client needs --state, a folder for its states")
         states = States(self._kept.folder, setting.run_identity(), header["arm"], header["client"])
         names = [str(part.options["state"]) for part in members]
         had = [
@@ -231,7 +234,7 @@ class SiloProgram:
         arm = cfg.arms[name]
         self._check_algorithm(arm.algorithm)
         context = setting.context()
-        # every weight comes with a message: the server names no file that is opened here
+        # all weights come in messages: this process opens no file that the server names
         context = replace(context, model=context.model.model_copy(update={"pretrained": False}))
         about = (setting.classes, setting.shape, setting.mean, setting.std)
         federation = Federation(cfg.kind, (), *about, inputs=setting.inputs)  # type: ignore[arg-type]
@@ -259,7 +262,7 @@ def _same(before: Mapping[str, torch.Tensor], after: Mapping[str, torch.Tensor])
     A turn that only measured has no new state.
 
     Raises:
-        RuntimeError: the new one is not finite.
+        RuntimeError: the new state is not finite.
     """
     for name, tensor in after.items():
         if not bool(torch.isfinite(tensor).all()):
@@ -287,6 +290,6 @@ def _content(federation: Federation, name: str) -> dict[str, dict[str, Any]]:
         if isinstance(split, dict)
     }
     if "sets" in entry.get("train", {}):
-        told = json.dumps([entry["train"]["sets"], entry["train"]["priors"]])
-        found["train"]["sets_sha256"] = hashlib.sha256(told.encode()).hexdigest()
+        text = json.dumps([entry["train"]["sets"], entry["train"]["priors"]])
+        found["train"]["sets_sha256"] = hashlib.sha256(text.encode()).hexdigest()
     return found

@@ -21,7 +21,7 @@ from ..json_text import parse_json
 from ..server.private import StateFiles, Tensors
 
 _NAME = re.compile("[0-9a-f]{32}")
-# earlier rounds with kept states; the checkpoint of a resumed server is at most one round behind
+# number of earlier rounds with kept states; the checkpoint of a resumed server is at most one round behind
 _ROUNDS = 2
 _LENGTH = 32  # bytes
 
@@ -29,7 +29,7 @@ _LENGTH = 32  # bytes
 class SiloFolder:
     """The folder of a silo.
 
-    Only its owner may read it.
+    Only the owner of the folder may read it.
 
     Args:
         folder: created if it is absent.
@@ -76,10 +76,10 @@ class States:
         self._files = StateFiles(self._folder)
 
     def read(self, name: str) -> Tensors:
-        """Read the state of a name.
+        """Read the state with a name.
 
         Raises:
-            StateNotFound: there is none, or it is damaged.
+            StateNotFound: the state does not exist, or is damaged.
         """
         if not _NAME.fullmatch(name):
             raise StateNotFound("a message names no state")
@@ -118,11 +118,11 @@ class States:
         try:
             return dict(parse_json((self._folder / "about.json").read_text())["rounds"])
         except (OSError, ValueError, KeyError, TypeError):
-            return {}  # without the numbers of rounds, all states are kept
+            return {}  # if the numbers of rounds cannot be read, all states are kept
 
 
 def _secret(path: Path) -> bytes:
-    """Read the secret of a silo, or make it from the operating system's secure source."""
+    """Read the secret of a silo, or draw it from the secure source of the operating system."""
     if not path.exists():
         new = path.with_name(f"secret.{os.getpid()}")
         descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

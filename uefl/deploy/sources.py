@@ -1,6 +1,6 @@
-"""The training data of a process with clients.
+"""The data of the clients of one process.
 
-This is its own folder, or shares of a data set if one machine simulates a federation.
+A silo has its own folder. A process with simulated clients has shares of a data set.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ClientSource(ABC):
     """The data of one client, or of all.
 
     Args:
-        name: of the client; None: the source has the data of all clients.
+        name: name of the client; None: the source has the data of all clients.
     """
 
     def __init__(self, name: str | None) -> None:
@@ -60,7 +60,7 @@ class ClientSource(ABC):
     ) -> LabeledData | SetData:
         """Return the images of a client, in the given number of channels.
 
-        Labels count in ``classes``.
+        Labels are positions in ``classes``.
         """
 
 
@@ -71,8 +71,8 @@ def own(path: Path, name: str | None, label: str = "label") -> OwnFolder | OwnSe
 
     Args:
         path: the folder, or the file of a table.
-        name: of the silo; None: the name of the folder or file, or of the client in it.
-        label: of a table: the column with the classes.
+        name: name of the silo; None: the name of the folder or file, or of the client in it.
+        label: for a table, the column with the classes.
 
     Raises:
         UserError: the path cannot be read, or has several clients.
@@ -97,7 +97,7 @@ class OwnFolder(ClientSource):
 
     Args:
         path: the folder.
-        name: of the silo.
+        name: name of the silo.
     """
 
     def __init__(self, path: Path, name: str) -> None:
@@ -148,7 +148,7 @@ class OwnTable(OwnFolder):
 
     Args:
         path: the file. It is read now.
-        name: of the silo.
+        name: name of the silo.
         label: the column with the classes.
     """
 
@@ -173,10 +173,10 @@ class OwnSets(ClientSource):
 
     Args:
         path: the folder.
-        name: of the silo; None: the name of the client.
+        name: name of the silo; None: the name of the client.
 
     Raises:
-        UserError: the folder cannot be read, has several clients, or images that are the server's.
+        UserError: the folder cannot be read, has several clients, or has images of the server.
     """
 
     def __init__(self, path: Path, name: str | None) -> None:
@@ -233,10 +233,10 @@ def _in_color(images: torch.Tensor, channels: int) -> torch.Tensor:
 
 
 class PartitionedSource(ClientSource):
-    """Clients of the federation that the configuration describes, which this process builds again for itself.
+    """Clients of the federation that the configuration describes. This process builds the federation again.
 
     Args:
-        name: of the client; None: it stands for all of them.
+        name: name of the client; None: the source has all clients.
         data_root: where the files of data sets lie; None: the environment variable UEFL_DATA.
     """
 

@@ -40,17 +40,18 @@ def on_workers(
 ) -> Iterator[Deployment]:
     """Start worker processes that end with the context.
 
-    The first federation starts them. They build each federation too, which must be the same.
+    The first federation starts the workers. Each worker builds each federation too, and must get the same
+    one.
 
     Args:
-        count: of the workers.
+        count: number of workers.
         device: theirs, ``cpu`` or ``cuda``.
         notice: called with a line for the user.
         go_on: the command that continues the run.
         module: the program of a worker.
 
     Raises:
-        RunError: a worker does not start, has other images, or has ended in the middle of the run.
+        RunError: a worker does not start, has other images than the server, or ends during the run.
     """
     processes = Processes(Path(mkdtemp(prefix="uefl-workers-")))
     workers: list[Worker] = []
@@ -112,8 +113,8 @@ def work(end: int, rank: int, device: str, source: ClientSource) -> None:
 
     Args:
         end: file descriptor of this worker's socket.
-        rank: of this process, from 1 on.
-        device: ``cpu`` or ``cuda``: then this worker takes the GPU with its number, where there are enough.
+        rank: number of this process, from 1 on.
+        device: ``cpu`` or ``cuda``. With ``cuda`` and enough GPUs, worker i takes GPU i.
         source: the data of all clients.
     """
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)

@@ -117,7 +117,7 @@ class Engine(Protocol):
         """Send one message to each named client and yield one reply for each, by name.
 
         Args:
-            messages: by client name. A message may be created when it is looked up: do this in the caller's
+            messages: the messages by client name. A message may be created when it is looked up: do this in the caller's
                 thread, and keep the message no longer than needed.
             deadline: seconds to wait for replies. After this time, each missing reply has an error.
         """

@@ -26,7 +26,7 @@ class Worker:
     """The server's end of a worker, which has one packet at a time.
 
     Args:
-        end: of the pair of sockets.
+        end: one end of the pair of sockets.
     """
 
     def __init__(self, end: socket.socket) -> None:

@@ -29,7 +29,7 @@ class Processes:
     A module calls :func:`end_with_parent`, so it ends even if this process is killed.
 
     Args:
-        folder: of the logs.
+        folder: folder of the logs.
         environment: additions to the environment of this process.
     """
 

@@ -149,7 +149,7 @@ class SavedModel:
             uncertainty: also return entropies, from draws with dropout on (MC dropout), or from the members
                 of an ensemble.
             passes: draws; None: the number of the run.
-            seed: of the draws.
+            seed: seed of the draws.
 
         Returns:
             ``[B, classes]`` float32, on the CPU: the mean over the members of an ensemble. With
@@ -442,7 +442,7 @@ def save(
     """Write weights by parameter name and ``TENSOR.CLIENT``, with the rest in the file's metadata.
 
     Args:
-        networks: of each member, its weights and the tensors of each client, read one client at a time; names
+        networks: for each member, its weights and the tensors of each client, read one client at a time; names
             of an ensemble's begin with the number of the member.
     """
     own = {client: sorted(tensors) for client, tensors in networks[0][1].items() if tensors}

@@ -40,7 +40,7 @@ class ServerModel:
 
     Args:
         workspace: has the algorithm and creates the initial weights.
-        seed: of the initial weights and of every draw.
+        seed: seed of the initial weights and of every draw.
         have_trained: clients with an accepted update; the server loop adds to it.
         clients_keep_states: whether each client stores its own private state. The server then knows only the
         state's name.

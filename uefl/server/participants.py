@@ -19,7 +19,7 @@ class Participants:
     The draw depends only on seed, purpose and round.
 
     Args:
-        share: in (0, 1]; rounded up to a whole client.
+        share: number in (0, 1]; the result is rounded up to a whole client.
         purpose: draws for two purposes do not depend on each other.
         joins: for each client that joins later, the number of its first round, counted from 1.
     """

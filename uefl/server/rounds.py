@@ -46,7 +46,7 @@ class ServerLoop:
         workspace: has the algorithm and creates the initial weights.
         seeds: one for each member of an ensemble; a single one otherwise.
         engine: carries messages to all clients, also to clients that are only measured.
-        folder: of the private states of the clients; it contains nothing else.
+        folder: folder of the private states of the clients; it contains nothing else.
         teacher: has the server's images; None: there are none.
         clients_keep_states: whether clients store their own private states. The server then knows only the
         names.

@@ -319,7 +319,7 @@ class Codebook(ConstantBuffers, Float32Module):
                 leaves it out.
             x: ``[..., heads * d]``, the rows that were quantized.
             mask: ``[...]`` bool, or None.
-            weight: of this batch in the averages of each codeword, ``[K]`` or ``[h, K]``, or a function of
+            weight: weight of this batch in the averages of each codeword, ``[K]`` or ``[h, K]``, or a function of
                 sums and sizes that returns it.
             accumulate: only add the batch to the next one that does not accumulate.
             ema: overrides ``ema_update``.
@@ -681,7 +681,7 @@ class Coder(nn.Module):
 
         Args:
             x: as for ``forward``.
-            **options: of ``forward``, as ``mask``.
+            **options: options of ``forward``, such as ``mask``.
 
         Raises:
             RuntimeError: the codebook waits for k-means of its first batch.

@@ -29,7 +29,7 @@ class ExtensibleCodebook(Float32Module):
         clients: their names, distinct.
 
     Attributes:
-        part_clients: of each part, the names of the clients that see it; every client sees part 0.
+        part_clients: for each part, the names of the clients that see it; every client sees part 0.
         weights: one parameter ``[capacity, d]`` float32 per client.
 
     Raises:
@@ -187,7 +187,7 @@ class ExtensibleCodebook(Float32Module):
         Args:
             x: ``[..., D]``, cut into segments of ``dim``.
             client: its name; may be left out when there is only one.
-            **options: of :func:`uefl_kernels.vq`.
+            **options: options of :func:`uefl_kernels.vq`.
 
         Returns:
             :class:`uefl_kernels.VQOutput`, with one count per visible codeword.

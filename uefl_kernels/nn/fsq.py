@@ -354,7 +354,7 @@ class ResidualFSQ(ConstantBuffers, ResidualScalarQuantizer):
         quantize_dropout, quantize_dropout_cutoff_index, quantize_dropout_multiple_of: as :class:`ResidualVQ`.
         soft_clamp_input_value: bound of the input, by tanh; with ``bound_hard_clamp`` it follows from levels.
         bound_hard_clamp: as :class:`FSQ`.
-        **kwargs: of every :class:`FSQ`.
+        **kwargs: arguments of every :class:`FSQ`.
 
     Raises:
         ValueError: sizes or options that do not fit.
@@ -550,7 +550,7 @@ class GroupedResidualFSQ(GroupedScalar):
         dim: length of the vectors, a multiple of ``groups``.
         groups: how many parts.
         accept_image_fmap: ``[B, dim, H, W]`` input.
-        **kwargs: of every :class:`ResidualFSQ`.
+        **kwargs: arguments of every :class:`ResidualFSQ`.
 
     Raises:
         ValueError: sizes that do not fit.

@@ -50,10 +50,11 @@ class HierarchicalVQ(Coder):
             dimension.
         shared_codebook: one codebook for all scales.
         channel_first: ``[B, dim, ...]`` input; False for ``[B, ..., dim]``.
-        sync_codebook, decay, commitment_weight, rotation_trick: as :class:`VectorQuantize`.
-        kmeans_init, kmeans_iters, threshold_ema_dead_code, stochastic_sample_codes: as there.
-        sample_codebook_temp, orthogonal_reg_weight, orthogonal_reg_max_codes: as there.
-        orthogonal_reg_active_codes_only: as there.
+        sync_codebook, decay, commitment_weight, rotation_trick: as in :class:`VectorQuantize`.
+        kmeans_init, kmeans_iters, threshold_ema_dead_code: as in :class:`VectorQuantize`.
+        stochastic_sample_codes, sample_codebook_temp: as in :class:`VectorQuantize`.
+        orthogonal_reg_weight, orthogonal_reg_max_codes: as in :class:`VectorQuantize`.
+        orthogonal_reg_active_codes_only: as in :class:`VectorQuantize`.
         quant_resi: share of the convolution in the output of a scale.
         share_quant_resi: number of convolutions, spread over the scales; 1 for one, 0 for one per scale.
         nested_dropout: in training, the probability that the finest scales are left out of the output and of

@@ -372,8 +372,8 @@ class ResidualLFQ(ResidualScalarQuantizer):
         num_quantizers: how many.
         codebook_size: K of each, a power of two.
         quantize_dropout, quantize_dropout_cutoff_index, quantize_dropout_multiple_of: as :class:`ResidualVQ`.
-        soft_clamp_input_value: of the first quantizer; it halves with each of the others.
-        **kwargs: of every :class:`LFQ`.
+        soft_clamp_input_value: bound of the first quantizer; it halves with each of the others.
+        **kwargs: arguments of every :class:`LFQ`.
 
     Raises:
         ValueError: sizes that do not fit.
@@ -465,7 +465,7 @@ class GroupedResidualLFQ(GroupedScalar):
         dim: length of the vectors, a multiple of ``groups``.
         groups: how many parts.
         accept_image_fmap: ``[B, dim, H, W]`` input.
-        **kwargs: of every :class:`ResidualLFQ`.
+        **kwargs: arguments of every :class:`ResidualLFQ`.
 
     Raises:
         ValueError: sizes that do not fit.

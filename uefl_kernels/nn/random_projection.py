@@ -21,7 +21,7 @@ class RandomProjectionQuantizer(Coder):
         codebook_dim: length of a codeword.
         num_codebooks: random matrices and codebooks.
         norm: normalize the input to mean 0 and variance 1.
-        **kwargs: of :class:`VectorQuantize`.
+        **kwargs: arguments of :class:`VectorQuantize`.
 
     Raises:
         ValueError: sizes that do not fit.

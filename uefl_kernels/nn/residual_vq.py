@@ -201,12 +201,12 @@ class ResidualVQ(ResidualQuantizer):
         beam_size: follow this number of best sums of codewords instead of one; the k nearest of a quantizer
             need N x K in blocks of rows.
         eval_beam_size: the same outside training; ``beam_size`` by default.
-        beam_score_quantizer_weights: of each quantizer's loss in the choice.
+        beam_score_quantizer_weights: weight of each quantizer's loss in the choice.
         quant_grad_frac: the share of a quantizer's gradient that reaches the ones before it through the rest.
         return_zeros_for_masked_padding: False returns the input at masked positions.
         project_each: ``codebook_dim`` belongs to each quantizer, which projects to it and back on its own
             (DAC). Not an argument of the peer.
-        **vq_kwargs: of every :class:`VectorQuantize`, with one head.
+        **vq_kwargs: arguments of every :class:`VectorQuantize`, with one head.
 
     Attributes:
         codebook_sizes: K of each quantizer.
@@ -761,7 +761,7 @@ class GroupedResidualVQ(Coder):
         groups: how many parts.
         accept_image_fmap: ``[B, D, H, W]`` input.
         channel_last: False for ``[B, D, N]`` input.
-        **kwargs: of every :class:`ResidualVQ`.
+        **kwargs: arguments of every :class:`ResidualVQ`.
 
     Attributes:
         rvqs: the groups' quantizers.

@@ -33,7 +33,7 @@ class SimVQ(Coder):
         rotation_trick: as :class:`VectorQuantize`.
         input_to_quantize_commit_loss_weight: weight of the loss that moves the input; the loss that moves the
             codewords has weight 1.
-        commitment_weight: of both.
+        commitment_weight: weight of both terms.
         frozen_codebook_dim: length of the fixed vectors; ``dim`` by default.
 
     Attributes:
@@ -145,7 +145,7 @@ class ResidualSimVQ(ResidualQuantizer):
         heads: only 1.
         quantize_dropout, quantize_dropout_cutoff_index, quantize_dropout_multiple_of: as :class:`ResidualVQ`.
         channel_first: ``[B, dim, ...]`` input.
-        **sim_vq_kwargs: of every :class:`SimVQ`.
+        **sim_vq_kwargs: arguments of every :class:`SimVQ`.
 
     Attributes:
         codebooks: ``[Q, K, dim]``.

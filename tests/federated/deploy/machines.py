@@ -28,8 +28,8 @@ class Machines:
     Args:
         folder: holds their folders, the output of their programs, the command ``uefl`` and the commands
             of Flower.
-        names: of the silos.
-        variables: of the environment of every program.
+        names: names of the silos.
+        variables: environment variables of every program.
     """
 
     def __init__(self, folder: Path, names: tuple[str, ...], variables: dict[str, str]) -> None:

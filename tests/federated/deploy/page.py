@@ -16,7 +16,7 @@ class WalkThrough:
     file.
 
     Args:
-        title: of the section.
+        title: title of the section.
         changes: text of the page, and its replacement.
     """
 

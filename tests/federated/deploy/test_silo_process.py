@@ -40,8 +40,8 @@ class SiloProcess:
     It is called with a packet, as the program is.
 
     Args:
-        name: of the silo.
-        folder: of its state.
+        name: name of the silo.
+        folder: folder of its state.
         dies: a function of :mod:`uefl.deploy.silo_folder`; at its third call the process kills itself.
     """
 

@@ -22,10 +22,10 @@ class FedPL(SetAlgorithm):
 
     Later train with the network's own predictions.
 
-    The likeliest class is taken from the priors drawn for the set, as published, or from the priors in use if
-    ``data.drawn`` is None. Predictions with probability 0.4 or more are labels; each is also mixed with an
-    uncertain one, in the logits. Without uncertain predictions the mixed term is left out (the published code
-    then skips the batch).
+    The likeliest class comes from the priors that were drawn for the set, as published, or from the priors in
+    use if ``data.drawn`` is None. A prediction with a probability of 0.4 or more is a label. The logits of
+    each such image are also mixed with the logits of an uncertain one. Without uncertain predictions there is
+    no mixed term (the published code then skips the batch).
     """
 
     def weight_decay(self, work: Work) -> float:

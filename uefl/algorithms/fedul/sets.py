@@ -60,7 +60,7 @@ class SetAlgorithm(Algorithm):
     static_step = True
 
     def check(self, federation: Federation, arm: str, net: torch.nn.Module) -> None:
-        """Refuse a client with a single image, since a step needs two."""
+        """Refuse a client with a single image, because a step needs two."""
         smallest = min(federation.clients, key=lambda client: client.sizes.train)
         if smallest.sizes.train < 2:
             raise UserError(
@@ -78,12 +78,12 @@ class SetAlgorithm(Algorithm):
     def only_the_model(self) -> bool:
         """Return True, as in the base class.
 
-        :meth:`end_iteration` is overridden, but uses the server's images only.
+        :meth:`end_iteration` is overridden, but uses only the images of the server.
         """
         return self.plain_means
 
     def weight(self, update: Reply) -> float:
-        """Let clients count alike, or by their images."""
+        """Weight clients equally, or by their numbers of images."""
         return update.examples if self.parameters.client_weights == "examples" else 1.0
 
     def regularize(self, work: Work, gradient: torch.Tensor) -> bool:
@@ -102,7 +102,7 @@ class SetAlgorithm(Algorithm):
     def aggregate(self, state: State, averages: dict[str, Mean]) -> None:
         """Set f + step (mean - f).
 
-        Running statistics become their mean, whatever the step.
+        The running statistics become their mean for every step size.
         """
         sent = state.tensors["values"]
         super().aggregate(state, averages)
@@ -165,7 +165,7 @@ def needs_labeled(federation: Federation, arm: str) -> None:
     """Refuse a server without labeled images.
 
     Raises:
-        UserError: it has none, or one.
+        UserError: the server has fewer than two labeled images.
     """
     labeled = federation.server.labeled if federation.server is not None else None
     if labeled is None or len(labeled) == 0:

@@ -41,7 +41,7 @@ class Supervised(SetAlgorithm):
     def serve(self, state: State, turn: Turn, server: Teacher | None) -> bool:
         """Train another round at the server.
 
-        There is no average.
+        The server averages nothing.
         """
         assert server is not None
         p = self.parameters

@@ -34,7 +34,7 @@ from .quantizer import Quantizer, codewords, moved, moving_start, placed
 from .usage import perplexity
 
 _EVALUATION_BATCH = 500
-_ROUNDING = 1e-5  # of a sum in float32
+_ROUNDING = 1e-5  # relative error of a sum in float32
 _PERPLEXITY_BATCH = 100  # images per batch of the published perplexity
 
 
@@ -47,7 +47,7 @@ class CodebookAlgorithm(Algorithm):
         "perplexity": "how many codewords are in effective use, the mean over batches of 100 images",
         "codewords": "size of the codebook that a client sees",
         "vq_loss": (
-            "loss of the quantizer, both terms, mean over the images of the round as they were trained on"
+            "loss of the quantizer, both terms: mean over the images of the round, each in its training step"
         ),
     }
     server_columns = extension_findings.COLUMNS
@@ -169,7 +169,7 @@ class CodebookAlgorithm(Algorithm):
     def received(self, work: Work) -> torch.Tensor | None:
         """Return the codebook ``[..., V, d]`` of the message, or None without a quantizer.
 
-        The codewords that the silo keeps are in their places.
+        The codewords that the client keeps are in their places.
         """
         codebook, own = work.message.tensors.get("codebook"), work.private.get("codewords")
         if codebook is None or own is None:

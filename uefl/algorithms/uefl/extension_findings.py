@@ -47,7 +47,7 @@ def findings(history: History, shared: int, drawn: bool = False) -> Findings:
     """Return every decision as a sentence and as a row, and how often each codeword is used.
 
     Args:
-        shared: codewords that a client has from the start; every extension is as large.
+        shared: codewords that a client has from the start; an extension has the same number.
         drawn: whether randomly drawn clients are extended instead of the ones above the threshold.
     """
     decided = list(decisions(history))
@@ -106,7 +106,7 @@ def unreachable_threshold(threshold: float, classes: int) -> str:
 def nats(threshold: float, classes: int) -> str:
     """Return a threshold with its unit, and a remark if no entropy can exceed it.
 
-    An entropy over this many classes has a maximum. 0 classes: the threshold is not an entropy.
+    The maximum depends on the number of classes. With 0 classes, the threshold is not an entropy.
     """
     reason = unreachable_threshold(threshold, classes) if classes else ""
     return f"{_number(threshold)} nats{f' ({reason})' if reason else ''}"

@@ -43,7 +43,7 @@ class CodebookParameters(base.Parameters):
 class Parameters(CodebookParameters):
     """Parameters of UEFL.
 
-    By default they have the values of the published method, and other options are off.
+    The defaults are the values of the published method, and other options are off.
     """
 
     # who is extended, and with what

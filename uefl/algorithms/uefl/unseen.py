@@ -36,7 +36,7 @@ def choices(
 ) -> dict[str, torch.Tensor]:
     """Return quantization errors and predictions for the choice of an unseen client.
 
-    There are none for a trained client. For B images and K codebooks these are ``error [B, K]``,
+    A trained client has none of them. For B images and K codebooks these are ``error [B, K]``,
     ``probs.codebooks [B, K, C]`` and ``probs.union [B, C]``.
     """
     if "codebooks" not in message.tensors:

@@ -29,7 +29,7 @@ class Share:
     train: Rows
     """images to train on, in order; the holdout is taken from them"""
     test: Rows | None
-    """None: cut from ``train``, from each class its share"""
+    """None: test images are cut from ``train``, a share of each class"""
     angle: float = 0.0
     """rotation of all of them, in degrees counter-clockwise"""
     legacy_center: bool = False
@@ -50,7 +50,7 @@ class SetShare:
 
     name: str
     rows: Rows
-    """its images; one may be there several times"""
+    """images of the client; an image may occur several times"""
     sets: Rows
     """``[n]`` int64, the set of each"""
     weights: npt.NDArray[np.float64]
@@ -61,7 +61,7 @@ class SetShare:
 class SetDeal:
     """The clients of a federation with unlabeled sets.
 
-    It also has the images of the server, and the test images of all.
+    The deal also has the images of the server, and the test images of all clients.
     """
 
     clients: tuple[SetShare, ...]
@@ -82,7 +82,7 @@ class Scheme(BaseModel):
     """value of ``scheme``; set by :func:`partition`"""
     kind: ClassVar[Kind] = "labeled"
     of_groups: ClassVar[bool] = False
-    """whether it takes only sources with clients or domains"""
+    """whether the scheme takes only sources with clients or domains"""
     one_class: ClassVar[bool] = False
     """whether a client may have training images of a single class"""
 
@@ -95,11 +95,11 @@ class Scheme(BaseModel):
         """Deal the images of a table.
 
         Args:
-            table: the source; only labels and groups are looked at.
+            table: the source; only its labels and groups are used.
             data: how many clients and images are wanted.
 
         Raises:
-            UserError: the source has too few images, or is of another kind.
+            UserError: the source has too few images, or the scheme does not fit it.
         """
         raise NotImplementedError
 
@@ -108,8 +108,8 @@ def checked(deal: object, scheme: str, count: int) -> Deal:
     """Return the deal of ``count`` labeled images after a check that all of it is valid.
 
     Raises:
-        TypeError: no deal, or rows that are not int64 arrays of NumPy.
-        ValueError: no clients; a row that is not an image; an unseen client with training images or without
+        TypeError: the object is not a deal, or rows are not int64 arrays of NumPy.
+        ValueError: there are no clients, a row is not an image, or an unseen client has training images or no
             test images.
     """
     from ..images import check_rows  # which imports torch
@@ -131,7 +131,7 @@ def checked(deal: object, scheme: str, count: int) -> Deal:
 
 class _Partitions(Registry[type[Scheme]]):
     def add(self, name: str, entry: type[Scheme]) -> None:
-        """Register a scheme, and tell it its name."""
+        """Register a scheme, and set its name."""
         super().add(name, entry)
         entry.name = name
 
@@ -150,7 +150,7 @@ def partition(name: str) -> Callable[[AnyScheme], AnyScheme]:
 def from_table(value: Any) -> Any:
     """Return the scheme that a table names, for pydantic.
 
-    Other values pass unchanged.
+    Other values are returned unchanged.
 
     Raises:
         ValueError: the table has no ``scheme``, or names one that does not exist; a name without a table.
@@ -186,7 +186,7 @@ def wanted_clients(data: Data, implied: int | None = None) -> int:
     """Return the number of clients, from the key or from the scheme.
 
     Raises:
-        UserError: neither says it.
+        UserError: neither the key nor the scheme has the number.
     """
     count = data.clients if data.clients is not None else implied
     if count is None:
@@ -232,7 +232,7 @@ def angle_of_each(angles: tuple[float, ...], clients: int) -> tuple[float, ...]:
     """Return one angle per client: each angle goes to an equal number of consecutive clients.
 
     Raises:
-        UserError: the clients cannot be divided so.
+        UserError: the number of angles does not divide the number of clients.
     """
     if not angles:
         return (0.0,) * clients

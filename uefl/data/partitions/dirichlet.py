@@ -51,7 +51,7 @@ class Dirichlet(Scheme):
     frequency: with ten equally frequent classes, alpha = 0.1 gives 0.01 for each class.
     Source: FedBR (Guo et al., ICML 2023).
 
-    A class that is used up is replaced by others of the client, or by any that is left.
+    If a class is used up, the client gets images of its other classes, or of any class that is left.
     """
 
     one_class: ClassVar[bool] = True

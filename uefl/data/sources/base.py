@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from ..dataset import DataSet
 
 Reader = Callable[[Path | None], "DataSet"]
-"""reads a data set from the data root, which may be missing; raises UserError where its files are absent or
-damaged"""
+"""a function that reads a data set from the data root, which may be missing; it raises UserError if files are
+absent or damaged"""
 
 SOURCES: Registry[Reader] = Registry(__package__, "data set", "uefl.sources")
 """the readers of data sets by name, also readers of installed packages (entry points ``uefl.sources``)"""
@@ -29,7 +29,7 @@ def need_root(root: Path | None, what: str, advice: str) -> Path:
     """Return the data root, or raise if there is none.
 
     Raises:
-        UserError: there is none; the message states the expected content.
+        UserError: there is no data root; the message states the expected content.
     """
     if root is None:
         raise UserError(f"{what} needs a data root, given as --data-root or in UEFL_DATA: {advice}")
@@ -39,7 +39,7 @@ def need_root(root: Path | None, what: str, advice: str) -> Path:
 def torchvision_advice(name: str, files: str, arguments: str = "ROOT, download=True") -> str:
     """Return the advice on how to get the files that torchvision stores.
 
-    It names the place below the root where they are expected.
+    The advice names the place of the files below the root.
     """
     return (
         f"run torchvision.datasets.{name}({arguments}) and give that ROOT as --data-root or in UEFL_DATA;"

@@ -28,7 +28,7 @@ def cifar10(root: Path | None) -> DataSet:
 def read(name: str, root: Path | None, classes: tuple[str, ...] = ()) -> DataSet:
     """Read a data set 3x32x32 in file order through torchvision.
 
-    It checks the published hashes before it unpickles the files.
+    torchvision checks the published hashes before it unpickles the files.
 
     If the root has no such files, an .npz with the name of the data set is read and shuffled.
 
@@ -37,7 +37,7 @@ def read(name: str, root: Path | None, classes: tuple[str, ...] = ()) -> DataSet
         classes: names of the classes of an .npz, which has none.
 
     Raises:
-        UserError: no data root, files missing or not the published ones.
+        UserError: there is no data root, or files are missing or not the published ones.
     """
     from torchvision import datasets
 

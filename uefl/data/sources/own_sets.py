@@ -11,7 +11,7 @@ A folder has the images of every client by set, a table of priors, and labeled i
                                 without them no accuracy is measured
       labeled/, validation/     as test, if the server has such images
 
-Set m of a client is the m-th by name, or by value where all are integers.
+Set m of a client is the m-th by name, or by value if all names are integers.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ def read(root: Path) -> UnlabeledData:
         name = path.stem if path.suffix.lower() == ".npz" else path.name
         if name in read_in:
             raise UserError(
-                f"client {name!r} is there twice, as {root / 'clients' / name} and as {name}.npz; remove one"
+                f"client {name!r} occurs twice, as {root / 'clients' / name} and as {name}.npz; remove one"
             )
         read_in[name] = _client(root, path)
     parts: dict[str, LabeledRows | None] = {}
-    for part in _PARTS:  # without a table the first of them names the classes of the others
+    for part in _PARTS:  # without a table, the first of these parts names the classes of the others
         found = _labeled(root, part, classes, named_by)
         parts[part] = found[0] if found else None
         if found and not classes:
@@ -207,9 +207,7 @@ def _unused_files(root: Path, clients: list[Path], table: str) -> tuple[str, ...
         path for path in visible(root) if path not in known and (path.is_dir() or path.suffix == ".npz")
     ]
     misnamed = (
-        (f"passed over: {', '.join(map(str, others))}; expected test, labeled or validation",)
-        if others
-        else ()
+        (f"ignored: {', '.join(map(str, others))}; expected test, labeled or validation",) if others else ()
     )
     folders = (root, root / "clients", *(path for path in clients + parts if path.is_dir()))
     return *misnamed, *unused_paths(folders, {root / table, *clients, *parts, *others})

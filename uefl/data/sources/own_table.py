@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from ..settings import Data
 
 SUFFIXES = (".csv", ".parquet")
-_BYTES = 4  # of a value of an input
+_BYTES = 4  # bytes of one value of an input
 _TRUE, _FALSE = ("true", "1"), ("false", "0")
 _SAMPLE = 1 << 20  # bytes
 _BYTES_OF_CELL = 24  # a number, and its place in the text while pandas reads it
 _WHOLE = re.compile(r"\s*\+?(-?(?:0|[1-9]\d*))(?:\.0*)?\s*")
-"""a whole number, also as pandas writes it with empty cells in the column; 007 is a name"""
+"""a whole number, also in the form that pandas writes if the column has empty cells; 007 is a name"""
 
 
 def is_folder(path: Path) -> bool:
@@ -66,10 +66,10 @@ def frame_of(path: Path, label: str = "label") -> pandas.DataFrame:
     """Read a .csv or .parquet file.
 
     Args:
-        label: the column with the classes. It is read as text, as are ``silo`` and ``test``.
+        label: the column with the classes. This column, ``silo`` and ``test`` are read as text.
 
     Raises:
-        UserError: it cannot be read, or the reader of its format is not installed.
+        UserError: the file cannot be read, or the reader of its format is not installed.
     """
 
     check_file(path, "the table", "expected a .csv or .parquet file")
@@ -95,12 +95,12 @@ def frame_of(path: Path, label: str = "label") -> pandas.DataFrame:
 
 
 def _check_csv(path: Path) -> None:
-    """Refuse a table that takes more than the memory, by the number of its cells.
+    """Refuse a table that needs more than the memory, by the number of its cells.
 
     Short cells take more bytes as numbers than as text.
 
     Raises:
-        UserError: it does.
+        UserError: the table is too large.
     """
     with path.open("rb") as file:
         sample = file.read(_SAMPLE)
@@ -110,7 +110,7 @@ def _check_csv(path: Path) -> None:
 
 
 def _check_parquet(path: Path) -> None:
-    """Refuse a table that takes more than the memory: a page may store one value for many rows."""
+    """Refuse a table that needs more than the memory: a page may store one value for many rows."""
     try:
         from pyarrow import (  # type: ignore[import-not-found, unused-ignore]
             ArrowException,
@@ -121,7 +121,7 @@ def _check_parquet(path: Path) -> None:
         return
     try:
         about = parquet.read_metadata(path)
-    except ArrowException:  # which pandas will say
+    except ArrowException:  # pandas reports this error
         return
     groups = [about.row_group(i) for i in range(about.num_row_groups)]
     columns = range(about.num_columns)
@@ -157,14 +157,14 @@ def _read_csv(path: Path, label: str) -> pandas.DataFrame:
 
     header = pandas.read_csv(path, header=None, nrows=1, dtype=str).iloc[0].dropna().tolist()
     if len(header) == 1 and (sign := re.search("[;\t|]", header[0])):
-        raise UserError(f"{path} has columns that {sign[0]!r} parts; save it with commas")
+        raise UserError(f"{path} has columns that are separated by {sign[0]!r}; save it with commas")
     for i, name in enumerate(header):
         if name in header[:i]:
             raise UserError(f"{path} has two columns {name!r}; rename one")
     with warnings.catch_warnings():
         warnings.simplefilter("error", pandas.errors.ParserWarning)
         try:
-            # in parts (low memory) a column could have several types
+            # read in parts (low memory), a column could have several types
             names = dict.fromkeys((label, "silo", "test"), str)
             return pandas.read_csv(path, index_col=False, low_memory=False, dtype=names)
         except pandas.errors.ParserWarning:
@@ -175,8 +175,8 @@ def inputs_of(frame: pandas.DataFrame, path: Path, data: Data) -> Vectors:
     """Return the input columns of a table, without labels, clients and the split.
 
     Raises:
-        UserError: a name differs from one of these only in capitals; or as of
-            :func:`uefl.data.vectors.of_frame`.
+        UserError: a name differs from one of these only in capitals, or :func:`uefl.data.vectors.of_frame`
+            raises the error.
     """
     others = (data.label, "silo", "test")
     inputs = frame.drop(columns=list(others), errors="ignore")
@@ -193,7 +193,7 @@ def data_set(path: Path, frame: pandas.DataFrame, data: Data, silo: str | None) 
     """Return a table as a data set: of one client, of the clients in its column, or to be dealt.
 
     Raises:
-        UserError: it has no labels, or values that are not numbers.
+        UserError: the table has no labels, or values that are not numbers.
     """
     if data.label not in frame.columns:
         raise UserError(
@@ -237,7 +237,7 @@ def data_set(path: Path, frame: pandas.DataFrame, data: Data, silo: str | None) 
 def _texts(frame: pandas.DataFrame, column: str, path: Path) -> list[str]:
     """Return a column as texts, and whole numbers as integers.
 
-    After a column had an empty cell, pandas stores its whole numbers as floats.
+    If a column had an empty cell, pandas stores its whole numbers as floats.
 
     Raises:
         UserError: a cell is empty, or holds a list or a dict.

@@ -27,7 +27,7 @@ class FlowerEngine:
     the same bits, so the results of the run do not change.
 
     Args:
-        link: of the run.
+        link: connection of the run.
         roster: the node of each client; every client has replied at least once.
         header: the facts that a client needs for its work, sent with every message.
         started: called with the client's name as its message is sent.

@@ -56,8 +56,8 @@ class Link:
     """A run, as the engine sees it, over a connection to its ServerApp.
 
     Args:
-        end: of the connection.
-        place: of the SuperLink.
+        end: end of the connection.
+        place: address of the SuperLink.
 
     Raises:
         Unreachable: from every method, where the SuperLink has lost the run, or is away for long.
@@ -162,7 +162,7 @@ def connect(address: Address, secret: Path | None = None) -> Iterator[Link]:
     """Open a run at a SuperLink for as long as the context lasts.
 
     Args:
-        address: of the SuperLink.
+        address: address of the SuperLink.
         secret: the file that the SuperLink was started with (``--superexec-auth-secret-file``); without one,
             anybody who reaches it may start the program of a run.
 

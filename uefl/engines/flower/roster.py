@@ -41,7 +41,7 @@ class ClientNodes:
     name moves there.
 
     Args:
-        link: of the run.
+        link: connection of the run.
         greeting: is sent to every node once; the reply has the ``client``'s name.
         admit: returns why a client that reports cannot take part, or None; a client with a reason is refused.
         bound: for nodes with keys: by name, the hash of its key. A name that is not there belongs to the

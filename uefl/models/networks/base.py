@@ -23,7 +23,7 @@ class Network:
     features of their own need the usual one, :class:`uefl.models.heads.Head`.
 
     Args:
-        shape: of one input, as :class:`uefl.data.inputs.Inputs` lists it.
+        shape: shape of one input, as :class:`uefl.data.inputs.Inputs` lists it.
     """
 
     inputs: ClassVar[Kind] = "images"

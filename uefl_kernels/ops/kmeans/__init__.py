@@ -110,7 +110,7 @@ def kmeans(
         max_iter: the largest number of iterations.
         tol: stop when the squared movement of the centers, summed, is at most this times the mean variance of
             the columns; and in any case when no label changes.
-        seed: of Philox4x32-10 (counters: ``Grid`` in ``grid.py``).
+        seed: seed of Philox4x32-10 (counters: ``Grid`` in ``grid.py``).
         metric: ``"l2"``; or ``"cosine"``: rows and centers are scaled to length 1 (spherical k-means), also
             for the inertia. A row of zeros stays zero.
 

@@ -358,7 +358,7 @@ def kmeans_of_blocks(
         weights: ``[n]`` of these rows, float64, or None in all processes.
         request: returns the request for a number of rows and columns, or raises an error.
         spherical: the metric is "cosine".
-        group: of torch.distributed, its backend one for tensors on the CPU; None: one process.
+        group: a group of torch.distributed with a backend for tensors on the CPU; None: one process.
         advance: makes, of the step, what ends an iteration; None: ``composed.advance``.
     """
     with torch.device("cpu"):  # whatever the default device of the caller
