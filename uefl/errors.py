@@ -1,6 +1,6 @@
 """Errors that end a run early.
 
-The command line turns each into one line and an exit code.
+The command line prints each error in one line, and sets an exit code.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable
 class UserError(Exception):
     """The request cannot be carried out.
 
-    The message tells what to change. Nothing was written; exit code 2.
+    The message names the change to make. Nothing was written; the exit code is 2.
     """
 
 
@@ -24,7 +24,7 @@ class UnknownAlgorithm(UserError):
 
 
 class RunError(Exception):
-    """A run that started and stopped early, as without a quorum or with a diverged model.
+    """A run that stopped early, for example without a quorum or with a diverged model.
 
     Exit code 1.
     """

@@ -83,7 +83,7 @@ def _program(module: nn.Module, example: torch.Tensor, path: Path, about: dict[s
     own = {op: plain for op, plain in uefl_kernels.decompositions().items() if op not in known}
     if any(node.target in own for node in program.graph.nodes):  # a file with our ops needs our package
         program = program.run_decompositions(own)
-    whole = io.BytesIO()  # where torch itself writes a file, a full disk ends the process
+    whole = io.BytesIO()  # if torch wrote the file, a full disk would end the process
     torch.export.save(program, whole, extra_files={"uefl.json": json.dumps(about)})
     path.write_bytes(whole.getbuffer())
 
@@ -109,7 +109,7 @@ def _onnx(module: nn.Module, example: torch.Tensor, path: Path, about: dict[str,
             shapes = ({0: torch.export.Dim("batch")},)
             exported = torch.export.export(module, (example,), dynamic_shapes=shapes)
             program = torch.onnx.export(exported.run_decompositions(uefl_kernels.decompositions()), **keys)
-        except RuntimeError as error:  # of torch.export or of the ONNX exporter
+        except RuntimeError as error:  # an error of torch.export or of the ONNX exporter
             reason = first_line(error.__cause__ or error)
             raise UserError(f"this model has no ONNX form here ({reason}); export it as .pt2") from None
     assert program is not None

@@ -1,7 +1,7 @@
 """Train a finished run for more rounds.
 
 A run keeps, for each arm, the checkpoint before its last turn, which only measures: ``ends/ARM``. Training
-continues from there. The result is the same, bit for bit, as of one longer run.
+continues from there. The result has the same bits as the result of one longer run.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ State = tuple[dict[str, torch.Tensor], dict[str, Any]]
 
 
 def keep(out: Path, arm: int, name: str) -> None:
-    """Keep the checkpoint of a run, which is the one before the last turn of an arm.
+    """Keep a copy of the checkpoint of a run, before the last turn of an arm.
 
     Args:
-        arm: the number of the arm, which may have no checkpoint of its own: where it takes a single turn.
+        arm: the number of the arm. An arm with a single turn has no checkpoint of its own.
     """
     found = checkpoint.load(out)
     if found is None or found[1]["arm"] != arm:
@@ -46,7 +46,7 @@ def kept(out: Path, name: str) -> State | None:
     """Return the state of an arm before its last turn, or None if it has not ended yet.
 
     Raises:
-        UserError: it is damaged.
+        UserError: the checkpoint is damaged.
     """
     return checkpoint.load(out / _FOLDER / name)
 
@@ -83,15 +83,15 @@ def with_more_rounds(cfg: Config, rounds: int) -> Config:
 def stage(out: Path, cfg: Config, rounds: int, digest: str, preset: str) -> dict[str, Any]:
     """Write the files of a finished run that is set back to the last turn of its first arm, with more rounds.
 
-    They are complete in a folder of their own before the first one takes its place. A process that is killed
-    leaves the finished run, or one that :func:`finish` completes.
+    All files are complete in a folder of their own before the first one takes its place. If the process is
+    killed, the folder has the finished run, or a run that :func:`finish` completes.
 
     Args:
         digest: hash of the longer configuration, which the checkpoint names.
         preset: first line of config.toml.
 
     Returns:
-        The record of how the run was made, as its checkpoints contain it.
+        The record ``made_with`` of the checkpoints: how the run was made.
 
     Raises:
         UserError: the run has not ended, or has no states to continue from.

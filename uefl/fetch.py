@@ -28,8 +28,8 @@ def fetch(names: list[str], data_root: Path | None, say: Callable[[str], None]) 
         names: keys of ``SETS``.
 
     Raises:
-        UserError: no such data set, no data root, a download that failed, or another process downloads into
-            the data root.
+        UserError: the data set or the data root does not exist, a download failed, or another process
+            downloads into the data root.
     """
     from torchvision import datasets
 

@@ -67,7 +67,7 @@ def check_unused(values: BaseModel, key: str, why: str, section: str = "") -> No
     Run folders write out all defaults.
 
     Raises:
-        UserError: the key has another value; ``section`` stands before it in the message.
+        UserError: the key has another value; the message begins with ``section``.
     """
     default, value = type(values).model_fields[key].default, getattr(values, key)
     if value != default:

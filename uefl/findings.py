@@ -30,7 +30,7 @@ class Shares:
     counts: Mapping[str, Sequence[float]]
     """by client; where the lists differ in length, the picture is gray behind the end of a shorter one"""
     label: str
-    """of the horizontal axis"""
+    """label of the horizontal axis"""
     caption: str
     group: int
     """columns between two white lines"""
@@ -40,7 +40,7 @@ class Shares:
 class Findings:
     """A section of a report.
 
-    Sections of several arms with one title come together, each part with the name of its arm.
+    Sections with the same title form one section. Each part has the name of its arm.
     """
 
     title: str

@@ -16,7 +16,7 @@ from .json_text import parse_json
 from .paths import check_name, named, neighbor
 
 Silos = dict[str, dict[str, str]]
-"""by silo, for silos in other processes: ``precision``, ``torch`` and, with keys, the hash of its ``key``"""
+"""facts by name of the silo: ``precision``, ``torch`` and, with keys, the hash of its ``key``"""
 
 _BEGUN = frozenset(
     ("run.lock", "manifest.json", "manifest.json.tmp", "made.json", "made.json.tmp", "config.toml.tmp")
@@ -61,7 +61,7 @@ def _locked(file: IO[Any] | int) -> bool:
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Make a folder and lock it itself, so that no file of a lock stays in it.
+    """Make a folder and lock the folder itself, so that no lock file stays in it.
 
     Raises:
         UserError: another process holds the lock.
@@ -112,7 +112,7 @@ def in_turn(path: Path, wait: bool = True) -> Iterator[None]:
                     f"{path} is being written by another process; wait for it to end, or choose another file"
                 )
             if not _is_at(file, guard):
-                continue  # its last owner has removed it
+                continue  # the last owner of the lock has removed the file
             try:
                 yield
             finally:
@@ -167,7 +167,7 @@ def check_no_file_of_a_run(path: Path) -> None:
         path: a file to write. In a run folder it may be a .csv, .pt2 or .onnx, which a run does not write.
 
     Raises:
-        UserError: it lies in a run folder and has another suffix.
+        UserError: the file lies in a run folder and has another suffix.
     """
     run = run_around(path)
     if run is not None and path.suffix.lower() not in (".csv", ".pt2", ".onnx"):
@@ -193,13 +193,13 @@ class Metrics:
         return [parse_json(line) for line in self._path.read_text(encoding="utf-8").splitlines()]
 
     def check_new(self, arm: str) -> None:
-        """Check that there are no results to lose where a run has no checkpoint yet.
+        """Check that no results are lost if a run has no checkpoint yet.
 
         Args:
-            arm: the first one; its first round may be there.
+            arm: the first arm; the file may have its first round.
 
         Raises:
-            UserError: there are other lines.
+            UserError: there are lines of other rounds.
         """
         if not self._path.is_file():
             return

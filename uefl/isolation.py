@@ -23,7 +23,7 @@ from torch import backends, utils
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-# runs draw from torch's global generator: two at once would take each other's numbers
+# runs draw from the global generator of torch: two runs at once would draw from one sequence
 _ONE_RUN = threading.RLock()
 _DENORMAL = 5e-324
 _CPU = torch.device("cpu")
@@ -54,7 +54,7 @@ def plain_torch() -> Iterator[None]:
 def _no_autocast() -> Iterator[None]:
     """Leave all autocast contexts of the caller.
 
-    ``torch.autocast(enabled=False)`` would be one context more. Torch keeps the copies of parameters in
+    ``torch.autocast(enabled=False)`` would only add a context. Torch keeps the copies of parameters in
     bfloat16 until the outermost context ends, so that all steps of a run would compute with the parameters of
     its first step.
     """
@@ -80,9 +80,9 @@ def _no_autocast() -> Iterator[None]:
 
 @contextmanager
 def isolated() -> Iterator[None]:
-    """Give a run the process to itself.
+    """Give a run exclusive use of the state of the process.
 
-    Its results do not depend on the caller's settings, and the settings stay as they were.
+    The results of the run do not depend on the caller's settings, and the settings do not change.
 
     Runs of several threads take turns. Inside, torch has the contexts of :func:`plain_torch`. Its global
     settings (default dtype, deterministic algorithms, cuDNN, oneDNN, precision of float32, denormal numbers)
@@ -105,8 +105,9 @@ def isolated() -> Iterator[None]:
 def for_prediction(*, draws: bool = False) -> AbstractContextManager[None]:
     """Return the context of a prediction.
 
-    It is :func:`plain_torch`, so that threads can predict at once. It is :func:`isolated` if the prediction
-    draws random numbers, or if the process computes products of float32 with less precision.
+    The context is :func:`plain_torch`, so that threads can predict at once. If the prediction draws random
+    numbers, or if the process computes products of float32 with less precision, the context is
+    :func:`isolated`.
     """
     return isolated() if draws or _matmul_precision() != "highest" else plain_torch()
 
@@ -160,8 +161,8 @@ def _restored() -> Iterator[None]:
 def _generators() -> Iterator[None]:
     """Restore torch's generators.
 
-    A GPU that the caller has not used has no state yet. Its generator gets the seed of the one on the CPU,
-    which ``torch.manual_seed`` would give it.
+    A GPU that the caller has not used has no state yet. Its generator gets the seed of the generator on the
+    CPU, as with ``torch.manual_seed``.
     """
     in_use = torch.cuda.is_initialized()
     try:
@@ -172,7 +173,7 @@ def _generators() -> Iterator[None]:
             torch.cuda.manual_seed_all(torch.initial_seed())
 
 
-_cudnn: Any = backends.cudnn  # its parts have no types
+_cudnn: Any = backends.cudnn  # its parts have no type annotations
 _mkldnn: Any = backends.mkldnn
 _ATTRIBUTES: list[tuple[Any, str, Any]] = [
     (_cudnn, "enabled", True),
@@ -197,7 +198,7 @@ _ATTRIBUTES: list[tuple[Any, str, Any]] = [
 
 
 def _matmul_precision() -> str | None:
-    """Return torch's float32 matmul precision, or None if the caller has set it by the newer names."""
+    """Return torch's float32 matmul precision, or None if the caller has set it by the newer options."""
     try:
         return torch.get_float32_matmul_precision()
     except RuntimeError:

@@ -18,7 +18,7 @@ class Lazy(Mapping[str, T]):
     def __getitem__(self, name: str) -> T:
         """Return the value of a name.
 
-        It is created unless it was the last one.
+        The value is created, unless it is the last one.
         """
         if self._last is None or self._last[0] != name:
             if name not in self._names:

@@ -1,6 +1,6 @@
 """Checks of the paths that a user gives.
 
-A mistake is reported in one sentence before anything is read or written.
+An error is one sentence, and comes before anything is read or written.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def check_name(path: Path, what: str) -> None:
     """Refuse a path that is not text, because no file of a run could contain it.
 
     Raises:
-        UserError: its bytes are not UTF-8, or are read by another encoding; a part of it is longer than file
-            systems take, or has a null byte.
+        UserError: the bytes of the path are not UTF-8, or Python reads them by another encoding; a part of
+            the path is longer than file systems allow, or has a null byte.
     """
     lengths = {part: len(part.encode("utf-8", "replace")) for part in path.parts}
     part = max(lengths, key=lambda part: lengths[part], default="")
@@ -61,9 +61,9 @@ def check_name(path: Path, what: str) -> None:
 
 
 def neighbor(path: Path, suffix: str) -> Path:
-    """Return the path in the same folder whose name has a suffix more.
+    """Return the path in the same folder with a suffix added to the name.
 
-    If that name is too long for a file system, a hash takes the place of the name of ``path``.
+    If that name is too long for a file system, a hash replaces the name of ``path``.
     """
     name = path.name + suffix
     if len(os.fsencode(name)) > _LONGEST:
@@ -74,7 +74,7 @@ def neighbor(path: Path, suffix: str) -> Path:
 def special(path: Path) -> str | None:
     """Return the kind of a path that is neither a file nor a folder, such as ``a pipe``, otherwise None.
 
-    Opening one could wait for ever.
+    A process that opens such a path may wait forever.
     """
     try:
         return _SPECIAL.get(stat.S_IFMT(path.stat().st_mode))
@@ -89,8 +89,8 @@ def check_file(path: Path, what: str, expected: str = "expected a file") -> None
         what: begins the message.
 
     Raises:
-        UserError: there is no such file, it is a folder, a pipe, a socket or a device, or its name is not
-            UTF-8. If a file has the name in other capitals, the message names it.
+        UserError: there is no such file; the path is a folder, a pipe, a socket or a device; or the name is
+            not UTF-8. If a file has the name in other capitals, the message names it.
     """
     check_name(path, what)
     kind = special(path)
@@ -147,7 +147,7 @@ def named(path: Path) -> Iterator[None]:
     Python leaves it out for a full disk.
 
     Raises:
-        OSError: as it was raised within, with ``filename``.
+        OSError: the error that was raised inside, with ``filename``.
     """
     try:
         yield

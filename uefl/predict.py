@@ -100,7 +100,7 @@ class Predictor:
         )
         if self._skipped:
             more = f" and {len(self._skipped) - 1} more" if len(self._skipped) > 1 else ""
-            found.append(f"passed over files of no image format: {self._skipped[0]}{more}")
+            found.append(f"ignored files that are not images: {self._skipped[0]}{more}")
         return found + self._choice
 
     def rows(self, advance: Callable[[int], object] = lambda count: None) -> Iterator[NamedPrediction]:
@@ -140,7 +140,7 @@ class Predictor:
         return self.images.fitted(rows, self._model.shape)
 
     def _fitting(self, advance: Callable[[int], object]) -> str | None:
-        """Choose by all images, a batch at a time in memory."""
+        """Choose by all images, with one batch at a time in memory."""
         if not self._model.has_codebooks:
             return None
         totals: dict[str, float] = {}
@@ -168,8 +168,8 @@ def output(path: Path, images: Sequence[Path]) -> Iterator[None]:
         images: the files and folders that are read.
 
     Raises:
-        UserError: it is a folder, lies in no folder, is one of ``images``, could be a file of a run, or
-            another process writes it.
+        UserError: the path is a folder, its folder does not exist, it is one of ``images`` or could be a file
+            of a run, or another process writes the file.
     """
     check_name(path, "the file")
     if path.is_dir():
@@ -184,10 +184,10 @@ def output(path: Path, images: Sequence[Path]) -> Iterator[None]:
 
 
 def write_file(rows: Iterable[NamedPrediction], kind: str, path: Path) -> None:
-    """Write a CSV file whole or not at all, and a pipe or a device as it is.
+    """Write a CSV file completely or not at all, or write to a pipe or a device.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: the file cannot be written.
     """
     text = io.StringIO()
     write(rows, kind, text)
@@ -245,5 +245,5 @@ def _files(path: Path, skipped: list[Path]) -> Iterator[Path]:
 
 def _expected(model: SavedModel) -> str:
     if not model.clients:
-        return "its clients share all of it, leave --client out"
+        return "all clients share all parts of the model, leave --client out"
     return f"expected one of {', '.join(model.clients)}, or none, for a client that was not trained"

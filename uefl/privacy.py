@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from .server.participants import Participants
 
 KEY = "noise.key"
-"""file of a run folder; it is there until the run has finished"""
+"""file of a run folder; it exists until the run has finished"""
 _ORDERS = [
     *(1 + x / 100 for x in (1, 2, 5)),
     *(1 + x / 10 for x in range(1, 100)),
@@ -66,7 +66,7 @@ _HIDES = {
     "local": "the data of one client, from all readers of its updates, also from the server",
 }
 _OUTSIDE = (
-    "metrics.jsonl, reports, plots, the numbers of images, and what clients measure: they are without noise"
+    "metrics.jsonl, reports, plots, the numbers of images and all measurements of clients have no noise"
 )
 
 
@@ -102,8 +102,9 @@ class Privacy:
     def _release(self) -> npt.NDArray[np.float64]:
         """Return the Renyi divergence of one release at each order.
 
-        With ``central`` one client more or less moves a sum by up to the clipping norm, if it is drawn. With
-        ``local`` a different update moves the sum by up to twice that, and the server knows the participants.
+        With ``central``, one client more or less changes a sum by up to the clipping norm, if the client is
+        drawn. With ``local``, a different update changes the sum by up to twice the norm, and the server
+        knows the participants.
         """
         run = self.run
         return (
@@ -123,7 +124,7 @@ class Privacy:
         return self.run.max_epsilon == 0 or self.epsilon(releases) <= self.run.max_epsilon
 
     def plan(self, rounds: int) -> str:
-        """Return a line for the user, before the first of the given number of rounds."""
+        """Return a line for the user about the given number of rounds, before the first one."""
         bound = f", but max_epsilon permits only {self.run.max_epsilon:g}" if not self.affords(rounds) else ""
         spend = "1 round spends" if rounds == 1 else f"{rounds} rounds spend"
         return (
@@ -170,9 +171,9 @@ class Privacy:
         return found
 
     def add(self, algorithm: Algorithm, state: State, averages: dict[str, Any], update: Reply) -> None:
-        """Add the update of a client, all its tensors cut together.
+        """Add the update of a client, with all its tensors clipped together.
 
-        Its weight has no meaning.
+        The weight is ignored.
         """
         factor = clip_factor(
             {name: (update.tensors[name], mean.old) for name, mean in averages.items()}, self.run.clip_norm
@@ -192,7 +193,7 @@ class Privacy:
     ) -> dict[str, torch.Tensor]:
         """Return a client's update as it is sent to the server with ``local``.
 
-        Its change is clipped, and has noise.
+        The change of the update is clipped, and has noise.
         """
         factor = clip_factor({name: (x, sent[name]) for name, x in update.items()}, self.run.clip_norm)
         made = {}
@@ -208,10 +209,10 @@ class Privacy:
 
 
 class NoisyMean:
-    """old + (sum of cut changes + noise) / the expected number of clients, all in float64.
+    """old + (sum of clipped changes + noise) / the expected number of clients, all in float64.
 
     Args:
-        expected: clients that the sum is divided by, however many there were.
+        expected: the divisor of the sum, for any number of updates.
     """
 
     def __init__(self, old: torch.Tensor, expected: float) -> None:
@@ -219,7 +220,7 @@ class NoisyMean:
         self.sum = torch.zeros_like(old, dtype=torch.float64)
 
     def add(self, x: torch.Tensor, weight: float) -> None:
-        """Add the change of a client, times a factor that cuts it."""
+        """Add the change of a client, times a factor that clips it."""
         self.sum.add_(x.double() - self.old.double(), alpha=weight)
 
     def result(self) -> torch.Tensor:
@@ -248,7 +249,7 @@ def spent_by(updates: Mapping[float, int], delta: float) -> float:
     """Return the epsilon of one client that has added noise to its own updates, over all its runs.
 
     Args:
-        updates: how many it has sent, by ``noise_multiplier``.
+        updates: number of sent updates by ``noise_multiplier``.
     """
     divergences = [count * _of_update(noise) for noise, count in updates.items() if count]
     return _epsilon(np.sum(divergences, axis=0), delta) if divergences else 0.0
@@ -258,7 +259,7 @@ def _epsilon(divergence: npt.NDArray[np.float64], delta: float) -> float:
     from opacus.accountants.analysis.rdp import get_privacy_spent
 
     with warnings.catch_warnings():
-        # the best order is at an end of the list: the bound holds, it may not be the tightest
+        # the best order is at an end of the list: the bound holds, but a tighter one may exist
         warnings.simplefilter("ignore")
         spent, _ = get_privacy_spent(orders=_ORDERS, rdp=divergence, delta=delta)
     return max(float(spent), 0.0)
@@ -281,9 +282,10 @@ def _divergence(sampled: float, noise: float) -> npt.NDArray[np.float64]:
 def clip_factor(pairs: Mapping[str, tuple[torch.Tensor, torch.Tensor]], norm: float) -> float:
     """Return the factor that clips all changes ``new - old`` together to the length ``norm``.
 
-    The factor is 1 if they are shorter.
+    If the changes are shorter, the factor is 1.
 
-    The L2 norm is over all tensors, in float64; where it is not finite, nothing of the change may be used: 0.
+    The L2 norm is over all tensors, in float64. If the norm is not finite, the factor is 0, because no part
+    of the change may be used.
     """
     square = sum(float((new.double() - old.double()).square().sum()) for new, old in pairs.values())
     if not math.isfinite(square):
@@ -294,7 +296,7 @@ def clip_factor(pairs: Mapping[str, tuple[torch.Tensor, torch.Tensor]], norm: fl
 def gaussian(key: bytes, hides: torch.Tensor, deviation: float, *place: str | int) -> torch.Tensor:
     """Return normal noise in the shape of a float64 tensor, with this standard deviation.
 
-    It is derived from the key and that tensor.
+    The noise is derived from the key and that tensor.
 
     A different deviation gives an independent draw. Otherwise two scales of one draw would reveal the tensor.
     """
@@ -308,7 +310,7 @@ def gaussian(key: bytes, hides: torch.Tensor, deviation: float, *place: str | in
 def uniform(key: bytes, data: bytes, count: int, *place: str | int) -> npt.NDArray[np.float64]:
     """Return numbers ``[count]`` in (0, 1), from SHAKE-256 of the key, the place and the data.
 
-    They are multiples of 2^-53. Without the key they are indistinguishable from random numbers.
+    The numbers are multiples of 2^-53. Without the key, they cannot be distinguished from random numbers.
     """
     parts = ("/".join(map(str, place)).encode(), data)
     stream = hashlib.shake_256(key + b"".join(hashlib.sha256(part).digest() for part in parts)).digest(
@@ -324,7 +326,8 @@ def uniform(key: bytes, data: bytes, count: int, *place: str | int) -> npt.NDArr
 def key_of(out: Path, begun: bool) -> bytes:
     """Return the secret key of a run folder.
 
-    The operating system's secure source makes it when the run begins; only its owner may read the file.
+    The key is drawn from the secure source of the operating system when the run begins. Only the owner may
+    read the file.
 
     Raises:
         UserError: the run has begun and its key is gone.
@@ -351,8 +354,8 @@ def check(cfg: Config, arm: str, workspace: Workspace) -> None:
     """Refuse a run without a guarantee of privacy, before anything is written.
 
     Raises:
-        UserError: the library is missing; the algorithm or the network sends more than noise is added to; a
-            budget too small for a round.
+        UserError: the library is missing; the algorithm or the network sends tensors without noise; the
+            budget is too small for a round.
     """
     run = cfg.run
     if run.privacy == "none":
@@ -384,7 +387,7 @@ def check(cfg: Config, arm: str, workspace: Workspace) -> None:
 
 
 def check_accountant(what: str) -> None:
-    """Refuse ``what`` where its accountant is not installed.
+    """Refuse ``what`` if the accountant is not installed.
 
     Raises:
         UserError: opacus is not installed.
@@ -398,7 +401,7 @@ def check_accountant(what: str) -> None:
 def without_statistics(cfg: Config, federation: Federation) -> Federation:
     """Return a federation without the mean and deviation of pixels if noise does not protect them.
 
-    They are statistics of the clients' images.
+    Both are statistics of the clients' images.
     """
     if cfg.run.privacy == "none":
         return federation

@@ -39,7 +39,7 @@ class PlainProgress:
             self.notice(f"{name} continues at round {done_rounds}/{self._rounds}")
 
     def client(self, arm: str, round: int, client: str) -> None:
-        """Ignore that a client begins: it is not worth a line."""
+        """Do nothing when a client begins."""
 
     def round(self, arm: str, round: int, records: list[dict[str, Any]]) -> None:
         """Show the metrics of a round."""
@@ -77,7 +77,8 @@ class LiveProgress:
     def client(self, arm: str, round: int, client: str) -> None:
         """Show that a client begins.
 
-        Earlier clients of this round are done. After the last round follows an exchange that only measures.
+        The earlier clients of this round have finished. After the last round follows an exchange that only
+        measures.
         """
         place = f"round {min(round + 1, self._rounds)}/{self._rounds}"
         self._begun = self._begun + 1 if self._progress.tasks[0].fields["round"] == place else 0
@@ -119,7 +120,7 @@ def watch(console: Console) -> Iterator[PlainProgress | LiveProgress]:
         yield PlainProgress(partial(console.print, markup=False, highlight=False, soft_wrap=True))
         return
     columns = _columns("{task.fields[round]}  {task.fields[client]}  {task.fields[measured]}")
-    # A client's work may take minutes: the speed needs a long look back.
+    # a client may take minutes, so the speed is estimated over a long time
     with Progress(*columns, console=console, speed_estimate_period=900, transient=True) as progress:
         yield LiveProgress(progress)
 
@@ -128,7 +129,7 @@ def watch(console: Console) -> Iterator[PlainProgress | LiveProgress]:
 def bar(console: Console, what: str, total: int) -> Iterator[Callable[[int], None]]:
     """Yield a function that advances a bar by a number of steps.
 
-    There is no bar where the console is no terminal.
+    If the console is not a terminal, there is no bar.
     """
     with Progress(
         *_columns("{task.completed}/{task.total}"),

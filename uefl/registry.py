@@ -45,7 +45,7 @@ class Registry(Generic[Entry]):
         self._entries[name] = entry
 
     def decorator(self, name: str) -> Callable[[Registered], Registered]:
-        """Return a decorator that registers a class or a function, and changes nothing of it."""
+        """Return a decorator that registers a class or a function without a change."""
 
         def register(entry: Registered) -> Registered:
             self.add(name, cast(Entry, entry))
@@ -65,7 +65,7 @@ class Registry(Generic[Entry]):
         """Return the entry of a name.
 
         Raises:
-            ValueError: nothing has the name; the message lists all names.
+            ValueError: no entry has the name; the message lists all names.
         """
         entries = self._all()
         if name not in entries:

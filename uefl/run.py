@@ -86,7 +86,7 @@ class ClientPool(Protocol):
     """The clients of a run that are not in this process."""
 
     silos: Silos
-    """the facts about the clients' programs, once they are connected; may be empty"""
+    """the facts about the clients' programs, after the clients have connected; may be empty"""
 
     clients_keep_states: bool
     """whether clients keep their private states themselves"""
@@ -127,9 +127,9 @@ def train(
         device: ``auto``, ``cpu`` or ``cuda``.
         federation: replaces the data of the configuration.
         network: makes a new network if ``model.encoder`` is ``given``.
-        deployment: where the clients are; None: in this process. Not together with ``federation`` or
-            ``network``.
-        pages: write report and pictures at the end, which ``uefl report`` does later too.
+        deployment: the engine for clients in other processes; None: all clients are in this process. Not
+            together with ``federation`` or ``network``.
+        pages: write the report and the pictures at the end; ``uefl report`` can also do this later.
 
     Raises:
         UserError: the folder is not free, or the clients cannot be built; nothing was written.
@@ -138,7 +138,7 @@ def train(
     """
     where = chosen_device(device)
     cfg = cfg.absolute()
-    if deployment is None:  # clients in other processes choose for their own machine
+    if deployment is None:  # clients in other processes choose the device of their own machine
         cfg = cfg.with_run(precision="bf16" if uses_bf16(cfg.run.precision, where) else "fp32")
     check_free(out)
     run = _prepare(cfg, preset, out, where, data_root, observer, federation, network, deployment)
@@ -387,7 +387,7 @@ class _Run:
     def made(self) -> dict[str, Any]:
         """Return time, place and versions of the start of the run, and the notes on its data.
 
-        They are for its readers; no number depends on them.
+        These facts are for readers. No number depends on them.
         """
         from . import __version__
 
@@ -409,7 +409,7 @@ class _Run:
         if self._resident is None or self._resident[0] != name:
             arm = self.cfg.arms[name]
             algorithm: Algorithm = find(arm.algorithm)(arm.parameters).bound(self.context)
-            self._resident = None  # its memory is free before the next network takes its own
+            self._resident = None  # free the memory before the next network is built
             self._resident = name, Workspace(algorithm, self.cfg.data, self.federation, self.device)
         return self._resident[1]
 
@@ -457,7 +457,7 @@ class _Run:
                         ) from None
                 elif (
                     end := extend.kept(self.out, arm.name)
-                ) is not None:  # a finished run has more rounds now
+                ) is not None:  # a finished run that trains more rounds
                     arm.restore(end[0], end[1]["state"])
                 self._finish(index, arm, workspace, events, pages)
         extend.in_order(self.metrics, names)
@@ -471,7 +471,7 @@ class _Run:
     def check_origin(self, then: dict[str, Any]) -> None:
         """Refuse a checkpoint of another configuration or other data.
 
-        On another machine it continues, but not bit for bit.
+        On another machine the run continues, but with other bits.
         """
         changes = {
             "config": "config.toml has been changed",
@@ -533,7 +533,7 @@ class _Run:
             begun, used = time.monotonic(), time.process_time()
             try:
                 records = arm.turn()
-            finally:  # also if the run ends here because too many were rejected
+            finally:  # also if the run ends now because too many were rejected
                 self.metrics.write(arm.rejected)
                 arm.rejected.clear()
             self.seconds[arm.name] = self.seconds.get(arm.name, 0.0) + time.monotonic() - begun
@@ -577,14 +577,14 @@ class _Run:
         try:
             model = saved.load(self.out / f"model-{arm}.safetensors", self.network).to(self.device)
             report.write_uncertain(self.out, arm, model, names, self.clients.data)
-        except UserError as error:  # a model without an answer for some client
+        except UserError as error:  # a model that cannot predict for some client
             self.observer.notice(f"note: no uncertain images of arm {arm!r}: {error}")
 
     def _summary(self) -> dict[str, Any]:
         arms = report.outcomes(self.metrics.lines(), self.cfg)
         for name, outcome in arms.items():
             outcome["seconds"] = round(self.seconds[name], 3)
-            if self.deployment is None:  # else other processes train
+            if self.deployment is None:  # otherwise other processes train
                 outcome["cpu_seconds"] = round(self.cpu_seconds[name], 3)
         summary = {"schema": 2, "preset": self.preset, "seed": self.cfg.run.seed, "arms": arms}
         if self.privacy is not None:
@@ -600,7 +600,7 @@ def _written_summary(out: Path) -> dict[str, Any]:
     """Return the summary of a finished run.
 
     Raises:
-        UserError: it is damaged.
+        UserError: the summary is damaged.
     """
     path = out / "summary.json"
     try:
@@ -618,7 +618,7 @@ def chosen_device(name: str) -> torch.device:
     """Return the device that ``--device`` names.
 
     Raises:
-        UserError: there is no such name, or no such device here.
+        UserError: the name is unknown, or the device does not exist on this machine.
     """
     if name not in ("auto", "cpu", "cuda"):
         raise UserError(f"--device {name!r} is not one of auto, cpu, cuda")

@@ -40,10 +40,11 @@ def make_repeatable(threads: int, device: torch.device) -> None:
 
 
 def deterministic(device: torch.device) -> None:
-    """Make a GPU repeat its bits: no algorithm is chosen by its time, and no sum by the order of threads.
+    """Make a GPU repeat its bits: no time chooses an algorithm, and no sum depends on the order of threads.
 
-    It is called before the first product of a process, because cuBLAS reads its setting there. An operation
-    of a user's network that has no such algorithm gives a warning, and may have other bits in every run.
+    Call this function before the first product of a process, because cuBLAS reads its setting at this
+    product. If an operation of a user's network has no such algorithm, torch warns, and the bits may differ
+    in every run.
     """
     if not is_gpu(device):
         return
@@ -57,7 +58,7 @@ def deterministic(device: torch.device) -> None:
 
 
 def seed_torch(number: int) -> None:
-    """Seed torch's generators on the CPU and, once there is one in use, on the GPU.
+    """Seed torch's generators on the CPU and, if a GPU is in use, on the GPU.
 
     ``torch.manual_seed`` would format a stack trace at every call as long as no GPU is in use: a tenth of the
     time of a small network.

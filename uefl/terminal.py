@@ -11,7 +11,7 @@ from pathlib import Path
 from .paths import named
 
 OUTPUT = Path("the output")
-"""the name of stdout in errors"""
+"""the name of stdout in messages of errors"""
 _PLAIN = {"±": "+-", "−": "-", "–": "-", "…": "...", "°": " deg"}
 
 
@@ -25,7 +25,9 @@ def open_closed_streams() -> None:
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
+            os.open(
+                os.devnull, os.O_RDWR
+            )  # takes the lowest free number, which is this stream
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
 
@@ -45,7 +47,7 @@ class _Output(io.TextIOWrapper):
 
 
 def name_output() -> None:
-    """Name stdout in errors of stdout: its disk can be full while the disk of the run folder is not."""
+    """Name stdout in its errors, because its disk can be full while the disk of the run folder is not."""
     out = sys.stdout
     if type(out) is io.TextIOWrapper:
         encoding, errors, by_line = out.encoding, out.errors, out.line_buffering
@@ -62,7 +64,7 @@ def write_nearest_characters() -> None:
 def nearest_characters(text: str, encoding: str) -> str:
     """Return a text as a terminal of this encoding shows it.
 
-    It may be longer, so that tables are laid out for it.
+    The result may be longer, and tables use its length.
     """
     return text.encode(encoding, "nearest-character").decode(encoding)
 

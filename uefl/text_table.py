@@ -1,7 +1,7 @@
 """A table of text, for the terminal, Markdown and HTML.
 
-Outside of the package ``report``, which imports torch and matplotlib: commands that only list something print
-tables at once.
+This module is outside of the package ``report``, because that package imports torch and matplotlib, and a
+command that only prints a list must be fast.
 """
 
 from __future__ import annotations

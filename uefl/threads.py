@@ -16,8 +16,8 @@ _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 def threads_for(net: nn.Module, example: torch.Tensor, batch_size: int) -> int:
     """Return the number of threads that train a network fastest, even if other programs use the same cores.
 
-    A small network trains with one thread: an operation of microseconds ends before a second thread begins,
-    and threads that wait for each other keep cores busy that other programs need. The number does not depend
+    A small network trains with one thread: an operation of microseconds ends before a second thread begins.
+        Threads that wait for each other keep cores busy that other programs need. The number does not depend
     on the load of the machine, so a command repeats its bits.
 
     Args:

@@ -36,7 +36,7 @@ class Prediction(NamedTuple):
     def mutual_info(self) -> torch.Tensor:
         """Return the entropy of the mean minus the mean entropy, ``[B]``.
 
-        It tells how far the passes or members disagree.
+        The difference measures how much the passes or members disagree.
         """
         return (self.entropy - self.expected_entropy).clamp_min(0)
 
@@ -69,7 +69,7 @@ def of_network(
     return Prediction(drawn.mean_probs, drawn.entropy, drawn.expected_entropy, entropy(plain))
 
 
-@lru_cache(maxsize=2)  # of the arm at work: a network is traced once, and its weights change in place
+@lru_cache(maxsize=2)  # layer of the current arm: a network is traced once, and its weights change in place
 def _dropout_layer(net: nn.Module) -> MCDropout | None:
     """Return the layer that draws passes of a network, or None if it has no dropout."""
     if not any(
@@ -101,7 +101,7 @@ def mc_dropout(head: Head, tokens: torch.Tensor, passes: int) -> Prediction:
     The part before it runs once.
 
     Args:
-        head: its mode is left as found; batch norm does not occur in it.
+        head: a module without batch norm; its mode does not change.
         tokens: ``[B, ...]``, as the head takes them.
         passes: T, at least 1. The seed of the masks comes from torch's generator.
 
@@ -137,16 +137,16 @@ def ensemble(members: Sequence[Prediction]) -> Prediction:
     """Average a deep ensemble: models with their own initialization and order of batches.
 
     Args:
-        members: at least one (five in the paper), for the same images; a single one is returned as it is.
+        members: at least one (five in the paper), for the same images. A single member is returned unchanged.
 
     Raises:
-        ValueError: no members, or members of different shapes.
+        ValueError: there are no members, or members have different shapes.
 
     Source: Lakshminarayanan et al. 2017, "Simple and Scalable Predictive Uncertainty Estimation", section
         2.4.
 
-    Equivalent to ``torch.stack([m.probs for m in members]).mean(0)`` and the entropies of it, of the members,
-    and of the first member.
+    Equivalent to ``torch.stack([m.probs for m in members]).mean(0)``, with the entropies of this mean, of the
+    members, and of the first member.
     """
     shapes = {tuple(member.probs.shape) for member in members}
     if len(shapes) != 1:

@@ -78,7 +78,7 @@ def unused_paths(folders: Iterable[Path], used: Collection[Path] = ()) -> tuple[
     files = [path for path in inside if path.is_file()]
     empty = [path for path in inside if path.is_dir() and not visible(path)]
     return tuple(
-        f"passed over {what}: {paths[0]}" + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
+        f"ignored {what}: {paths[0]}" + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
         for what, paths in (("beside the folders", files), ("without an image", empty))
         if paths
     )

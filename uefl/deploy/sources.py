@@ -233,7 +233,9 @@ def _in_color(images: torch.Tensor, channels: int) -> torch.Tensor:
 
 
 class PartitionedSource(ClientSource):
-    """Clients of the federation that the configuration describes. This process builds the federation again.
+    """Clients of the federation that the configuration describes.
+
+    This process builds the federation again.
 
     Args:
         name: name of the client; None: the source has all clients.

@@ -14,7 +14,7 @@ import torch
 
 Option = bool | int | float | str
 T = TypeVar("T")
-_MEMBERS = 1000  # of an ensemble, as in the configuration
+_MEMBERS = 1000  # most members of an ensemble, as in the configuration
 
 
 class Expected(NamedTuple):
@@ -35,19 +35,20 @@ class Message:
     """the broadcast of the server"""
     options: dict[str, Option] = field(default_factory=dict)
     expects: dict[str, Expected] = field(default_factory=dict)
-    """the tensors of the reply after training, or to a question of the algorithm; others are rejected"""
+    """the expected tensors of the reply after training, or of the reply to an exchange of the algorithm; a
+    reply with other tensors is rejected"""
     private: dict[str, torch.Tensor] = field(default_factory=dict)
-    """the state of this client, which comes back in the reply after training; no method of the server's half
-    sees it"""
+    """the private state of this client, which comes back in the reply after training; the server half of an
+    algorithm does not get it"""
     reference: dict[str, torch.Tensor] = field(default_factory=dict)
-    """private state averaged over all clients, to measure the global model with; empty: it is not
-    measured"""
+    """private state averaged over all clients, to measure the global model with; empty: the global model is
+    not measured"""
 
     @property
     def bytes(self) -> int:
         """Return the size of the tensors that the server sends.
 
-        These are the broadcast and the reference, without the client's own state.
+        The size includes the broadcast and the reference, without the client's own state.
         """
         return bytes_of(self.tensors) + bytes_of(self.reference)
 
@@ -93,7 +94,7 @@ class Reply:
 
     @classmethod
     def failed(cls, client: str, error: RuntimeError) -> Reply:
-        """Return the reply of a client that has no result, because of an error of this client only."""
+        """Return the reply of a client without a result, because of an error of this client only."""
         lines = str(error).splitlines()
         return cls(client, error=lines[0] if lines else type(error).__name__)
 
@@ -110,15 +111,15 @@ class Engine(Protocol):
     """
 
     def clients(self) -> list[str]:
-        """Return the names of the clients that can be asked, sorted."""
+        """Return the names of the clients that can get messages, sorted."""
         ...
 
     def round(self, messages: Mapping[str, Message], deadline: float | None = None) -> Iterator[Reply]:
         """Send one message to each named client and yield one reply for each, by name.
 
         Args:
-            messages: the messages by client name. A message may be created when it is looked up: do this in the caller's
-                thread, and keep the message no longer than needed.
+            messages: the messages by client name. A message may be created when it is looked up: do this in
+                the caller's thread, and keep the message no longer than needed.
             deadline: seconds to wait for replies. After this time, each missing reply has an error.
         """
         ...
@@ -129,7 +130,7 @@ def magnitudes(tensors: Mapping[str, torch.Tensor]) -> dict[str, float]:
 
     The host waits for the device once.
     """
-    # aminmax reads a tensor once and allocates nothing of its size
+    # aminmax reads a tensor once, and allocates no tensor of its size
     ends = [
         torch.stack(t.aminmax() if t.numel() else (t.new_zeros(()), t.new_zeros(()))).double()
         for t in tensors.values()
@@ -165,7 +166,7 @@ def split(message: Message) -> list[Message]:
     A message that was not joined is the only part.
 
     Raises:
-        ValueError: it names more members than an ensemble may have.
+        ValueError: the message names more members than an ensemble may have.
     """
     count = message.options.get("members", 0)
     if type(count) is not int or count > _MEMBERS:

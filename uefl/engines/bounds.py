@@ -15,11 +15,11 @@ REPORT = 2**22
 METRICS = 1000
 """metrics of a reply, or new tensors that a client keeps; algorithms have tens"""
 NAME = 200
-"""characters of the name of a metric or a private tensor, which goes into files and onto screens; of others
-only those asked for count"""
+"""characters of the name of a metric or a private tensor, which goes into files and onto screens. Other
+tensors must have the expected names"""
 NUMBERS = 20_000
-"""numbers in the lists of a reply: a confusion matrix of 100 classes has 10,000. More where the tensors of
-the message have more elements, since there may be a count for each row of one"""
+"""numbers in the lists of a reply: a confusion matrix of 100 classes has 10,000. The limit is higher if the
+tensors of the message have more elements, because there may be a count for each row of a tensor"""
 _KEPT = 4
 """most new private state of a client, as a multiple of the received tensors: optimizers keep two
 values for each parameter"""

@@ -23,8 +23,8 @@ Tensors = dict[str, torch.Tensor]
 _PLAIN = ("client", "examples", "metrics", "error", "training", "states")
 """fields of a reply that are not tensors"""
 _ALIGNED = 8  # bytes: the largest element, and the length of the JSON
-_LISTS = 2**18  # of a header, two for each tensor: an empty one takes 3 bytes of JSON, and 64 of memory
-_DIMENSIONS = 64  # of a tensor of torch, and a product of many more sizes takes minutes
+_LISTS = 2**18  # most lists in a header, two for each tensor: an empty list takes 64 bytes of memory
+_DIMENSIONS = 64  # most dimensions of a tensor of torch; a product of many more sizes takes minutes
 _KINDS = "bool uint8 int8 int16 int32 int64 float16 bfloat16 float32 float64"
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in _KINDS.split()}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -45,7 +45,7 @@ class Packet(NamedTuple):
 def packed_message(message: Message, header: Header) -> Packet:
     """Pack a message.
 
-    ``header`` holds everything else that the receiver has to know.
+    ``header`` holds all other facts for the receiver.
     """
     expects = {
         name: [list(expected.shape), NAMES[expected.dtype]] for name, expected in message.expects.items()
@@ -60,7 +60,7 @@ def message_of(packet: Packet) -> Message:
     """Undo :func:`packed_message`.
 
     Raises:
-        Unreadable: it is not a message.
+        Unreadable: the packet is not a message.
     """
     header, parts = packet
     try:
@@ -109,7 +109,7 @@ def reply_of(packet: Packet) -> Reply:
 def received(packet: Packet, client: str) -> Reply:
     """Return the reply of a client.
 
-    If there is no usable reply, its error is the reason.
+    If there is no usable reply, the error of the returned reply is the reason.
     """
     try:
         reply = reply_of(packet)

@@ -35,7 +35,7 @@ class Worker:
     def ask(self, packet: Packet) -> Future[bytearray]:
         """Send a packet after the replies to earlier ones, and return the frame of its reply.
 
-        Where the worker has ended, the future raises :exc:`.frames.ConnectionLost`.
+        If the worker has ended, the future raises :exc:`.frames.ConnectionLost`.
         """
         return self._thread.submit(self._exchange, encode(packet))
 
@@ -82,7 +82,7 @@ class DistributedEngine:
     def round(self, messages: Mapping[str, Message], deadline: float | None = None) -> Iterator[Reply]:
         """Yield the replies by name.
 
-        Past the deadline, each missing reply is an error.
+        After the deadline, each missing reply is an error.
 
         Raises:
             ConnectionLost: a worker has ended.

@@ -46,7 +46,7 @@ class LocalEngine:
     def round(self, messages: Mapping[str, Message], deadline: float | None = None) -> Iterator[Reply]:
         """Yield the replies by name.
 
-        Past the deadline, the remaining clients are not started.
+        After the deadline, the remaining clients are not started.
         """
         end = time.monotonic() + deadline if deadline is not None else None
         names, size = sorted(messages), 1 if self._group is None else self._group.size

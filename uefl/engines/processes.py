@@ -44,7 +44,7 @@ class Processes:
     ) -> subprocess.Popen[bytes]:
         """Run ``python -m MODULE ARGUMENTS...`` under a name, with these file descriptors open."""
         with self.log(name).open("ab") as log:
-            # of a group of its own: Ctrl-C is for the run, which then ends its processes in order
+            # in a group of its own, because Ctrl-C is for the run, which then ends its processes in order
             process = subprocess.Popen(
                 [sys.executable, "-m", module, *arguments],
                 stdin=subprocess.DEVNULL,
@@ -68,7 +68,7 @@ class Processes:
             return None
         if code < 0:
             return f"killed by {signal.Signals(-code).name}"
-        # without the frames that Flower draws
+        # without the boxes that Flower draws
         lines = [line.strip(" │╭╮╰╯─") for line in self.log(name).read_text(errors="replace").splitlines()]
         return next((line for line in reversed(lines) if line), f"exit code {code}")
 
@@ -81,7 +81,7 @@ class Processes:
         while any(process.poll() is None for process in self.all.values()) and time.monotonic() < end:
             time.sleep(0.02)
         for process in self.all.values():
-            process.kill()  # does nothing to one that has ended
+            process.kill()  # this does nothing to a process that has ended
             process.wait()
 
     def stop(self) -> Path | None:
@@ -151,6 +151,6 @@ def end_with_parent(interrupted: bool = True) -> None:
 
     See :func:`end_with`.
     """
-    if (parent := os.environ.pop(PARENT, None)) is not None:  # of this process, not of those it starts
+    if (parent := os.environ.pop(PARENT, None)) is not None:  # its children have no such parent
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
         end_with(int(parent), interrupted)

@@ -1,4 +1,4 @@
-"""``balanced_accuracy``: the accuracy where all classes count alike."""
+"""``balanced_accuracy``: the accuracy with equal weight for all classes."""
 
 from __future__ import annotations
 

@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     import torch
 
 Metric = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor | float"]
-"""takes the probabilities ``[N, classes]`` float32 and the labels ``[N]`` int64 of one client's test split,
-and returns one finite number. The first line of its docstring describes it in reports."""
+"""a function that takes the probabilities ``[N, classes]`` float32 and the labels ``[N]`` int64 of one
+client's test split, and returns one finite number. The first line of its docstring describes it in
+reports."""
 
 METRICS: Registry[Metric] = Registry(__package__, "metric", "uefl.metrics")
 
@@ -27,7 +28,7 @@ def check(names: Iterable[str], taken: Collection[str]) -> None:
     """Refuse names of metrics that do not exist, or that a run uses for something else.
 
     Raises:
-        UserError: such a name, or one that occurs twice.
+        UserError: the names have such a name, or one name twice.
     """
     seen: set[str] = set()
     for name in names:
@@ -38,7 +39,7 @@ def check(names: Iterable[str], taken: Collection[str]) -> None:
             )
         if name in taken or name in seen:
             raise UserError(
-                f"key 'run.metrics': {name!r} is there already; leave it out, or rename your metric"
+                f"key 'run.metrics': {name!r} exists already; leave it out, or rename your metric"
             )
         seen.add(name)
 
@@ -49,7 +50,7 @@ def measured(name: str, probs: torch.Tensor, labels: torch.Tensor) -> torch.Tens
     The metric gets copies, which it may change.
 
     Raises:
-        TypeError: it is not one number.
+        TypeError: the metric does not return one number.
     """
     import torch
 

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 def factory(model: nn.Module | Callable[[], nn.Module]) -> Callable[[], nn.Module]:
     """Return a function that makes a new network.
 
-    It is a copy of the module with its weights, or the checked result of the given function.
+    The network is a copy of the given module with its weights, or the checked result of the given function.
 
     Raises:
-        UserError: neither of the two.
+        UserError: ``model`` is neither a module nor such a function.
     """
     if isinstance(model, nn.Module):
         _check_parameters(model)
@@ -51,12 +51,12 @@ class CustomNet(TokenNet):
     """A network with an encoder and a head, for a quantizer between them.
 
     Args:
-        net: with a method ``tokens`` from images ``[B, C, H, W]``, normalized, to ``[B, T, D]`` (or more axes
-            between B and D), and a module ``head`` from tensors of that shape to logits ``[B, classes]``; its
-            own ``forward`` is not used.
+        net: a module with a method ``tokens`` from images ``[B, C, H, W]``, normalized, to ``[B, T, D]`` (or
+            more axes between B and D), and a module ``head`` from tensors of that shape to logits ``[B,
+            classes]``; its own ``forward`` is not used.
 
     Raises:
-        UserError: it lacks one of them, or returns tokens of another shape.
+        UserError: the module lacks ``tokens`` or ``head``, or returns tokens of another shape.
     """
 
     def __init__(self, net: nn.Module, shape: tuple[int, ...], inputs: Inputs = IMAGES) -> None:
@@ -104,14 +104,14 @@ class CustomNet(TokenNet):
 
 @torch.no_grad()
 def check(net: nn.Module, normalize: Callable[[torch.Tensor], torch.Tensor], federation: Federation) -> None:
-    """Show the network two inputs of zeros, and a single one, which may be all that a client tests on.
+    """Show the network two inputs of zeros, and a single one, because a client may have one test input.
 
     Args:
         normalize: converts uint8 ``[B, C, H, W]`` to the input of the network.
 
     Raises:
-        UserError: it cannot take images of this shape, changes them in place, or returns no logits
-            ``[B, classes]``, for example probabilities.
+        UserError: the network cannot take images of this shape, changes them in place, or does not return
+            logits ``[B, classes]`` (but, for example, probabilities).
     """
     device = next(net.parameters()).device
     for count in (2, 1):
@@ -121,7 +121,7 @@ def check(net: nn.Module, normalize: Callable[[torch.Tensor], torch.Tensor], fed
 
 def _check_logits(net: nn.Module, probe: torch.Tensor, classes: int) -> None:
     training, count = net.training, len(probe)
-    version = probe._version  # which every change in place raises
+    version = probe._version  # every change in place raises this number
     try:
         logits = net.eval()(probe)
     except (RuntimeError, ValueError, TypeError) as error:

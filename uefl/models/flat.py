@@ -29,7 +29,7 @@ class FlatModule:
         floating = [b for b in module.buffers() if b.is_floating_point()]
         device = parameters[0].device
         self.module = module
-        self._parameters = parameters  # the search through the modules takes longer than a small message
+        self._parameters = parameters  # the search for them takes longer than a small message
         self._floating = floating
         self.values = nn.Parameter(torch.empty(sum(p.numel() for p in parameters), device=device))
         self.gradient = torch.zeros_like(self.values.data)
@@ -110,7 +110,7 @@ class FlatModule:
     def reset(self) -> None:
         """Set the buffers that are not floating-point to their first values.
 
-        Otherwise one client would affect the next one through them.
+        Otherwise a client would affect the next client through these buffers.
         """
         for buffer, first in self._other_buffers:
             buffer.copy_(first)

@@ -1,4 +1,4 @@
-"""An encoder to a Gaussian of features, and a linear head on a sample of it, for FedSR and FedCR."""
+"""An encoder to Gaussian features, and a linear head on a sample of them, for FedSR and FedCR."""
 
 from __future__ import annotations
 

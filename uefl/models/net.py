@@ -65,14 +65,14 @@ def as_tokens(features: torch.Tensor, pooled: bool) -> torch.Tensor:
 class Net(TokenNet):
     """Encoder and head.
 
-    The codebook is not a parameter here, because each client sees one of its own.
+    The codebook is not a parameter of the network, because each client sees a codebook of its own.
 
     Args:
         shape: (C, H, W).
 
     Attributes:
         dim: D, channels of the encoder's feature map.
-        positions: places of the feature map, H' x W', or 1 where it is pooled.
+        positions: positions of the feature map, H' x W', or 1 if the map is pooled.
 
     Raises:
         UserError: the images are too small for the encoder.
@@ -107,7 +107,7 @@ class Net(TokenNet):
         training, probe = self.encoder.training, torch.zeros(1, *shape)
         try:
             dim, height, width = self.encoder.eval()(probe).shape[1:]
-        except RuntimeError:  # a map that pooling would leave nothing of
+        except RuntimeError:  # the map is too small for the pooling
             size = " x ".join(map(str, shape))
             raise UserError(
                 f"images of {size} are too small for encoder {name!r}; set a larger image_size, or another"
@@ -120,13 +120,13 @@ class Net(TokenNet):
 def usual(net: nn.Module, who: str) -> tuple[Net, Head]:
     """Return a built-in network with the usual head, and that head.
 
-    It is the base for algorithms with features of their own.
+    Algorithms with features of their own build on it.
 
     Args:
         who: begins the message, e.g. "Gaussian features need".
 
     Raises:
-        UserError: another network, or another head.
+        UserError: the network or its head is another one.
     """
     if not isinstance(net, Net) or not isinstance(net.head, Head):
         raise UserError(f"{who} a network with the usual head: encoder = {with_usual_head()}")

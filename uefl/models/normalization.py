@@ -13,8 +13,8 @@ def normalization(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the mean and the deviation to normalize with.
 
-    For images they are ``[C, 1, 1]`` float32 on the scale 0-255, from the data's values on the scale 0-1. For
-    columns they are ``[F]`` float64, and for tokens two empty tensors.
+    For images both are ``[C, 1, 1]`` float32 on the scale 0-255, from the values of the data on the scale
+    0-1. For columns both are ``[F]`` float64, and for tokens both are empty.
 
     Args:
         how: ``standard``, ``imagenet``, ``centered`` or ``raw``.

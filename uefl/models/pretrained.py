@@ -21,7 +21,7 @@ def file_of(pretrained: bool | str, weights: Any) -> Path:
     """Return the file that the user named, or the one in torchvision's cache.
 
     Raises:
-        UserError: it is not there.
+        UserError: the file does not exist.
     """
     if isinstance(pretrained, str):
         path = expanded(pretrained)
@@ -46,7 +46,7 @@ def load(net: nn.Module, path: Path) -> None:
         UserError: the file cannot be read, or lacks a weight of the network.
     """
     try:
-        # torchvision's format; no object but tensors is built
+        # the format of torchvision; this creates only tensors
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file may raise any error
         raise UserError(
@@ -74,7 +74,7 @@ def for_channels(pretrained: nn.Module, in_channels: int) -> nn.Conv2d:
     """Return a pretrained first layer for images of three channels, or of one.
 
     Raises:
-        UserError: images of another number of channels.
+        UserError: the images have another number of channels.
     """
     assert isinstance(pretrained, nn.Conv2d)
     if in_channels == 3:

@@ -1,6 +1,6 @@
-"""The final model of an arm, in a file with all that a prediction needs.
+"""The final model of an arm, in a file with everything for predictions.
 
-The file has weights, tensors of each client, algorithm and classes.
+The file has the weights, the tensors of each client, the algorithm and the classes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from .normalization import normalization, normalized
 
 _FORMAT = "uefl-model-4"
 _BATCH = 500
-_LAYERS = threading.Lock()  # a call that puts a client's layers into a network holds the lock
+_LAYERS = threading.Lock()  # held by a call while a client's layers are in a network
 Tensors = dict[str, torch.Tensor]
 Samples = torch.Tensor | npt.NDArray[Any] | Sequence[str | Path]
 
@@ -52,7 +52,7 @@ Samples = torch.Tensor | npt.NDArray[Any] | Sequence[str | Path]
 class Member(NamedTuple):
     """One trained network.
 
-    An ensemble has several, any other model has one.
+    An ensemble has several networks, any other model has one.
     """
 
     net: nn.Module
@@ -70,14 +70,14 @@ class SavedModel:
     algorithm: Algorithm
     classes: tuple[str, ...]
     shape: tuple[int, ...]
-    """of one input, such as (C, H, W)"""
+    """shape of one input, such as (C, H, W)"""
     image_size: int
     """side of the square, in pixels, to which the run resized every image; 0: it resized none"""
     mean: torch.Tensor
-    """as of :func:`uefl.models.normalization.normalization`"""
+    """result of :func:`uefl.models.normalization.normalization`"""
     std: torch.Tensor
     passes: int = 0
-    """draws with dropout on that the run took for its uncertainty; 0: none, as of an ensemble"""
+    """draws with dropout on that the run took for its uncertainty; 0: none, as for an ensemble"""
     inputs: Inputs = IMAGES
 
     def __repr__(self) -> str:
@@ -96,12 +96,12 @@ class SavedModel:
         Images and predictions stay on the CPU. This model stays on its device.
 
         Raises:
-            UserError: no such device here.
+            UserError: the device does not exist on this machine.
         """
         try:
             there = torch.empty(0, device=device).device
         except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts
-            raise UserError(f"device {str(device)!r} is not here: {first_line(error)}") from None
+            raise UserError(f"device {str(device)!r} is missing: {first_line(error)}") from None
 
         def moved(own: Tensors) -> Tensors:
             return {name: tensor.to(there) for name, tensor in own.items()}
@@ -157,8 +157,8 @@ class SavedModel:
             ``entropy`` and ``mutual_info`` ``[B]`` in nats.
 
         Raises:
-            UserError: images of another type or shape, no such client; no client, where its parts have
-                neither a mean nor a best one; ``passes`` below 1.
+            UserError: the images have another type or shape; the client is unknown; ``client`` is None, and
+                the parts of the clients have neither a mean nor a best one; ``passes`` is below 1.
 
         Equivalent to::
 
@@ -194,15 +194,15 @@ class SavedModel:
         The measure is the mean quantization error.
 
         Returns:
-            The name of the client; None where the parts of clients have no such measure, or there are none.
+            The name of the client, or None if clients have no parts or no such measure.
         """
         errors = self.misfits(images)
         return min(errors, key=lambda name: errors[name]) if errors else None
 
     def misfits(self, images: Samples) -> dict[str, float]:
-        """Return by client how badly its codebook fits images, a sum over them.
+        """Return the misfit of each client's codebook, summed over the images.
 
-        The result is empty where :meth:`fitting` is None.
+        If :meth:`fitting` returns None, the result is empty.
         """
         with for_prediction(), torch.no_grad():
             return self._misfits(self._pixels(images))
@@ -210,13 +210,13 @@ class SavedModel:
     def read(self, paths: Sequence[str | Path]) -> torch.Tensor:
         """Read image files as the model takes them.
 
-        They follow the rules of :mod:`uefl.data.pixels`, and get the channels and the size of the model.
+        The rules are in :mod:`uefl.data.pixels`. The images get the channels and the size of the model.
 
         Returns:
             ``[B, C, H, W]`` uint8.
 
         Raises:
-            UserError: files that cannot be read; the message names all of them.
+            UserError: files cannot be read; the message names all of them.
         """
         from ..data.images import on_files
 
@@ -226,15 +226,15 @@ class SavedModel:
     def module(self, client: str | None = None) -> nn.Module:
         """Return a module to export.
 
-        Its inputs are images ``[B, C, H, W]`` (float32, 0 to 255), columns ``[B, F]`` (float64) or tokens
-        ``[B, L]`` (int64). Its outputs are probabilities ``[B, classes]``.
+        The inputs of the module are images ``[B, C, H, W]`` (float32, 0 to 255), columns ``[B, F]`` (float64)
+        or tokens ``[B, L]`` (int64). The outputs are probabilities ``[B, classes]``.
 
         Args:
             client: the client of the private parts; None: as in :meth:`predict`, if there is no codebook to
                 choose.
 
         Raises:
-            UserError: no such client; several codebooks: name one.
+            UserError: the client is unknown, or there are several codebooks and no name.
         """
         if client is None and self.has_codebooks:
             raise UserError(
@@ -284,7 +284,7 @@ class SavedModel:
     def _shared(self) -> bool:
         """Return True if there is a model without the parts of any client.
 
-        The parts are then layers only, which have a mean, and not all layers.
+        Then the private parts are layers, which have a mean, and not all layers are private.
         """
         net = {
             name for name, weight in self.members[0].net.state_dict().items() if weight.is_floating_point()
@@ -357,10 +357,10 @@ class SavedModel:
     def table(self, inputs: Any, where: str) -> Vectors:
         """Return columns or tokens in the form that the model takes.
 
-        A DataFrame must have the columns of the training, and they are found by name.
+        A DataFrame must have the columns of the training data. The columns are found by name.
 
         Raises:
-            UserError: a column is missing, or inputs of another kind, length or vocabulary.
+            UserError: a column is missing, or the inputs have another kind, length or vocabulary.
         """
         kind, names, (length,) = self.inputs.kind, self.inputs.names, self.shape
         if is_frame(inputs):
@@ -397,7 +397,7 @@ def _layers(member: Member, client: str | None) -> Iterator[Tensors]:
 class Exported(nn.Module):
     """The networks of a saved model with the parts of one client.
 
-    It is a module that can be moved, exported and saved.
+    The module can be moved, exported and saved.
     """
 
     mean: torch.Tensor
@@ -423,7 +423,7 @@ class Exported(nn.Module):
         self.eval()
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Compute inputs, as of :meth:`SavedModel.module` -> probabilities ``[B, classes]``."""
+        """Compute inputs, as in :meth:`SavedModel.module` -> probabilities ``[B, classes]``."""
         x = normalized(images, self.mean, self.std)
         probs = []
         for i, net in enumerate(self.nets):
@@ -442,8 +442,8 @@ def save(
     """Write weights by parameter name and ``TENSOR.CLIENT``, with the rest in the file's metadata.
 
     Args:
-        networks: for each member, its weights and the tensors of each client, read one client at a time; names
-            of an ensemble's begin with the number of the member.
+        networks: weights of each member and the tensors of each client, read one client at a time; names of
+            an ensemble's begin with the number of the member.
     """
     own = {client: sorted(tensors) for client, tensors in networks[0][1].items() if tensors}
     about = {
@@ -474,7 +474,7 @@ def _parts(networks: Sequence[tuple[Tensors, Mapping[str, Tensors]]]) -> Iterato
 
 
 class _Description(Section):
-    """The metadata of a file, checked because the file may be a stranger's."""
+    """The metadata of a file, with checks because the file may come from someone else."""
 
     algorithm: str
     parameters: dict[str, Any]
@@ -514,8 +514,8 @@ def load(path: str | Path, network: Callable[[], nn.Module] | None = None) -> Sa
     """Read ``model-<arm>.safetensors`` of a run folder, on the CPU.
 
     Args:
-        path: the file; or the run folder, where it holds one model.
-        network: makes the network of a model that was trained with one given in Python.
+        path: the file, or a run folder with one model.
+        network: a function that makes the network, if the network was given in Python.
 
     Raises:
         UserError: the file does not exist, is not a model of a run, or has values or weights that do not fit
@@ -550,7 +550,7 @@ def load(path: str | Path, network: Callable[[], nn.Module] | None = None) -> Sa
             f"{path}: its description is damaged ({error}). The file was changed; restore it"
         ) from None
     raise UserError(
-        f"{path}: its network was given in Python; give it again: uefl.load(out, model=...).model(arm)"
+        f"{path}: the network was given in Python; give it again: uefl.load(out, model=...).model(arm)"
     )
 
 
@@ -622,5 +622,5 @@ def _member(algorithm: Algorithm, spec: ModelSpec, clients: dict[str, list[str]]
 
 
 def _shapes(weights: Tensors) -> dict[str, list[int]]:
-    """Return the shapes of all tensors but the integer counters of batch norm, which a file leaves out."""
+    """Return the shapes of all tensors except the integer counters of batch norm."""
     return {name: list(value.shape) for name, value in weights.items() if value.is_floating_point()}

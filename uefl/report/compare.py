@@ -122,7 +122,7 @@ def check_arm(runs: Sequence[RunFolder], arm: str | None) -> None:
     """Check that some run has the arm of ``--against``.
 
     Raises:
-        UserError: none has; the message lists the arms.
+        UserError: no run has the arm; the message lists the arms.
     """
     if arm is not None and not any(arm in run.arms for run in runs):
         arms = dict.fromkeys(name for run in runs for name in run.arms)
@@ -140,8 +140,8 @@ def by_data(runs: Sequence[RunFolder]) -> list[list[RunFolder]]:
 def _data(run: RunFolder) -> str:
     """Return a key for the data of a run.
 
-    It is the section of the configuration. For clients given in Python it also has the number of images of
-    each class and client.
+    The key is the section of the configuration. For clients given in Python, the key also has the number of
+    images of each class and client.
     """
     silos = run.manifest.get("silos", {}) if run.config.data.source == "arrays" else {}
     counts = {
@@ -236,7 +236,7 @@ def interval(differences: Sequence[float]) -> str:
 def half_width(values: Sequence[float]) -> float:
     """Return half the width of the 95 % confidence interval of a mean (Student's t).
 
-    It is 0 for a single value.
+    For a single value the width is 0.
     """
     from scipy import stats
 

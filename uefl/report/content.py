@@ -124,7 +124,7 @@ def comparison(compared: Comparison, pictures: list[Picture]) -> Content:
 def verdict(run: RunFolder) -> list[Block]:
     """Return a sentence on the best arm, and on how large a chance difference may be.
 
-    It is empty for a single arm, or without accuracy.
+    For a single arm, or without accuracy, the text is empty.
     """
     means = {name: arm["accuracy_last4"]["mean"] for name, arm in run.arms.items()}
     ranked = sorted((name for name in means if means[name] is not None), key=lambda name: -means[name])

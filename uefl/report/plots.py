@@ -281,8 +281,8 @@ def _finish(ax: Axes, run: Curves) -> None:
 def _limit(ax: Axes, key: str) -> None:
     """Set the natural limits of a metric, with a margin for the width of a line.
 
-    Call it last, since it ends the automatic scaling of all panels. Entropies far above 0 keep the automatic
-    limits.
+    Call this function last, because it ends the automatic scaling of all panels. Entropies far above 0 keep
+    the automatic limits.
     """
     low, high = ax.get_ylim()
     if key == "entropy" and low > high / 2:

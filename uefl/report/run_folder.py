@@ -42,10 +42,10 @@ _FOLDERS = {
 MADE = frozenset(("begun", "host", "machine", "python", "version", "torch", "device", "threads", "precision"))
 """keys of made.json"""
 _SCHEMA = 2
-_CAUGHT_UP = 0.95  # of the mean accuracy of the others
+_CAUGHT_UP = 0.95  # share of the mean accuracy of the other clients
 _WORST = 0.1  # share of the clients
 _LARGEST = 2.0**1000
-_SAME = 1e-6  # versions may add up in another order
+_SAME = 1e-6  # versions may add in another order
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class RunFolder:
     """outcome by arm, from summary.json; for an unfinished run from the records, without seconds"""
     finished: bool
     manifest: Record = field(default_factory=dict)
-    """as in manifest.json; empty where there is none"""
+    """content of manifest.json; empty without this file"""
     made: Record = field(default_factory=dict)
     """content of made.json: date, host, versions, notes on the data; empty if there is no such file"""
     rejected: list[Record] = field(default_factory=list)
@@ -134,7 +134,7 @@ class RunFolder:
     def mean(self, arm: str, key: str) -> float | None:
         """Return the mean of a metric over the clients in the last round.
 
-        It is None if no client measured the metric.
+        If no client measured the metric, the result is None.
         """
         lines = self.of(arm)
         last = [r for r in lines if r["round"] == lines[-1]["round"]]
@@ -168,7 +168,7 @@ def read_run(path: Path) -> RunFolder:
     A run without summary.json is unfinished. Then an incomplete last line or round is dropped.
 
     Raises:
-        UserError: not a run folder, or a file that is damaged or of another version.
+        UserError: the folder is not a run folder, or a file is damaged or of another version.
     """
     check_name(path, "the run folder")
     if not path.exists():
@@ -312,7 +312,7 @@ def summarize(
 
 
 def _late(rounds: list[list[Record]], joins: Mapping[str, int]) -> Record:
-    """Return the outcome of the clients that joined later, null where one has no measurement."""
+    """Return the outcome of the clients that joined later, with null for missing measurements."""
     found = [_course(rounds[first - 2 :], name, joins) for name, first in joins.items()]
     caught_up = [
         next((i for i, own, others in course if own >= _CAUGHT_UP * others), None) for course in found
@@ -410,7 +410,7 @@ def _read_lines(
             )
         place = (record["arm"], record["round"], record["client"])
         if "reason" not in record and place in seen:
-            raise UserError(f"{path}, line {number} is there twice: restore the file, or train again")
+            raise UserError(f"{path}, line {number} occurs twice: restore the file, or train again")
         if "reason" not in record:
             seen.add(place)
         lines.append(record)
@@ -433,7 +433,7 @@ def _read_lines(
 def _is_record(record: Any, numbers: Collection[str]) -> bool:
     """Return whether a line has the keys of a record, with values of their types.
 
-    Metrics of an algorithm that no report takes the mean of may have any type.
+    A metric of an algorithm may have any type, if no report takes its mean.
     """
     from ..server.checks import out_of_range
 
@@ -453,7 +453,7 @@ def _is_record(record: Any, numbers: Collection[str]) -> bool:
 
 
 def _are_counts(record: Record) -> bool:
-    """Return whether the counts of predictions in a record are lists of numbers whose lengths go together."""
+    """Return whether the counts of predictions in a record are lists of numbers with matching lengths."""
     found = [record.get(key, []) for key in _COUNTS]
     if not all(isinstance(part, list) and all(isinstance(x, (int, float)) for x in part) for part in found):
         return False

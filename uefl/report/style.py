@@ -17,7 +17,7 @@ from ..config import Config
 from .run_folder import RunFolder
 
 RC: dict[Any, Any] = {
-    "font.family": "DejaVu Sans",  # comes with matplotlib: the same picture everywhere
+    "font.family": "DejaVu Sans",  # comes with matplotlib, so pictures are the same on all machines
     "font.size": 9,
     "axes.titlesize": 9,
     "axes.titlelocation": "left",
@@ -35,10 +35,11 @@ RC: dict[Any, Any] = {
     "lines.scale_dashes": False,
     "legend.frameon": False,
     "legend.handlelength": 2.8,
-    "text.parse_math": False,  # a client may be called anything
+    "text.parse_math": False,  # a client may have any name
     "savefig.dpi": 150,
 }
-# by the place of an arm: the color-blind safe palette of Okabe and Ito, and dashes (in points) for print
+# color and dashes by the place of an arm: the color-blind safe palette of Okabe and Ito, and dashes (in
+# points) for print
 _STYLES: tuple[tuple[str, Any], ...] = (
     ("#0072B2", "-"),
     ("#D55E00", (0, (7, 2))),
@@ -49,9 +50,9 @@ _STYLES: tuple[tuple[str, Any], ...] = (
     ("#56B4E9", (0, (4, 1.5))),
     ("#E69F00", (0, (12, 2, 1.5, 2))),
 )
-_WIDTH = 1.7  # of lines, in points
+_WIDTH = 1.7  # width of lines, in points
 _STRIPE = 4.0
-_EQUAL = 0.004  # of the range of all curves: less than the width of a line
+_EQUAL = 0.004  # share of the range of all curves, less than the width of a line
 Matrix = npt.NDArray[np.float64]
 
 

@@ -95,7 +95,7 @@ def last_rounds(*runs: RunFolder) -> str:
 def tables(run: RunFolder) -> list[Table]:
     """Return the tables of a report: arms, protocol, clients, and rejected replies if there are any.
 
-    On unlabeled sets there is no table of clients, since they share the model and the test images.
+    With unlabeled sets there is no table of clients, because the clients share the model and the test images.
     """
     rejected = rejected_table(run)
     return [
@@ -109,7 +109,7 @@ def tables(run: RunFolder) -> list[Table]:
 def client_table(run: RunFolder) -> Table:
     """Return a table of each client at the last round.
 
-    It has accuracy, entropy and the columns that differ between clients.
+    The table has accuracy, entropy and the columns that differ between clients.
     """
 
     def values(key: str, arm: str) -> list[Any]:

@@ -14,9 +14,11 @@ from ..client.work import RESERVED
 from ..engines.base import Reply
 from ..errors import RunError
 
-_DIVERGED = 1e3  # times the first round's training loss: far beyond the swings of a run that learns
-_OUTLIER = 100  # times the others' largest elements
-_LARGEST = 3.4028234663852886e38  # of float32: sums of numbers up to this stay finite
+_DIVERGED = (
+    1e3  # factor of the first training loss: more than the variation in a run that learns
+)
+_OUTLIER = 100  # factor of the largest elements of the other updates
+_LARGEST = 3.4028234663852886e38  # largest number in float32, so that sums stay finite
 _ROUNDING = 1e-3
 _SHARES = (
     "accuracy",
@@ -37,7 +39,7 @@ _ENTROPIES = (
 _UNBOUNDED = ("nll", "holdout_nll", "steps")
 MOST = dict.fromkeys(_SHARES, 1.0) | {"brier": 2.0} | dict.fromkeys((*_UNBOUNDED, *_ENTROPIES), math.inf)
 """upper bounds of the metrics of the framework, for any number of classes; all are at least 0"""
-_LONGEST = 200  # characters of a reason
+_LONGEST = 200  # most characters of a reason
 _OWN = frozenset(
     (
         *("arm", "iteration", "round", "client", "unseen", "reason", "epsilon", "tested", "server_loss"),
@@ -54,11 +56,11 @@ def metrics_rejection(
 ) -> str | None:
     """Return the reason to reject a reply as a whole.
 
-    Return None if it has no error, and its metrics are possible values.
+    If the reply has no error and its metrics are possible values, return None.
 
     Args:
         columns: metrics of the algorithm that a report takes the mean of.
-        of_server: metrics that only the server's half of the algorithm makes.
+        of_server: metrics that only the server half of the algorithm computes.
     """
     if reply.error is not None:
         return reply.error
@@ -125,13 +127,13 @@ def check_quorum(
     """Stop the run if too few clients have replied.
 
     Args:
-        share: the share of clients that is enough.
+        share: the required share of the clients.
         round: counts from 1, for the message.
         what: the task of the clients, in the past tense.
         rejected: clients with a rejected reply, each with the reason.
 
     Raises:
-        RunError: fewer replies than the quorum.
+        RunError: there are fewer replies than the quorum.
     """
     needed = math.ceil(share * clients - 1e-9)  # 0.07 * 100 is a little more than 7
     if replies < needed:
@@ -142,7 +144,7 @@ def check_quorum(
 def blame(magnitudes: Mapping[str, float]) -> str:
     """Name the client with an update far larger than the others, in words.
 
-    Without one, the model has diverged.
+    Without such an update, the model has diverged.
 
     Args:
         magnitudes: the largest element of each update, by client.
@@ -170,9 +172,9 @@ def check_course(
         The median training loss of the clients in the first round that has one.
 
     Raises:
-        RunError: a number that is not finite, or a median loss far above the first one.
+        RunError: a number is not finite, or the median loss is far above the first median loss.
     """
-    # clients' metrics are finite; columns of the algorithm's server half may not be
+    # the metrics of clients are finite, but columns of the server half of an algorithm may not be
     for record in records:
         error = not_finite(record)
         if error is not None:
@@ -194,7 +196,7 @@ def through_json(state: State) -> State:
     """Convert the plain values to JSON and back, so that their types do not depend on a checkpoint.
 
     Raises:
-        TypeError: a value that JSON does not support.
+        TypeError: JSON does not support a value.
     """
     try:
         state.plain = json.loads(json.dumps(state.plain))

@@ -1,6 +1,6 @@
 """One model of an arm on the server.
 
-An ensemble has several.
+An ensemble has several such models.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ServerModel:
     Args:
         workspace: has the algorithm and creates the initial weights.
         seed: seed of the initial weights and of every draw.
-        have_trained: clients with an accepted update; the server loop adds to it.
+        have_trained: clients with an accepted update; the server loop adds clients.
         clients_keep_states: whether each client stores its own private state. The server then knows only the
         state's name.
     """
@@ -140,7 +140,7 @@ class ServerModel:
         if sent.shape != found.shape:
             return None
         largest = reply.magnitudes["values"]
-        # noise has any size; the sent model is read only if its largest element matters
+        # noise may have any size; the sent model is read only if its largest element matters
         if largest > _GROWTH and self.algorithm.context.run.privacy != "local":
             most = _GROWTH * max(magnitudes({"": sent})[""], 1.0)
             if largest > most:

@@ -30,14 +30,14 @@ class StateFiles:
     """Store tensors in files named after their content.
 
     Args:
-        folder: is made with the first file.
+        folder: the folder, which is made with the first file.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._unsynced: set[str] = set()
         self._replaced: set[str] | None = None
-        """files replaced since the last sweep; None: there was no sweep yet"""
+        """files that were replaced since the last sweep; None: there was no sweep yet"""
 
     def write(self, tensors: Mapping[str, torch.Tensor], owner: str, before: str | None) -> str:
         """Write a file completely or not at all, unless it is ``before``, and return its name."""
@@ -60,7 +60,7 @@ class StateFiles:
         """Return the tensors of a file, on the CPU.
 
         Raises:
-            UserError: it is missing, truncated or altered.
+            UserError: the file is missing, truncated or altered.
         """
         path = self._path(name)
         try:

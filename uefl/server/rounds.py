@@ -117,7 +117,7 @@ class ServerLoop:
     def turn(self) -> list[Record]:
         """Run one turn, and return the metrics of the round before it.
 
-        There are none at the start of an iteration.
+        At the start of an iteration there are no metrics.
 
         Raises:
             RunError: fewer valid replies than the quorum, or a model that has diverged.
@@ -251,7 +251,7 @@ class ServerLoop:
                     name not in before or not torch.equal(before[name], tensor)
                     for name, tensor in reply.private.items()
                 ):
-                    self._have_trained.add(client)  # from now on it is measured with its own state
+                    self._have_trained.add(client)  # from now on the client is measured with its own state
             yield replace(reply, private={})
 
     # --- replies -------------------------------------------------------------------------------------------
@@ -277,7 +277,7 @@ class ServerLoop:
     def _rejection(self, reply: Reply, message: Message) -> str | None:
         """Return why an update is rejected, or None if the update of every member is valid.
 
-        All members average the same clients.
+        The models of all members are averages over the same clients.
         """
         # a name may have the number of no member
         for name in sorted(reply.tensors.keys() - message.expects.keys()):
@@ -300,7 +300,7 @@ class ServerLoop:
     def _reject(self, client: str, reason: str, measured: bool = False) -> str:
         """Count a rejected reply, tell the user, and return the reason in printable characters.
 
-        A client that only measures is rejected in the round before, which it ``measured``.
+        If a client only measures, its reply is rejected in the round before, which it ``measured``.
         """
         reason, round = printable(reason), self.round - measured
         place = {"arm": self.name, "iteration": self.iteration, "round": round, "client": client}
@@ -347,7 +347,7 @@ class ServerLoop:
     def state(self) -> tuple[Tensors, dict[str, Any]]:
         """Return tensors and plain values.
 
-        With the configuration and the private files they suffice to go on.
+        The run can continue from these values, the configuration and the private files.
         """
         tensors = {
             f"{i}.state.{name}": tensor

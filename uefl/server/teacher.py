@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ..client.workspace import Workspace
 
 SERVER = "server"
-"""name of the server, which its seeds depend on; no client may have this name"""
+"""name of the server, for its seeds; no client may have this name"""
 
 
 class Teacher:

@@ -26,10 +26,10 @@ class Turn:
     participants: tuple[str, ...]
     """clients that train, sorted"""
     notice: Callable[[str], None]
-    """takes a line for the user"""
+    """function for a line to the user"""
     ask: Callable[[Mapping[str, Message]], Iterator[Reply]]
-    """runs an exchange of the algorithm's own: the clients' ``reply`` to a message each, sorted by name. A
-    rejected reply has an ``error``; it has been counted, recorded and reported"""
+    """function that runs an exchange of the algorithm: each client's ``reply`` to its message, sorted by
+    name. A rejected reply has an ``error``; it has been counted, recorded and reported"""
 
     def need(self, messages: Mapping[str, Message], what: str) -> Iterator[Reply]:
         """Ask clients and require every reply.

@@ -16,7 +16,7 @@ from . import cost, report, runner
 from .suite import Job, Scale, load
 from .suite import jobs as jobs_of
 
-# paths may hold square brackets
+# paths may contain square brackets
 _AS_IT_IS: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}
 
 
@@ -38,7 +38,7 @@ def run(
         jobs: runs at the same time; 0: one per core at the scale ``cpu``, else one.
 
     Raises:
-        UserError: no such suite or device, or the folder holds other runs or another suite.
+        UserError: the suite or the device does not exist, or the folder holds other runs or another suite.
         RunError: some runs could not finish; the report names them.
     """
     suite = load(name)

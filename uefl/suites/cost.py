@@ -19,8 +19,8 @@ _WARM, _REPEATS = 20, 200
 def measure(folder: Path, gpu: bool) -> None:
     """Write ``cost.json`` into the folder of a finished run if it is missing.
 
-    It has millions of parameters, codebook included, and the median milliseconds to predict one image on this
-    machine's CPU and, on request, its GPU.
+    The file has the millions of parameters, including the codebook, and the median milliseconds to predict
+    one image on this machine's CPU and, on request, GPU.
     """
     known = read(folder)
     if not (folder / "summary.json").exists() or (known and (ON_GPU in known or not gpu)):
@@ -43,7 +43,7 @@ def measure(folder: Path, gpu: bool) -> None:
 def milliseconds(model: SavedModel, client: str | None) -> float:
     """Return the median time of a prediction of one image.
 
-    It includes the transfer of the image and of the result.
+    The time includes the transfer of the image and of the result.
     """
     image = blank(1, model.shape, model.inputs)
     times = []

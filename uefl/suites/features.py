@@ -1,6 +1,6 @@
 """A picture of the input of a quantizer.
 
-It shows features of test images and the codewords of their client, on the two principal axes.
+The picture shows features of test images and the codewords of their client, on the two principal axes.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _COLUMNS = 3
 def draw(folder: Path, data_root: Path | None) -> Figure | None:
     """Draw a panel for each of the first clients of a finished run of one arm.
 
-    Return None if it has no model with a codebook.
+    Return None if the run has no model with a codebook.
 
-    The axes are the principal ones of the features of all these clients; a dot is a feature, a segment of a
-    feature vector where the codebook has several.
+    The axes are the principal ones of the features of all these clients. A dot is a feature vector, or one of
+    its segments if there are several.
     """
     run = load(folder)
     (arm,) = run.config.arms

@@ -1,7 +1,7 @@
 """The report of a suite.
 
-It has mean and deviation over seeds, differences to one arm with a confidence interval, the paper's numbers,
-and curves.
+The report has means and deviations over seeds, differences to one arm with confidence intervals, the paper's
+numbers, and curves.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ _CPU = (
 
 @dataclass(frozen=True)
 class Result:
-    """The finished runs of a suite, and why others are not there."""
+    """The finished runs of a suite, and the reasons why others are missing."""
 
     suite: Suite
     scale: Scale
     runs: dict[tuple[str, str], dict[int, RunFolder]]
     """by case and arm, the runs by seed"""
     missing: dict[str, str]
-    """by folder, why a run is not there"""
+    """by folder, the reason why a run is missing"""
 
     def values(self, case: str, arm: str, measure: str) -> dict[int, float]:
-        """Return one measure by seed, as far as it is there.
+        """Return one measure by seed, for the seeds that have it.
 
-        For an average, return it for the seeds that all its cases have.
+        For an average, return the measure for the seeds that all its cases have.
         """
         if case in self.suite.averages:
             cases = [self.values(of, arm, measure) for of in self.suite.averages[case].cases]
@@ -206,7 +206,7 @@ def content(result: Result, pictures: list[Picture]) -> Content:
     if result.missing:
         sections.append(ReportSection("Not there", [reasons(result.missing)]))
     warnings = (
-        [f"{len(result.missing)} of {runs + len(result.missing)} runs are not there; see the end"]
+        [f"{len(result.missing)} of {runs + len(result.missing)} runs are missing; see the end"]
         if result.missing
         else []
     )

@@ -24,7 +24,7 @@ from ..report.compare import differing
 from .suite import Job
 from .worker import work
 
-_LOOK = 0.1  # seconds between two looks at the processes
+_LOOK = 0.1  # seconds between two checks of the processes
 # it imports torch once, which takes longer than a small run
 _FORK = multiprocessing.get_context("forkserver")
 _FORK.set_forkserver_preload([work.__module__])
@@ -32,12 +32,12 @@ _TAIL = 1 << 16  # bytes; holds the last line of metrics.jsonl
 
 
 class JobResult(NamedTuple):
-    """A run that is not going on any more."""
+    """A run that has ended."""
 
     job: Job
     seconds: float
     error: str | None
-    """its last line; None: it is finished"""
+    """the last line of its output; None: the run is finished"""
 
 
 def run(
@@ -91,7 +91,7 @@ def locked(out: Path) -> Iterator[None]:
     """Lock the folder of a suite for one process.
 
     Raises:
-        UserError: another one is at work there.
+        UserError: another process uses the folder.
     """
     out.mkdir(parents=True, exist_ok=True)
     with lock(out, "suite.lock", "choose another folder with --out"):
@@ -136,8 +136,8 @@ def check_configurations(jobs: list[Job]) -> None:
     """Refuse finished runs in the folder with another configuration than today's.
 
     Raises:
-        UserError: some are of another configuration, as after a change of the suite's file; the message names
-            them and what differs.
+        UserError: some runs have another configuration, for example after a change of the suite's file; the
+            message names the runs and the different keys.
     """
     others = {job.folder: keys for job in jobs if (keys := _differing(job))}
     if others:

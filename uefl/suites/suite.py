@@ -48,7 +48,7 @@ Sections = dict[str, Any]
 _FOLDERS = (Path(__file__).parents[2] / "reproduction", Path("reproduction"))
 # in the folder of a suite, next to the folders of its cases
 _TAKEN = ("plots", "report.md", "report.html", "results.json", "suite.lock")
-_PART_OF = {"table5": "table1"}  # the same runs; its numbers are the ones of table 1 by domain
+_PART_OF = {"table5": "table1"}  # the same runs; its numbers are the numbers of table 1 by domain
 
 
 class _Table(BaseModel):
@@ -104,8 +104,8 @@ class Suite(_Table):
         """Return the configuration of every case, with all its arms.
 
         Raises:
-            UserError: a case that is not a configuration, the message names it; an arm to compare with that
-                no case has.
+            UserError: a case is not a configuration, and the message names it; or no case has the arm to
+                compare with.
         """
         made = {}
         for name, case in self.cases.items():
@@ -213,7 +213,7 @@ def load(name: str) -> Suite:
     """Read a suite by its name, or a ``.toml`` file by its path.
 
     Raises:
-        UserError: no such suite or file, or it is not a suite.
+        UserError: the suite or the file does not exist, or the file is not a suite.
     """
     path = expanded(name)
     if path.suffix.lower() != ".toml":
@@ -248,7 +248,7 @@ def _read(path: Path) -> tuple[str, Sections]:
     """Return a TOML file as text and as a table."""
     check_file(path, "the suite", "expected a .toml file")
     try:
-        text = path.read_text(encoding="utf-8-sig")  # some editors put a mark in front
+        text = path.read_text(encoding="utf-8-sig")  # some editors write a byte order mark first
         return text, tomllib.loads(text)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None

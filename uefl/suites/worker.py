@@ -29,7 +29,7 @@ with suppress(ImportError):
 def work(text: str, folder: Path, device: str, data_root: Path | None, log: Path) -> None:
     """Start a run or continue it.
 
-    Its output goes into a log. The last line is the reason if it cannot finish.
+    The output of the run goes into a log. If the run cannot finish, the last line is the reason.
 
     The run has no report of its own: pictures take longer than a small run, and the suite draws the pictures
         of all runs.
@@ -38,7 +38,7 @@ def work(text: str, folder: Path, device: str, data_root: Path | None, log: Path
         text: the configuration as TOML.
         log: a file, which is added to.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal; the suite ends its runs itself
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a signal of a terminal; the suite ends its runs itself
     threading.Thread(target=_end_with_suite, daemon=True).start()
     with log.open("ab") as file:
         for stream in (sys.stdout, sys.stderr):
@@ -62,7 +62,7 @@ def work(text: str, folder: Path, device: str, data_root: Path | None, log: Path
 
 
 def _end_with_suite() -> None:
-    """End this process with the suite: a run that went on would hold the lock of its folder."""
+    """End this process with the suite, because a run that continues would hold the lock of its folder."""
     suite = parent_process()
     assert suite is not None
     connection.wait([suite.sentinel])

@@ -319,8 +319,8 @@ class Codebook(ConstantBuffers, Float32Module):
                 leaves it out.
             x: ``[..., heads * d]``, the rows that were quantized.
             mask: ``[...]`` bool, or None.
-            weight: weight of this batch in the averages of each codeword, ``[K]`` or ``[h, K]``, or a function of
-                sums and sizes that returns it.
+            weight: weight of this batch in the averages of each codeword, ``[K]`` or ``[h, K]``, or a
+                function of sums and sizes that returns it.
             accumulate: only add the batch to the next one that does not accumulate.
             ema: overrides ``ema_update``.
         """

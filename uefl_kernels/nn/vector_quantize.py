@@ -475,8 +475,8 @@ class VectorQuantize(Coder):
             return_loss_breakdown: also return the unweighted terms of the loss.
             codebook_transform_fn: makes codewords ``[h, ..., K, d]`` for each row of codewords ``[h, K, d]``
                 (QINCo). These are compared by plain PyTorch, with N x K x d in memory.
-            ema_update_weight: weight of this batch in the averages, ``[K]`` or ``[h, K]``, or a function of the
-                batch's sums ``[h, K, d]`` and cluster sizes ``[h, K]`` that gives it.
+            ema_update_weight: weight of this batch in the averages, ``[K]`` or ``[h, K]``, or a function of
+                the batch's sums ``[h, K, d]`` and cluster sizes ``[h, K]`` that gives it.
             accum_ema_update: add the batch to the next one that does not set this, instead of updating the
                 codewords.
             ema_update: overrides the constructor's for this call.

@@ -69,7 +69,7 @@ class LeaveOneOut(Scheme):
         return Deal(tuple(shares), (measured_only(table, self.domain, *rows[self.domain]),))
 
     def _drawn(self, rng: np.random.Generator, train: Rows, test: Rows | None) -> tuple[Rows, Rows | None]:
-        """Draw images of a domain, in the order of the splits. The splits keep their shares on average."""
+        """Draw images of a domain, in the order of the splits, which keep their shares on average."""
         images = len(train) + (0 if test is None else len(test))
         if not self.per_domain or self.per_domain >= images:
             return train, test

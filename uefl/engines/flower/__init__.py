@@ -1,6 +1,6 @@
 """Flower as the transport of messages.
 
-They go over its Grid to clients in other processes, on this machine or on others.
+Messages go over the Grid of Flower to clients in other processes, on this machine or on others.
 
 Needs the extra ``flower``. Only documented commands and modules of Flower are used. The commands run as
 processes. Their app (:mod:`uefl.deploy.app`) passes messages to the processes of ``uefl train`` and ``uefl
@@ -21,5 +21,5 @@ MESSAGE = 2**32
 state, has less than a quarter"""
 GONE = "it is gone"
 LARGE = "its reply is larger than a reply may be"
-TORN = "its reply did not come whole"
+TORN = "its reply did not arrive completely"
 """why there is no reply"""

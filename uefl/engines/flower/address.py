@@ -67,7 +67,7 @@ class Address:
         return ["--root-certificates", str(file)]
 
     def wait(self, seconds: float, alive: object = None) -> None:
-        """Return once a SuperLink listens there and its certificate is good.
+        """Wait until a SuperLink listens at the address and its certificate is valid.
 
         Args:
             seconds: how long to wait until it listens. A bad certificate raises at once.

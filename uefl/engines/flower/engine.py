@@ -15,7 +15,7 @@ from . import GONE, LARGE, TORN
 from .link import Link
 from .roster import Roster
 
-_PAUSE = 0.5  # seconds between two looks at the nodes
+_PAUSE = 0.5  # seconds between two requests for the list of nodes
 _RETURN = 60.0  # seconds for a client to return after Flower has noticed its loss
 _MARGIN = 5.0  # seconds that Flower keeps a message beyond the deadline, so that uefl decides first
 
@@ -61,7 +61,7 @@ class FlowerEngine:
             else:
                 miss(client)
 
-        def miss(client: str) -> None:  # one that was gone before is not waited for again
+        def miss(client: str) -> None:  # the run does not wait again for a client that was gone before
             missed[client] = time.monotonic() + (0 if client in self._gone else _RETURN)
             self._gone.add(client)
 

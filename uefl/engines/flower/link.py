@@ -2,9 +2,8 @@
 
 ``flwr run`` asks for the run. ``flower-superexec`` starts its program, the ServerApp of
 :mod:`uefl.deploy.app`, which connects to this process. This process keeps the run folder, the progress and
-the end by Ctrl-C. A SuperLink with ``--isolation process`` leaves it to others to start the program. The
-programs of all runs are the same, so it does not matter which of several that begin at the same time a
-process gets.
+the end by Ctrl-C. A SuperLink with ``--isolation process`` does not start the program itself. The programs of
+all runs are the same. So if several programs begin at the same time, a process may get any of them.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from . import QUIET, RUN, commands
 from .address import Address, Unreachable
 
 _PATIENCE = 60.0  # seconds for the program of a run to be started
-_ABSENCE = 120.0  # seconds that a SuperLink may be away in a run
+_ABSENCE = 120.0  # seconds for which a SuperLink may be unreachable in a run
 _END = 10.0  # seconds for the program of a run to report its end to the SuperLink
 _APP = """[project]
 name = "uefl"
@@ -47,9 +46,9 @@ class Node(NamedTuple):
 
     number: int
     activation: str
-    """another one when its process was started again"""
+    """another number after its process was started again"""
     key: str
-    """the public one, as hexadecimal digits; empty where it has none"""
+    """its public key, as hexadecimal digits; empty without a key"""
 
 
 class Link:
@@ -60,7 +59,7 @@ class Link:
         place: address of the SuperLink.
 
     Raises:
-        Unreachable: from every method, where the SuperLink has lost the run, or is away for long.
+        Unreachable: every method raises it if the SuperLink has lost the run, or is unreachable for long.
     """
 
     def __init__(self, end: socket.socket, place: str) -> None:
@@ -75,7 +74,7 @@ class Link:
     def push(self, node: int, packet: Packet, life: float | None, most: int) -> str | None:
         """Send a message to a node.
 
-        Returns its number, or None where the SuperLink knows the node no more.
+        Returns the number of the message, or None if the SuperLink does not know the node any more.
 
         Args:
             node: its number.
@@ -163,8 +162,8 @@ def connect(address: Address, secret: Path | None = None) -> Iterator[Link]:
 
     Args:
         address: address of the SuperLink.
-        secret: the file that the SuperLink was started with (``--superexec-auth-secret-file``); without one,
-            anybody who reaches it may start the program of a run.
+        secret: the file that the SuperLink was started with (``--superexec-auth-secret-file``); without it,
+            everyone who can connect to the SuperLink may start the program of a run.
 
     Raises:
         Unreachable: the SuperLink refuses, or does not leave the program of the run to this process.
@@ -187,7 +186,7 @@ def _begun(address: Address, secret: Path | None, folder: Path) -> Iterator[sock
     """Start a run and its program, and return the connection between the program and this process."""
     path = commands.folder_of_commands(folder / "bin")
     environment = {"FLWR_HOME": str(folder), "PATH": path, RUN: str(folder / "run")}
-    # one task is wanted, and it takes the first at once
+    # ``flower-superexec`` must take one task, and takes the first one at once
     environment["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] = "60"
     processes, trust = Processes(folder, QUIET | environment), address.options(folder)
     with socket.socket(socket.AF_UNIX) as listener:
@@ -203,8 +202,8 @@ def _begun(address: Address, secret: Path | None, folder: Path) -> Iterator[sock
         superexec = processes.start("superexec", commands.__name__, "flower-superexec", *options)
         try:
             end = _accepted(listener, processes, address)
-            # It would take tasks of other runs. The program ends as soon as its number is free, which it is
-            # not before its end is waited for.
+            # ``flower-superexec`` would take tasks of other runs. The program ends when the number of that
+            # process is free, so this process must wait for its end first.
             superexec.kill()
             yield end
         finally:

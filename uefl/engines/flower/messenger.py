@@ -28,7 +28,7 @@ _SLOW_OF_NODE = 3  # slow replies of a node after which the server reads no othe
 _STACK = 2**19  # bytes of the stack of a thread
 _NONCE = 16  # bytes
 _ROOM = 2**28  # bytes for everything except replies
-_COPIES = 4  # of a reply in memory: its parts, the message, and the frame twice
+_COPIES = 4  # copies of a reply in memory: its parts, the message, and the frame twice
 _PAUSES = (0.02, 0.5)  # seconds between two requests for a reply: at first, and after a long time
 _STORED = "uefl"
 _REASONS = {3: TORN, 5: GONE}
@@ -47,7 +47,10 @@ def passed_on(message: Message) -> Message:
 
 
 def readable(message: Message) -> bytes:
-    """Return the frame of a message, or an empty frame, which no reader accepts, if it is not ours."""
+    """Return the frame of a message, or an empty frame for a message that uefl did not send.
+
+    No reader accepts an empty frame.
+    """
     try:
         return frame_of(message.content, MESSAGE)
     except Exception:  # any run can send any records
@@ -113,7 +116,7 @@ class Messenger:
         """Pass on messages and replies until the run has ended.
 
         Raises:
-            RuntimeError: if the run has failed.
+            RuntimeError: the run has failed.
         """
         pause = _PAUSES[0]
         if self._bounded:
@@ -172,7 +175,7 @@ class Messenger:
         return number or None
 
     def _limit_memory(self) -> None:
-        """Limit the memory of this process to that of the largest replies, of all that are read at once."""
+        """Limit the memory of this process to the largest replies that are read at the same time."""
         if self._bounded:
             limit = self._used + _ROOM + _COPIES * (_AT_ONCE + len(self._slow)) * self._most
             resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.getrlimit(resource.RLIMIT_DATA)[1]))
@@ -194,7 +197,7 @@ class Messenger:
         return some
 
     def _pull(self, number: str) -> bytes | str | None:
-        """Return the reply to a message, a reason in its place, or None as long as there is neither."""
+        """Return the reply to a message, or the reason why it has none, or None while both are unknown."""
         self._begun[number] = time.monotonic()
         try:
             reply = next(iter(self._grid.pull_messages([number])), None)
@@ -206,7 +209,7 @@ class Messenger:
             return frame_of(reply.content, self._sent[number][1])
         except MemoryError:
             return LARGE
-        except Exception as error:  # a silo can make Flower raise any
+        except Exception as error:  # a silo can make Flower raise any error
             # an error of the network, by its package: Flower's exceptions are private
             if type(error).__module__.partition(".")[0] in ("httpx", "httpcore", "grpc"):
                 raise

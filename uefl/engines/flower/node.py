@@ -32,7 +32,8 @@ _PAUSE = 0.2  # seconds between two checks of the processes
 _MEMORY = 2**30 + 4 * MESSAGE  # most bytes of a process of Flower: its own data and 4 copies of a message
 _LINE = 100  # bytes
 _LOST = (b"Traceback", b"Failed to receive message", b"Failed to send message")
-"""in the log of a SuperNode that has lost its connection or a message; it does not end, and tries no more"""
+"""text in the log of a SuperNode that has lost its connection or a message. The SuperNode does not end, and
+does not try again"""
 
 Program = Callable[[Packet | None], Packet]
 """returns the reply to a message; gets None for a message that cannot be read; must not raise"""
@@ -86,7 +87,7 @@ def _not_accepted(address: Address, key: Path | None) -> Unreachable:
         else "register its public key there, and"
     )
     return Unreachable(
-        f"the SuperLink at {address.place} does not let this silo in; {why} check the clock of this machine"
+        f"the SuperLink at {address.place} does not accept this silo; {why} check the clock of this machine"
     )
 
 
@@ -122,7 +123,7 @@ def _supernode(address: Address, key: Path | None, folder: Path) -> Iterator[Cal
             seen.extend(new_output())
             if any(words in seen for words in _LOST):
                 return False
-            del seen[:-_LINE]  # the words may come in two parts
+            del seen[:-_LINE]  # the text may arrive in two parts
             return all(one.poll() is None for one in processes.all.values())
 
         start("forks", fork_server.__name__, str(home / "forks"))

@@ -1,6 +1,6 @@
 """The connected clients: which node stands for which client.
 
-A node is transport; it says its client's name when it is greeted.
+A node passes messages. Its reply to a greeting names its client.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..codec import Header, Packet
 from . import GONE
 from .link import Link
 
-_EVERY = 1.0  # seconds between two looks at the nodes
+_EVERY = 1.0  # seconds between two requests for the list of nodes
 _LIFE = 3600.0  # seconds after which a greeting is dropped
 _WORD = 60.0  # seconds after which a message to a refused node expires
 
@@ -37,15 +37,15 @@ class Roster(Protocol):
 class ClientNodes:
     """The clients of a run by name, kept up to date.
 
-    A client that starts again is a new activation of its node, or a new node; it is greeted again, and its
-    name moves there.
+    A client that starts again is a new activation of its node, or a new node. The server greets it again, and
+    the name of the client moves to it.
 
     Args:
         link: connection of the run.
         greeting: is sent to every node once; the reply has the ``client``'s name.
         admit: returns why a client that reports cannot take part, or None; a client with a reason is refused.
-        bound: for nodes with keys: by name, the hash of its key. A name that is not there belongs to the
-            first key that uses it. None: a name moves to the last node that uses it.
+        bound: for nodes with keys: by name, the hash of its key. A name without an entry belongs to the first
+            key that uses it. None: a name moves to the last node that uses it.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class ClientNodes:
 
     def _accept_report(self, number: str, report: Packet | str) -> str | None:
         node = self._greeted.pop(number)
-        if report == GONE:  # one that takes its place is another activation
+        if report == GONE:  # a process that takes its place is another activation
             return None
         if isinstance(report, str):
             self.refused[node[0]] = "it does not reply as a silo of uefl does"

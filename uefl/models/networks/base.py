@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 class Network:
     """An encoder from inputs to features, and a head from features to logits.
 
-    A codebook may be between the two. The head may be any module. Algorithms with a codebook or with
-    features of their own need the usual one, :class:`uefl.models.heads.Head`.
+    A codebook may be between encoder and head. The head may be any module. Algorithms with a codebook or with
+    features of their own need the usual head, :class:`uefl.models.heads.Head`.
 
     Args:
         shape: shape of one input, as :class:`uefl.data.inputs.Inputs` lists it.
     """
 
     inputs: ClassVar[Kind] = "images"
-    """the kind of its inputs"""
+    """the kind of the inputs"""
     ignores: ClassVar[tuple[str, ...]] = ()
-    """keys of ``[model]`` without effect on it; a configuration that sets one is refused"""
+    """keys of ``[model]`` without effect on the network; a configuration that sets such a key is refused"""
     pretrained: ClassVar[bool] = False
-    """whether the key ``pretrained`` may name weights for it"""
+    """whether the key ``pretrained`` may name weights for the network"""
 
     def __init__(self, settings: Model, shape: tuple[int, ...], inputs: Inputs = IMAGES) -> None:
         self.settings, self.shape, self.of = settings, shape, inputs
@@ -65,7 +65,7 @@ def find(name: str) -> type[Network]:
     """Return the network of a name.
 
     Raises:
-        UserError: there is none of that name.
+        UserError: no network has this name.
     """
     if name not in NETWORKS:
         hint = nearest(name, NETWORKS)

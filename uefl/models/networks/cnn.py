@@ -45,8 +45,8 @@ def small_cnn(in_channels: int, width: int) -> nn.Sequential:
     """
     stages: list[nn.Module] = []
     for channels in (width, 2 * width, 4 * width):
-        # pooled before the block's last ReLU, which is the same function with the same gradient, on a quarter
-        # of the values
+        # max-pool before the last ReLU of the block: function and gradient are the same, on a quarter of the
+        # values
         stages += [
             nn.Conv2d(in_channels, channels, 3, padding=1),
             BasicBlock(channels),

@@ -66,7 +66,7 @@ def cnn5x5(width: int) -> nn.Sequential:
 
     28x28 becomes 7x7, D = 2w.
 
-    The dropouts are off unless an arm turns them on (those by label proportions have 0.2).
+    The dropouts are off unless an arm turns them on (algorithms by label proportions set 0.2).
     """
     stages: list[nn.Module] = []
     for inputs, channels, pool in ((3, width, True), (width, width, True), (width, 2 * width, False)):
