@@ -25,9 +25,7 @@ def open_closed_streams() -> None:
         try:
             os.fstat(number)
         except OSError:
-            os.open(
-                os.devnull, os.O_RDWR
-            )  # takes the lowest free number, which is this stream
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this stream
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
 

@@ -60,7 +60,7 @@ def test_metrics_are_of_the_mean_prediction_of_the_members():
         for i, own in enumerate(m.state for m in algorithm.members)
     ]
     record = algorithm.turn()[2]
-    silo = federation().clients[2].load()
+    client = federation().clients[2].load()
 
     def probs(images):
         each = []
@@ -72,9 +72,9 @@ def test_metrics_are_of_the_mean_prediction_of_the_members():
                 each.append(workspace.net.classify(quantized.values).softmax(-1))
         return torch.stack(each)
 
-    test = probs(silo.test.images)
+    test = probs(client.test.images)
     assert record["accuracy"] == pytest.approx(
-        float((test.mean(0).argmax(1) == silo.test.labels).double().mean())
+        float((test.mean(0).argmax(1) == client.test.labels).double().mean())
     )
     assert record["entropy"] == pytest.approx(float(entropy(test.mean(0)).mean()), rel=1e-5)
     assert record["entropy_deterministic"] == pytest.approx(float(entropy(test[0]).mean()), rel=1e-5)
@@ -82,7 +82,7 @@ def test_metrics_are_of_the_mean_prediction_of_the_members():
         float((entropy(test.mean(0)) - entropy(test).mean(0)).mean()), abs=1e-5
     )
     assert record["holdout_entropy"] == pytest.approx(
-        float(entropy(probs(silo.holdout.images).mean(0)).mean()), rel=1e-5
+        float(entropy(probs(client.holdout.images).mean(0)).mean()), rel=1e-5
     )
 
 

@@ -72,8 +72,8 @@ def test_a_record_has_each_metric_under_its_name():
     one, workspace, _ = arm(settings("fedavg", dropout=0.0))
     last = finish(one)[-3:]
     workspace.flat.set(*(one.members[0].state.tensors[name] for name in ("values", "buffers")))
-    for silo, record in zip(federation().clients, last, strict=True):
-        data = silo.load()
+    for client, record in zip(federation().clients, last, strict=True):
+        data = client.load()
         with torch.no_grad():
             test, held = (
                 workspace.net.eval()(workspace.normalize(part.images)).softmax(1)

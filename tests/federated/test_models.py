@@ -85,10 +85,12 @@ def small_images(*sizes):
             torch.arange(n * 3 * 32 * 32).reshape(n, 3, 32, 32).mul(37).to(torch.uint8), torch.arange(n) % 3
         )
 
-    silos = tuple(
+    clients = tuple(
         ClientData.of(f"silo-{i}", LabeledData(split(n), split(3), split(3))) for i, n in enumerate(sizes)
     )
-    return Federation("labeled", silos, ("a", "b", "c"), (3, 32, 32), (0.5,) * 3, (0.3,) * 3, digest="small")
+    return Federation(
+        "labeled", clients, ("a", "b", "c"), (3, 32, 32), (0.5,) * 3, (0.3,) * 3, digest="small"
+    )
 
 
 @pytest.mark.parametrize(

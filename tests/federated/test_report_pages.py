@@ -370,14 +370,14 @@ def test_given_clients_with_other_images_are_other_data(tmp_path):
     runs = []
     for i, (name, of_class) in enumerate(counts.items()):
         path = sample_runs.write(tmp_path / name, seed=i, **{"data.source": "arrays"})
-        silos = {
+        clients = {
             "clinic": {
                 "train": {"images_of_class": of_class},
                 "angle": 3.0,
                 "test": {"images_of_class": [1, 1]},
             }
         }
-        (path / "manifest.json").write_text(json.dumps({"classes": ["0", "1", "2", "3"], "silos": silos}))
+        (path / "manifest.json").write_text(json.dumps({"classes": ["0", "1", "2", "3"], "silos": clients}))
         runs.append(read_run(path))
     assert [[run.path.name for run in group] for group in by_data(runs)] == [["a", "b"], ["c"]]
 

@@ -332,11 +332,11 @@ def test_a_model_is_loaded_once_in_a_turn(keys, monkeypatch):
 
 def test_data_of_a_client_are_read_once_when_needed():
     read = []
-    silos = [
+    recorded = [
         replace(client, load=lambda client=client: (read.append(client.name), client.load())[1])
         for client in federation().clients
     ]
-    clients = Clients(tuple(silos), torch.device("cpu"))
+    clients = Clients(tuple(recorded), torch.device("cpu"))
     clients.data("silo-1")
     clients.data("silo-1")
     assert read == ["silo-1"]

@@ -69,8 +69,8 @@ def test_training_accuracy_is_measured_in_the_steps():
     )
     records = finish(one)
     workspace.net.train()
-    for silo, record in zip(federation().clients, records, strict=True):
-        train = silo.load().train
+    for client, record in zip(federation().clients, records, strict=True):
+        train = client.load().train
         with torch.no_grad():
             right = workspace.net(workspace.normalize(train.images)).argmax(1) == train.labels
         assert record["train_accuracy"] == pytest.approx(float(right.double().mean()))
@@ -83,9 +83,9 @@ def test_the_loss_of_the_quantizer_is_recorded():
     codebook = one.members[0].state.tensors["part.0"].clone()
     records = finish(one)
     workspace.net.train()
-    for silo, record in zip(federation().clients, records, strict=True):
+    for client, record in zip(federation().clients, records, strict=True):
         out = uefl_kernels.vq(
-            workspace.net.tokens(workspace.normalize(silo.load().train.images)),
+            workspace.net.tokens(workspace.normalize(client.load().train.images)),
             codebook,
             commitment_weight=0.25,
         )

@@ -66,11 +66,11 @@ def federation(
     unseen: int = 0,
     server: ServerData | None = None,
 ) -> Federation:
-    silos = []
+    clients = []
     for i in range(len(sizes)):
         train, test = split(sizes[i], 3 * i, noise[i]), split(12, 3 * i + 1, noise[i])
         data = LabeledData(train, test if test_is_holdout else split(12, 3 * i + 2, noise[i]), test)
-        silos.append(ClientData.of(f"silo-{i}", data))
+        clients.append(ClientData.of(f"silo-{i}", data))
     nothing = split(0, 0, 0.1)
     others = [
         ClientData.of(f"unseen-{i}", LabeledData(nothing, nothing, split(12, 90 + i, 0.2)))
@@ -78,7 +78,7 @@ def federation(
     ]
     return Federation(
         "labeled",
-        tuple(silos),
+        tuple(clients),
         ("a", "b", "c"),
         (1, 8, 8),
         (0.3,),

@@ -28,7 +28,7 @@ def settings(algorithm: str, **keys: Any) -> Config:
 
 
 def federation(clients: int = 2, images: int = 60, sets: int = 4, noise: float = 0.2) -> Federation:
-    silos = []
+    data_of = []
     for c in range(clients):
         rng, mine = np.random.default_rng(c), split(images, 10 * c, noise)
         labels = mine.labels.numpy()
@@ -36,10 +36,10 @@ def federation(clients: int = 2, images: int = 60, sets: int = 4, noise: float =
         table = torch.from_numpy(realized(labels[chosen], ids, sets, 3))
         test = split(24, 10 * c + 1, noise)
         data = SetData(mine.images[chosen], torch.from_numpy(ids), table, mine.labels[chosen], None, test)
-        silos.append(ClientData.of(f"client-{c}", data))
+        data_of.append(ClientData.of(f"client-{c}", data))
     server = ServerData(split(30, 98, noise), split(30, 99, noise))
     return Federation(
-        "sets", tuple(silos), ("a", "b", "c"), (1, 8, 8), (0.3,), (0.4,), (), server, digest="tiny sets"
+        "sets", tuple(data_of), ("a", "b", "c"), (1, 8, 8), (0.3,), (0.4,), (), server, digest="tiny sets"
     )
 
 

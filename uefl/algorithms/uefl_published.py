@@ -6,8 +6,8 @@ Differences from the corrected algorithm (``uefl/server.py``):
 
 * no codeword is ever averaged: every client keeps a copy of the whole codebook module, also of the "shared"
   part;
-* at the start of an iteration every client starts from the *last* client's copy;
-* k-means then runs in every silo, uncertain or not, and overwrites the part that the silo points at: part
+* at the start of an iteration every client starts from the *last* client's copy; * k-means then runs at every
+client, uncertain or not, and overwrites the part that the client points at: part
   0, the shared one, in a client that was never extended;
 * a client sees part 0 and the part it points at, never an older extension; after each extension a spare
   part is added;

@@ -114,9 +114,9 @@ def check_disjoint(manifest: Entry) -> None:
 
 def _entries(manifest: Entry) -> Iterator[tuple[str, Entry]]:
     for group in ("silos", "unseen"):
-        for name, silo in manifest[group].items():
+        for name, client in manifest[group].items():
             for part in ("train", *_MEASURED):
-                if part in silo and not (part == "holdout" and manifest.get("legacy_holdout")):
-                    yield f"{name}/{part}", silo[part]
+                if part in client and not (part == "holdout" and manifest.get("legacy_holdout")):
+                    yield f"{name}/{part}", client[part]
     for part, entry in manifest["server"].items():
         yield f"server/{part}", entry

@@ -143,7 +143,7 @@ def _data(run: RunFolder) -> str:
     The key is the section of the configuration. For clients given in Python, the key also has the number of
     images of each class and client.
     """
-    silos = run.manifest.get("silos", {}) if run.config.data.source == "arrays" else {}
+    clients = run.manifest.get("silos", {}) if run.config.data.source == "arrays" else {}
     counts = {
         name: [
             sum(column)
@@ -151,7 +151,7 @@ def _data(run: RunFolder) -> str:
                 *(part["images_of_class"] for part in client.values() if isinstance(part, dict)), strict=True
             )
         ]
-        for name, client in silos.items()
+        for name, client in clients.items()
     }
     return json.dumps([run.config.data.table(), counts], sort_keys=True)
 

@@ -163,8 +163,10 @@ def _class_counts(run: RunFolder) -> list[Block]:
     return ["Training images of each class, including the holdout:", table] if rows else []
 
 
-def _labeled(silos: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    return [(name, client) for name, client in silos.items() if "images_of_class" in client.get("train", {})]
+def _labeled(clients: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    return [
+        (name, client) for name, client in clients.items() if "images_of_class" in client.get("train", {})
+    ]
 
 
 def _legend(run: RunFolder) -> str:

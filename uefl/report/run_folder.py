@@ -527,13 +527,13 @@ def _is_manifest(found: Any) -> bool:
     """Return whether the parts of a manifest that a report reads have their types."""
     if not isinstance(found, dict):
         return False
-    classes, silos = found.get("classes", []), found.get("silos", {})
+    classes, clients = found.get("classes", []), found.get("silos", {})
     if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
         return False
-    if not isinstance(silos, dict) or not all(isinstance(client, dict) for client in silos.values()):
+    if not isinstance(clients, dict) or not all(isinstance(client, dict) for client in clients.values()):
         return False
     parts = [
-        client[use] for client in silos.values() for use in ("train", "holdout", "test") if use in client
+        client[use] for client in clients.values() for use in ("train", "holdout", "test") if use in client
     ]
     counts = [part.get("images_of_class", []) if isinstance(part, dict) else None for part in parts]
     return all(isinstance(of, list) and all(type(number) is int for number in of) for of in counts)

@@ -14,9 +14,7 @@ from ..client.work import RESERVED
 from ..engines.base import Reply
 from ..errors import RunError
 
-_DIVERGED = (
-    1e3  # factor of the first training loss: more than the variation in a run that learns
-)
+_DIVERGED = 1e3  # factor of the first training loss: more than the variation in a run that learns
 _OUTLIER = 100  # factor of the largest elements of the other updates
 _LARGEST = 3.4028234663852886e38  # largest number in float32, so that sums stay finite
 _ROUNDING = 1e-3

@@ -68,9 +68,9 @@ def pairs(*splits: Split):
     )
 
 
-def whole(silo):
+def whole(client):
     """Return all images of a client."""
-    return pairs(silo.train, silo.holdout, silo.test)
+    return pairs(client.train, client.holdout, client.test)
 
 
 def same(a: Split, b: Split) -> bool:

@@ -26,13 +26,13 @@ def test_demo_is_nine_clients_of_rotated_digits():
     assert federation.shape == (1, 28, 28)
     assert federation.kind == "labeled"
     table = digits()
-    for i, (silo, angle) in enumerate(zip(load(federation), NINE, strict=True)):
-        assert (len(silo.train), len(silo.holdout), len(silo.test)) == (360, 40, 100)
+    for i, (client, angle) in enumerate(zip(load(federation), NINE, strict=True)):
+        assert (len(client.train), len(client.holdout), len(client.test)) == (360, 40, 100)
         train, test = (
             split_of(table, table.train[500 * i + a : 500 * i + b]) for a, b in ((0, 400), (400, 500))
         )
-        assert pairs(silo.train, silo.holdout) == pairs(Split(rotate(train.images, angle), train.labels))
-        assert same(silo.test, Split(rotate(test.images, angle), test.labels))
+        assert pairs(client.train, client.holdout) == pairs(Split(rotate(train.images, angle), train.labels))
+        assert same(client.test, Split(rotate(test.images, angle), test.labels))
 
 
 def test_sizes_are_known_before_a_pixel_is_read():
@@ -64,7 +64,7 @@ def test_imbalanced_rotations_turn_one_client_each():
 
 
 def test_dealt_clients_share_no_image():
-    images = [image for silo in load(labeled(clients=6)) for image, _ in whole(silo)]
+    images = [image for client in load(labeled(clients=6)) for image, _ in whole(client)]
     assert len(set(images)) == len(images) == 180
 
 
@@ -85,8 +85,8 @@ def test_seed_changes_the_holdout_and_not_the_silo():
     ("share", "count"), [(0.1, 2), (0.5, 10), (0.001, 1)], ids=["tenth", "half", "at-least-one"]
 )
 def test_holdout_share(share, count):
-    silo = load(labeled(clients=2, holdout=share))[0]
-    assert (len(silo.train), len(silo.holdout)) == (20 - count, count)
+    client = load(labeled(clients=2, holdout=share))[0]
+    assert (len(client.train), len(client.holdout)) == (20 - count, count)
 
 
 def test_holdout_that_takes_everything_is_refused():
@@ -98,7 +98,7 @@ def test_mean_and_deviation_over_the_training_images():
     federation = labeled(angles=[0, 120])
     images = (
         torch.cat(
-            [split.images for silo in load(federation) for split in (silo.train, silo.holdout)]
+            [split.images for client in load(federation) for split in (client.train, client.holdout)]
         ).double()
         / 255
     )
@@ -126,10 +126,10 @@ def test_names_of_ten_clients_sort_as_numbers():
 def test_legacy_holdout_and_center_equal_the_published_ones():
     published = load(labeled(angles=[0, 120], legacy_center=True, legacy_holdout=True))
     plain = load(labeled(clients=2))
-    for silo, upright in zip(published, plain, strict=True):
-        assert len(silo.train) == 20
-        assert same(silo.holdout, silo.test)
-        assert torch.equal(silo.test.labels, upright.test.labels)
+    for client, upright in zip(published, plain, strict=True):
+        assert len(client.train) == 20
+        assert same(client.holdout, client.test)
+        assert torch.equal(client.test.labels, upright.test.labels)
     assert torch.equal(published[0].test.images, plain[0].test.images)
     assert torch.equal(published[1].test.images, rotate(plain[1].test.images, 120, legacy_center=True))
     assert not torch.equal(published[1].test.images, rotate(plain[1].test.images, 120))
@@ -139,8 +139,8 @@ def test_mnist_keeps_its_own_splits_in_file_order(idx_root, monkeypatch):
     table = mnist(idx_root)
     given = load(labeled("mnist", clients=2, data_root=idx_root))
     monkeypatch.setenv("UEFL_DATA", str(idx_root))
-    for silo, named in zip(load(labeled("mnist", clients=2)), given, strict=True):
-        assert whole(silo) == whole(named)
+    for client, named in zip(load(labeled("mnist", clients=2)), given, strict=True):
+        assert whole(client) == whole(named)
     assert pairs(given[1].train, given[1].holdout) == pairs(split_of(table, np.arange(20, 40)))
     assert same(given[1].test, split_of(table, np.arange(50, 60)))
 
@@ -148,8 +148,8 @@ def test_mnist_keeps_its_own_splits_in_file_order(idx_root, monkeypatch):
 def test_first_classes_leave_the_others_out():
     federation = labeled(clients=2, first_classes=3)
     assert federation.classes == ("0", "1", "2")
-    for silo in load(federation):
-        assert silo.train.labels.unique().tolist() == [0, 1, 2]
+    for client in load(federation):
+        assert client.train.labels.unique().tolist() == [0, 1, 2]
     with pytest.raises(UserError, match=r"key 'first_classes': .*\b10, .*digits; got 11"):
         labeled(clients=2, first_classes=11)
 
@@ -187,23 +187,23 @@ def test_error_without_mnist_names_the_fetch_command(monkeypatch):
 
 
 def test_own_clients_keep_their_number_size_and_angle(make_images, tmp_path):
-    for silo, count in (("a", 6), ("b", 12), ("c", 30)):
+    for client, count in (("a", 6), ("b", 12), ("c", 30)):
         for label in ("cat", "dog"):
-            make_images(f"silos/{silo}/{label}", count=count, size=(8, 8))
+            make_images(f"silos/{client}/{label}", count=count, size=(8, 8))
     federation = labeled(tmp_path / "silos")
-    silos = load(federation)
-    assert [len(s.train) + len(s.holdout) + len(s.test) for s in silos] == [12, 24, 60]
-    assert [len(s.test) for s in silos] == [4, 8, 20]  # a third, as 10 of 20 + 10
+    clients = load(federation)
+    assert [len(s.train) + len(s.holdout) + len(s.test) for s in clients] == [12, 24, 60]
+    assert [len(s.test) for s in clients] == [4, 8, 20]  # a third, as 10 of 20 + 10
     table = read_folder(tmp_path / "silos")
-    assert [whole(silo) for silo in silos] == [
+    assert [whole(client) for client in clients] == [
         pairs(split_of(table, table.of_group(name)[0])) for name in "abc"
     ]
 
 
 @pytest.mark.parametrize("folder", [True, False], ids=["folder", "npz"])
 def test_keys_of_clients_that_are_dealt_are_refused(make_images, make_npz, tmp_path, folder):
-    for silo in ("a/cat", "a/dog", "b/cat", "b/dog"):
-        make_images(f"silos/{silo}")
+    for client in ("a/cat", "a/dog", "b/cat", "b/dog"):
+        make_images(f"silos/{client}")
     path = tmp_path / "silos" if folder else make_npz()
     with pytest.raises(UserError, match=r"key 'clients': .*\b2 clients.*\b5$"):
         labeled(path, clients=5)
@@ -220,10 +220,10 @@ def test_a_data_set_has_no_clients_of_its_own():
 @pytest.mark.parametrize("seed", range(5))
 def test_own_split_takes_its_share_of_every_class(make_npz, seed):
     labels = np.array([0] * 19 + [1] * 12 + [2] * 8 + [3])
-    silo = load(labeled(make_npz(labels=labels, silo=np.zeros(40, int)), seed=seed))[0]
-    assert len(silo.test) == round(40 / 3)
+    client = load(labeled(make_npz(labels=labels, silo=np.zeros(40, int)), seed=seed))[0]
+    assert len(client.test) == round(40 / 3)
     share = np.bincount(labels) / 3
-    assert (np.abs(silo.test.labels.bincount(minlength=4).numpy() - share) < 1).all()
+    assert (np.abs(client.test.labels.bincount(minlength=4).numpy() - share) < 1).all()
 
 
 def test_own_split_is_seeded(make_npz):
@@ -267,9 +267,9 @@ def test_npz_pool_is_dealt_and_turned(make_npz):
     }
     path = make_npz(images=None, labels=None, silo=None, **arrays)
     plain, turned = load(labeled(path, clients=2)), load(labeled(path, angles=[0, 90]))
-    assert [len(silo.test) for silo in plain] == [10, 10]
+    assert [len(client.test) for client in plain] == [10, 10]
     assert torch.equal(turned[1].test.images, torch.rot90(plain[1].test.images, 1, (-2, -1)))
-    dealt = [pair for silo in plain for pair in pairs(silo.train, silo.holdout)]
+    dealt = [pair for client in plain for pair in pairs(client.train, client.holdout)]
     assert sorted(dealt) == sorted(
         (image.tobytes(), int(y)) for image, y in zip(arrays["x_train"], arrays["y_train"], strict=True)
     )
@@ -291,9 +291,9 @@ def test_client_with_an_empty_split_is_refused(make_npz, everything_is_test):
 
 
 def test_a_client_is_read_without_the_others(make_images, tmp_path):
-    for silo in ("a", "b"):
+    for client in ("a", "b"):
         for label in ("cat", "dog"):
-            make_images(f"silos/{silo}/{label}")
+            make_images(f"silos/{client}/{label}")
     federation = labeled(tmp_path / "silos")
     for path in (tmp_path / "silos" / "b").rglob("*.png"):
         path.unlink()
@@ -331,7 +331,9 @@ def test_real_npz_is_dealt(data_root, name, shape):
     assert federation.shape == by_name.shape == shape
     assert len(federation.classes) == (43 if "gtsrb" in name else 10)
     assert any(f"{name}.npz" in note for note in by_name.notes)
-    assert all(len(silo.train.labels.unique()) > len(federation.classes) * 0.8 for silo in load(federation))
+    assert all(
+        len(client.train.labels.unique()) > len(federation.classes) * 0.8 for client in load(federation)
+    )
 
 
 @pytest.mark.data

@@ -21,11 +21,11 @@ def test_manifest_has_the_file_position_of_every_image():
     federation = labeled(angles=[0, 120])
     table, entry = digits(), federation.manifest["silos"]["silo-1"]
     rows = np.array(entry["train"]["indices"])
-    silo = load(labeled(clients=2))[1]
-    np.testing.assert_array_equal(table.images.read(rows, 0).numpy(), silo.train.images.numpy())
-    np.testing.assert_array_equal(table.labels[rows], silo.train.labels.numpy())
+    client = load(labeled(clients=2))[1]
+    np.testing.assert_array_equal(table.images.read(rows, 0).numpy(), client.train.images.numpy())
+    np.testing.assert_array_equal(table.labels[rows], client.train.labels.numpy())
     assert entry["angle"] == 120.0
-    assert entry["train"]["images_of_class"] == silo.train.labels.bincount(minlength=10).tolist()
+    assert entry["train"]["images_of_class"] == client.train.labels.bincount(minlength=10).tolist()
     assert federation.manifest["partition"] == {
         "scheme": "rotations",
         "angles": [0.0, 120.0],
@@ -114,11 +114,11 @@ def test_published_holdout_is_the_test_split_and_is_noted():
 
 def test_sets_name_the_set_of_every_image_and_their_priors():
     federation = sets(clients=2, train_per_client=300, test_per_client=20, labeled=30, validation=20)
-    silo, entry = load(federation)[1], federation.manifest["silos"]["client-1"]
-    assert entry["train"]["sets"] == silo.sets.tolist()
-    assert entry["train"]["priors"] == silo.priors.tolist()
+    client, entry = load(federation)[1], federation.manifest["silos"]["client-1"]
+    assert entry["train"]["sets"] == client.sets.tolist()
+    assert entry["train"]["priors"] == client.priors.tolist()
     np.testing.assert_array_equal(
-        digits().images.read(np.array(entry["train"]["indices"]), 0).numpy(), silo.images.numpy()
+        digits().images.read(np.array(entry["train"]["indices"]), 0).numpy(), client.images.numpy()
     )
     assert set(federation.manifest["server"]) == {"labeled", "validation"}
     stolen = federation.manifest["server"]["labeled"]["indices"]
@@ -138,11 +138,11 @@ def test_overlapping_sets_repeat_images_of_one_client_only():
 
 def test_own_sets_are_named_by_file_or_archive(tmp_path):
     federation = sets(write(tmp_path / "here"))
-    silos = federation.manifest["silos"]
-    assert silos["berlin"]["train"]["files"][0] == "clients/berlin/a/0.png"
-    assert silos["madrid"]["train"]["in"] == "clients/madrid.npz"
-    assert silos["madrid"]["train"]["indices"] == list(range(32))
-    assert silos["madrid"]["test"]["in"] == "test.npz"
+    clients = federation.manifest["silos"]
+    assert clients["berlin"]["train"]["files"][0] == "clients/berlin/a/0.png"
+    assert clients["madrid"]["train"]["in"] == "clients/madrid.npz"
+    assert clients["madrid"]["train"]["indices"] == list(range(32))
+    assert clients["madrid"]["test"]["in"] == "test.npz"
     assert federation.digest == sets(write(tmp_path / "there")).digest
     manifest = dict(federation.manifest)
     assert digest(manifest) == federation.digest
@@ -178,10 +178,10 @@ KNOWN = {
 
 
 def fingerprint(federation):
-    silos = federation.manifest["silos"]
+    clients = federation.manifest["silos"]
     return {
-        name: {part: (e["sha256"], e.get("sets")) for part, e in silo.items() if isinstance(e, dict)}
-        for name, silo in silos.items()
+        name: {part: (e["sha256"], e.get("sets")) for part, e in client.items() if isinstance(e, dict)}
+        for name, client in clients.items()
     }
 
 

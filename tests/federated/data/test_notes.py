@@ -12,7 +12,7 @@ from uefl.errors import UserError
 from .common import labeled, sets
 
 
-def silo(rng, labels, size=(6, 6)):
+def labeled_client(rng, labels, size=(6, 6)):
     return rng.integers(0, 256, (len(labels), *size), dtype=np.uint8), np.array(labels)
 
 
@@ -20,7 +20,11 @@ def made(*clients, **keys):
     """Return a federation from (training labels, test labels) of each client."""
     rng = np.random.default_rng(0)
     return from_arrays(
-        {f"c{i}": (silo(rng, train), silo(rng, test)) for i, (train, test) in enumerate(clients)}, **keys
+        {
+            f"c{i}": (labeled_client(rng, train), labeled_client(rng, test))
+            for i, (train, test) in enumerate(clients)
+        },
+        **keys,
     )
 
 

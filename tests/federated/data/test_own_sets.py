@@ -60,13 +60,13 @@ def write(root, rows=ROWS, table="csv", npz=True, server=("test", "labeled", "va
 @pytest.mark.parametrize("npz", [True, False])
 def test_own_sets_are_read(tmp_path, table, npz):
     fed = build(write(tmp_path, table=table, npz=npz))
-    assert [silo.name for silo in load(fed)] == ["berlin", "madrid"]
+    assert [client.name for client in load(fed)] == ["berlin", "madrid"]
     assert fed.classes == ("cat", "dog")
-    assert [silo.sizes.tolist() for silo in load(fed)] == [[16, 16], [16, 16]]
+    assert [client.sizes.tolist() for client in load(fed)] == [[16, 16], [16, 16]]
     assert load(fed)[0].priors.tolist() == [[0.75, 0.25], [0.25, 0.75]]
     assert load(fed)[1].priors.tolist() == [[0.5, 0.5], [0.75, 0.25]]  # by number: 9 before 10
-    assert all(silo.labels is None for silo in load(fed))
-    assert [len(silo.test) for silo in load(fed)] == [10, 10]
+    assert all(client.labels is None for client in load(fed))
+    assert [len(client.test) for client in load(fed)] == [10, 10]
     bright = load(fed)[1].images[load(fed)[1].sets == 1].float().mean((1, 2, 3)) > 125
     assert int(bright.sum()) == 12
     assert (len(fed.server.labeled), len(fed.server.validation)) == (20, 20)
@@ -292,7 +292,7 @@ def test_classes_that_differ_where_there_is_no_table(tmp_path):
 
 def test_without_test_images_nothing_is_dealt(tmp_path):
     fed = build(write(tmp_path, server=()))
-    assert [silo.test for silo in load(fed)] == [None, None]
+    assert [client.test for client in load(fed)] == [None, None]
     assert not [line for line in fed.describe().splitlines() if re.search(r"\d+ test", line)]
 
 

@@ -227,7 +227,7 @@ def test_dirichlet_is_turned_and_may_have_clients_of_one_class():
     assert [entry.get("angle", 0.0) for entry in entries.values()] == [0.0, 15.0, 30.0]
     # realized, for the reader
     counts = np.array([entry["train"]["images_of_class"] for entry in entries.values()])
-    labels = [silo.train.labels.bincount(minlength=10).tolist() for silo in load(federation)]
+    labels = [client.train.labels.bincount(minlength=10).tolist() for client in load(federation)]
     assert counts.tolist() == labels
     assert any(re.search(r"client '\S+' .*training .*class '", note) for note in federation.notes)
     assert (counts > 0).sum(1).min() < 5
@@ -272,9 +272,9 @@ def test_classes_per_client_that_do_not_fit_are_refused():
 
 def test_one_class_per_client_trains():
     federation = labeled(clients=10, partition={"scheme": "classes", "per_client": 1})
-    for k, silo in enumerate(load(federation)):
-        assert silo.train.labels.unique().tolist() == [k]
-        assert silo.test.labels.unique().tolist() == [k]
+    for k, client in enumerate(load(federation)):
+        assert client.train.labels.unique().tolist() == [k]
+        assert client.test.labels.unique().tolist() == [k]
 
 
 # --- domains ----------------------------------------------------------------------------------------------

@@ -100,7 +100,7 @@ def folder(tmp_path, case):
 
 def everything(federation):
     return torch.cat(
-        [split.images for silo in load(federation) for split in (silo.train, silo.holdout, silo.test)]
+        [split.images for client in load(federation) for split in (client.train, client.holdout, client.test)]
     )
 
 
@@ -335,10 +335,10 @@ def test_hidden_colors_do_not_matter():
 def test_all_damaged_files_are_named(tmp_path):
     """The error also names images of other clients, with damaged headers or pixels."""
     root = tmp_path / "silos"
-    for silo in ("a", "b"):
+    for client in ("a", "b"):
         for label in ("cat", "dog"):
             for i in range(6):
-                write(root / silo / label / f"{i}.png", Image.fromarray(COLOR + i))
+                write(root / client / label / f"{i}.png", Image.fromarray(COLOR + i))
     cut = [root / "a/cat/3.png", root / "b/dog/5.png"]
     for path in cut:
         path.write_bytes(path.read_bytes()[:-40])

@@ -59,9 +59,9 @@ def frame(seed, names="abcde", **more):
     return pandas.DataFrame(values, columns=list(names)).assign(label=np.where(labels, "yes", "no"), **more)
 
 
-def write(folder, silos=2):
+def write(folder, clients=2):
     folder.mkdir()
-    for i in range(silos):
+    for i in range(clients):
         frame(i).to_csv(folder / f"silo-{i}.csv", index=False)
     return folder
 
@@ -340,7 +340,7 @@ def test_whole_floats_and_integers_name_the_same_classes(tmp_path):
 
 def test_names_in_digits_keep_their_zeros(tmp_path):
     """As numbers, 007 and 7 would be one class and one client."""
-    rows = "".join(f"{i},{label},{silo}\n" for i, (label, silo) in enumerate(NUMBERED * 6))
+    rows = "".join(f"{i},{label},{client}\n" for i, (label, client) in enumerate(NUMBERED * 6))
     (tmp_path / "t.csv").write_text("a,label,silo\n" + rows)
     fed = build(Data(source=str(tmp_path / "t.csv")), kind="labeled", seed=0)
     assert fed.classes == ("007", "1e2", "7")

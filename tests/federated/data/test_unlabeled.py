@@ -46,19 +46,19 @@ def build(**keys):
 def test_every_image_is_in_one_set_and_priors_are_its_shares(split, sets, clients):
     fed = build(split=split, sets=sets, clients=clients, train_per_client=1800 // clients, test_per_client=40)
     total = 1800 // clients * clients
-    assert sum(len(silo.sets) for silo in load(fed)) == total
-    pixels = torch.cat([silo.images for silo in load(fed)]).flatten(1)
+    assert sum(len(client.sets) for client in load(fed)) == total
+    pixels = torch.cat([client.images for client in load(fed)]).flatten(1)
     whole = build(split=split, sets=2, clients=1, train_per_client=total, test_per_client=40)
     assert sorted(map(bytes, pixels.numpy())) == sorted(map(bytes, load(whole)[0].images.flatten(1).numpy()))
-    for silo in load(fed):
+    for client in load(fed):
         histogram = np.zeros((sets, 10))
-        np.add.at(histogram, (silo.sets.numpy(), silo.labels.numpy()), 1)
-        np.testing.assert_array_equal(silo.sizes.numpy(), histogram.sum(1))
+        np.add.at(histogram, (client.sets.numpy(), client.labels.numpy()), 1)
+        np.testing.assert_array_equal(client.sizes.numpy(), histogram.sum(1))
         np.testing.assert_allclose(
-            silo.priors.numpy(), histogram / histogram.sum(1, keepdims=True), rtol=1e-15
+            client.priors.numpy(), histogram / histogram.sum(1, keepdims=True), rtol=1e-15
         )
-        assert silo.sizes.min() > 0
-        np.testing.assert_allclose(silo.priors.sum(1), 1, rtol=1e-12)
+        assert client.sizes.min() > 0
+        np.testing.assert_allclose(client.priors.sum(1), 1, rtol=1e-12)
 
 
 def test_no_client_loses_a_class_when_demand_exceeds_supply():
@@ -111,15 +111,15 @@ def test_only_iid_clients_share_their_drawn_priors():
 
 def tensors(fed):
     """Return everything that a run depends on."""
-    for silo in load(fed):
+    for client in load(fed):
         yield from (
-            silo.images,
-            silo.sets,
-            silo.priors,
-            silo.labels,
-            silo.drawn,
-            silo.test.images,
-            silo.test.labels,
+            client.images,
+            client.sets,
+            client.priors,
+            client.labels,
+            client.drawn,
+            client.test.images,
+            client.test.labels,
         )
 
 
@@ -133,11 +133,14 @@ def test_equal_seeds_repeat_and_other_seeds_differ():
 
 def test_the_parts_of_the_pool_do_not_overlap():
     fed = build(labeled=200, validation=100)
-    parts = [silo.images for silo in load(fed)] + [fed.server.labeled.images, fed.server.validation.images]
-    parts += [silo.test.images for silo in load(fed)]
+    parts = [client.images for client in load(fed)] + [
+        fed.server.labeled.images,
+        fed.server.validation.images,
+    ]
+    parts += [client.test.images for client in load(fed)]
     rows = torch.cat(parts).flatten(1).unique(dim=0)
     assert len(rows) == 900 + 200 + 100 + 150
-    assert [len(silo.test) for silo in load(fed)] == [50, 50, 50]
+    assert [len(client.test) for client in load(fed)] == [50, 50, 50]
     assert "900 unlabeled" in fed.describe()
     assert "200 labeled, 100 validation" in fed.describe()
 
@@ -207,10 +210,10 @@ def test_published_statistics_on_mnist(data_root):
     }
     fed = build(**keys, overlap=True, legacy_column_norm=True)
     # the published code: 7146-7150 drawn, about 5023 unique, floor 2.123 to 2.143 over three seeds
-    for silo in load(fed):
-        assert 7100 <= len(silo.sets) <= 7200
-        assert 4900 <= len(silo.images.flatten(1).unique(dim=0)) <= 5150
-        assert 2.11 < smallest_surrogate_loss(silo, legacy=True) < 2.15
+    for client in load(fed):
+        assert 7100 <= len(client.sets) <= 7200
+        assert 4900 <= len(client.images.flatten(1).unique(dim=0)) <= 5150
+        assert 2.11 < smallest_surrogate_loss(client, legacy=True) < 2.15
     assert fed.server.labeled.labels.bincount().tolist() == [
         1195,
         1357,
@@ -223,24 +226,24 @@ def test_published_statistics_on_mnist(data_root):
         1181,
         1178,
     ]
-    together = sum(silo.labels.bincount(minlength=10) for silo in load(build(**keys)))
+    together = sum(client.labels.bincount(minlength=10) for client in load(build(**keys)))
     assert together.tolist() == [3534, 4113, 3542, 3690, 3507, 3230, 3567, 3721, 3472, 3624]
 
 
 def test_the_floor_is_the_loss_of_a_perfect_classifier():
     import uefl_kernels
 
-    silo = load(build())[0]
-    matrix = uefl_kernels.log_transition_matrix(silo.priors, silo.sizes.double() / silo.sizes.sum())
-    logits = torch.full((len(silo.sets), 10), -300.0, dtype=torch.float64).scatter_(
-        1, silo.labels[:, None], 300.0
+    client = load(build())[0]
+    matrix = uefl_kernels.log_transition_matrix(client.priors, client.sizes.double() / client.sizes.sum())
+    logits = torch.full((len(client.sets), 10), -300.0, dtype=torch.float64).scatter_(
+        1, client.labels[:, None], 300.0
     )
     for legacy, kernel in (
         (False, uefl_kernels.transition_nll),
         (True, uefl_kernels.transition_double_softmax),
     ):
-        floor = smallest_surrogate_loss(silo, legacy=legacy)
-        assert float(kernel(logits, silo.sets, matrix).mean()) == pytest.approx(floor, rel=1e-12)
+        floor = smallest_surrogate_loss(client, legacy=legacy)
+        assert float(kernel(logits, client.sets, matrix).mean()) == pytest.approx(floor, rel=1e-12)
 
 
 # --- priors that are not exact ----------------------------------------------------------------------------
@@ -264,7 +267,9 @@ def test_estimated_priors_are_near_the_true_ones():
     error = torch.cat([(a.priors - b.priors).abs().flatten() for a, b in zip(exact, estimated, strict=True)])
     chance = torch.cat([(a.priors - 0.1).abs().flatten() for a in exact])
     assert error.mean() < 0.03 < 0.06 < chance.mean()
-    assert all(torch.allclose(silo.priors.sum(1), torch.ones(10, dtype=torch.float64)) for silo in estimated)
+    assert all(
+        torch.allclose(client.priors.sum(1), torch.ones(10, dtype=torch.float64)) for client in estimated
+    )
 
 
 def test_estimated_priors_of_separable_classes_are_exact():

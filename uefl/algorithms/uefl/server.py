@@ -56,7 +56,7 @@ class UEFL(CodebookAlgorithm):
         if self.kept_at_silos and any(len(group) == 1 for group in self.sharing) and federation.unseen:
             raise UserError(
                 f"key 'arms.{arm}.personal': a client that is only measured needs codewords that all clients"
-                " share, but a group of one client keeps its codewords at its silo; leave it out"
+                " share, but a group of one client keeps its codewords with this client; leave it out"
             )
         grouped = Counter(name for group in self.sharing for name in group)
         for name in sorted({*grouped, *self.context.clients}):
@@ -85,7 +85,7 @@ class UEFL(CodebookAlgorithm):
 
         ``part_clients``: the clients that see each part. ``uncertain``: clients above the threshold after
         the last iteration. ``pending``: clients that still need new codewords. ``extended``: clients extended
-        in the last round. ``at_silo``: number of rows of a client's codebook that its silo has trained and
+        in the last round. ``at_silo``: number of rows of a client's codebook that the client has trained and
         keeps, by client.
         """
         state = super().server_state(values, buffers, net)
@@ -134,7 +134,7 @@ class UEFL(CodebookAlgorithm):
 
     @property
     def kept_at_silos(self) -> bool:
-        """Return True if a client's own codewords stay at its silo.
+        """Return True if a client's own codewords stay with the client.
 
         They travel if the server computes with them: moving averages, revival, and k-means over several
         clients.
@@ -266,7 +266,7 @@ class UEFL(CodebookAlgorithm):
         return {"parts": joined(parts), "codebooks": mask}
 
     def update(self, work: Work) -> dict[str, torch.Tensor]:
-        """Return the update without the codewords that the silo keeps.
+        """Return the update without the codewords that the client keeps.
 
         A codeword of its own that the client did not use stays as it was, as in an average over one client.
         """
@@ -339,7 +339,7 @@ class UEFL(CodebookAlgorithm):
             state.plain["pending"].remove(update.client)
 
     def add_shared(self, state: State, averages: dict[str, Mean], update: Reply) -> None:
-        """Add the part that a client shares with others, and count the rows that its silo keeps."""
+        """Add the part that a client shares with others, and count the rows that the client keeps."""
         client, (first, *_) = update.client, self.seen(state, update.client)
         codebook, usage = update.tensors["codebook"], update.tensors["usage"]
         if codebook.shape[-2]:
@@ -454,7 +454,7 @@ class UEFL(CodebookAlgorithm):
         return extension_findings.findings(history, self.initial_size, self.parameters.extend == "random")
 
     def client_tensors(self, state: State, client: str) -> dict[str, torch.Tensor]:
-        """Return the client's codebook, without the codewords that its silo keeps."""
+        """Return the client's codebook, without the codewords that the client keeps."""
         codebook = self.visible(state, client)
         return {
             "codebook": codebook[..., : self.first_own_row(state, client), :]

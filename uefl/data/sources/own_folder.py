@@ -30,27 +30,27 @@ def read(root: Path) -> DataSet:
     """
     return _table(
         root,
-        {silo.name: _parts(silo, LAYOUT) for silo in subfolders(root, LAYOUT)},
+        {client.name: _parts(client, LAYOUT) for client in subfolders(root, LAYOUT)},
         _unused_files([f for f in visible(root) if f.is_dir()], root),
     )
 
 
-def read_one(silo: Path, name: str) -> DataSet:
+def read_one(client: Path, name: str) -> DataSet:
     """Read a single client from a folder, with the layout of a subfolder in :func:`read`."""
-    return _table(silo, {name: _parts(silo, _OF_ONE)}, _unused_files([silo]))
+    return _table(client, {name: _parts(client, _OF_ONE)}, _unused_files([client]))
 
 
 def _table(
-    root: Path, silos: dict[str, dict[str, list[tuple[Path, str]]]], strays: tuple[str, ...]
+    root: Path, clients: dict[str, dict[str, list[tuple[Path, str]]]], strays: tuple[str, ...]
 ) -> DataSet:
     files = [
         (path, label, name, part)
-        for name, parts in silos.items()
+        for name, parts in clients.items()
         for part, inside in parts.items()
         for path, label in inside
     ]
     classes = tuple(sorted({label for _, label, _, _ in files}))
-    groups = tuple(silos)
+    groups = tuple(clients)
     is_test = np.array([part == "test" for *_, part in files])
     return DataSet(
         str(root),
@@ -61,18 +61,18 @@ def _table(
         np.flatnonzero(is_test),
         groups,
         np.array([groups.index(name) for _, _, name, _ in files]),
-        frozenset(name for name, parts in silos.items() if "test" not in parts),
+        frozenset(name for name, parts in clients.items() if "test" not in parts),
         parts={"files": len(files)},
         notes=(*strays, *case_conflicts(classes)),
     )
 
 
-def _parts(silo: Path, layout: str) -> dict[str, list[tuple[Path, str]]]:
+def _parts(client: Path, layout: str) -> dict[str, list[tuple[Path, str]]]:
     """Return files and their classes by split.
 
     A client without splits counts as ``train``.
     """
-    inside = subfolders(silo, layout)
+    inside = subfolders(client, layout)
     # classes that are called train and test hold images, splits hold folders
     names = {f.name for f in inside}
     split = names <= {"train", "test"} and any(f.is_dir() for part in inside for f in visible(part))
@@ -80,24 +80,24 @@ def _parts(silo: Path, layout: str) -> dict[str, list[tuple[Path, str]]]:
         (there,) = names
         other = "test" if there == "train" else "train"
         raise UserError(
-            f"{silo / there} has no {other} next to it; add {silo / other}, or put the class folders"
-            f" directly into {silo}, and a test split is drawn from them"
+            f"{client / there} has no {other} next to it; add {client / other}, or put the class folders"
+            f" directly into {client}, and a test split is drawn from them"
         )
     parts = (
-        {part.name: labeled(part, layout) for part in inside} if split else {"train": labeled(silo, layout)}
+        {part.name: labeled(part, layout) for part in inside} if split else {"train": labeled(client, layout)}
     )
     for name, part in parts.items():
         if not part:
-            raise UserError(f"{silo / name if split else silo} holds no image; {layout}")
+            raise UserError(f"{client / name if split else client} holds no image; {layout}")
     return parts
 
 
-def _unused_files(silos: list[Path], *above: Path) -> tuple[str, ...]:
+def _unused_files(clients: list[Path], *above: Path) -> tuple[str, ...]:
     """Return notes on files and folders, also in those ``above``, that hold no image of any client."""
     parts = [
         f
-        for silo in silos
-        for f in visible(silo)
+        for client in clients
+        for f in visible(client)
         if f.is_dir() and any(inside.is_dir() for inside in visible(f))
     ]
-    return unused_paths((*above, *silos, *parts))
+    return unused_paths((*above, *clients, *parts))

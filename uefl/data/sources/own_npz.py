@@ -40,12 +40,14 @@ def _silos(path: Path, arrays: npz.Arrays) -> DataSet:
     images = npz.images(path, arrays, "images")
     labels = npz.labels(path, arrays, "labels", images.count)
     classes = npz.count_classes(path, "labels", labels)
-    silo, test, count = arrays["silo"], arrays.get("test"), images.count
-    if silo.dtype.kind not in "iuSU" or silo.shape != (count,):
-        raise UserError(f"{path}: expected silo as {count} names or integers, got {silo.dtype} {silo.shape}")
+    owners, test, count = arrays["silo"], arrays.get("test"), images.count
+    if owners.dtype.kind not in "iuSU" or owners.shape != (count,):
+        raise UserError(
+            f"{path}: expected silo as {count} names or integers, got {owners.dtype} {owners.shape}"
+        )
     if test is not None and (test.dtype != np.bool_ or test.shape != (count,)):
         raise UserError(f"{path}: expected test as {count} booleans, got {test.dtype} {test.shape}")
-    names, group_of = np.unique(silo, return_inverse=True)
+    names, group_of = np.unique(owners, return_inverse=True)
     groups = tuple(_text(name) for name in names)
     for_test = np.zeros(count, bool) if test is None else test.astype(bool)
     return DataSet(

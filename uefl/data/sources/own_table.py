@@ -189,7 +189,7 @@ def inputs_of(frame: pandas.DataFrame, path: Path, data: Data) -> Vectors:
     return of_frame(inputs, str(path), data.vocabulary)
 
 
-def data_set(path: Path, frame: pandas.DataFrame, data: Data, silo: str | None) -> DataSet:
+def data_set(path: Path, frame: pandas.DataFrame, data: Data, client: str | None) -> DataSet:
     """Return a table as a data set: of one client, of the clients in its column, or to be dealt.
 
     Raises:
@@ -207,14 +207,14 @@ def data_set(path: Path, frame: pandas.DataFrame, data: Data, silo: str | None) 
     labels = np.array([place[text] for text in texts], np.int64)
     test = _test(frame, path) if "test" in frame.columns else None
     owners = _texts(frame, "silo", path) if "silo" in frame.columns else None
-    if silo is not None:
-        other = next((name for name in owners or () if name != silo), None)
+    if client is not None:
+        other = next((name for name in owners or () if name != client), None)
         if other is not None:
             raise UserError(
-                f"{path}: column 'silo' has {other!r}, but the file belongs to {silo!r}; remove the column,"
+                f"{path}: column 'silo' has {other!r}, but the file belongs to {client!r}; remove the column,"
                 " or put the rows of all clients into one file"
             )
-        owners = [silo] * len(texts)
+        owners = [client] * len(texts)
     groups = tuple(sorted(set(owners))) if owners is not None else ()
     number = {name: i for i, name in enumerate(groups)}
     group_of = None if owners is None else np.array([number[owner] for owner in owners], np.int64)
