@@ -82,12 +82,12 @@ py::array_t<int64_t> vq_assign(py::array x, const py::array& codebook_given, con
                           " is empty; it needs at least one codeword of one element");
   }
   const int64_t dim = x.shape(x.ndim() - 1), d = codebook.shape(dims - 1);
-  const cpu::Codebook codebook_view{codebook.data(), codebook_dtype, dims == 3 ? codebook.shape(0) : 1,
+  const cpu::Codebooks codebooks_view{codebook.data(), codebook_dtype, dims == 3 ? codebook.shape(0) : 1,
                                     codebook.shape(dims - 2), d};
-  if (dims == 3 ? codebook_view.codebooks * d != dim : dim == 0 || dim % d != 0) {
+  if (dims == 3 ? codebooks_view.count * d != dim : dim == 0 || dim % d != 0) {
     throw py::value_error("vq_assign: x " + shape_of(x) + " does not fit codebook " + shape_of(codebook) +
                           (dims == 3
-                               ? "; its last size must be " + std::to_string(codebook_view.codebooks * d)
+                               ? "; its last size must be " + std::to_string(codebooks_view.count * d)
                                : "; make its last size a multiple of " + std::to_string(d)));
   }
   std::vector<py::ssize_t> shape(x.shape(), x.shape() + x.ndim());
@@ -97,8 +97,8 @@ py::array_t<int64_t> vq_assign(py::array x, const py::array& codebook_given, con
   const cpu::StridedRows given = view(x, dtype);
 
   const py::gil_scoped_release release;
-  const cpu::Search search(codebook_view, metric == "l2" ? cpu::Metric::l2 : cpu::Metric::cosine, exact,
-                           "vq_assign", cpu::on_this_thread, cpu::Search::few(given, codebook_view));
+  const cpu::Search search(codebooks_view, metric == "l2" ? cpu::Metric::l2 : cpu::Metric::cosine, exact,
+                           "vq_assign", cpu::on_this_thread, cpu::Search::few(given, codebooks_view));
   const cpu::StridedRows rows = search.flatten_segments(given);
   const int64_t n = rows.outer * rows.inner, step = search.block_rows(rows.dim),
                 blocks = (n + step - 1) / step;

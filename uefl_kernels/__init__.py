@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ._api import *  # noqa: F403
 
 
-_SUBMODULES = ("doctor", "metrics", "nn", "numpy")  # that need no import of their own
+_SUBMODULES = ("doctor", "metrics", "nn", "numpy")  # names that need no import of their own
 
 
 def __getattr__(name: str) -> Any:
@@ -25,7 +25,9 @@ def __getattr__(name: str) -> Any:
     if name == "__all__" or not name.startswith("_"):
         api = import_module("._api", __name__)
         if name == "__all__" or name in api.__all__:
-            found = globals()[name] = getattr(api, name)  # so that the next call of an op does not ask here
+            found = globals()[name] = getattr(
+                api, name
+            )  # the next access to this name does not call this function
             return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -48,7 +48,7 @@ def _kmeans(
 ) -> int:
     """Count a search in each of ``max_iter`` iterations of all restarts.
 
-    This is an upper bound, as bounds and convergence save work.
+    This number is an upper bound, because bounds and convergence save work.
     """
     pairs = sum(rows * k for rows, k in zip(sizes, clusters, strict=True))
     return int(2 * pairs * x.shape[1] * (max_iter + 1) * max(1, n_init))
@@ -125,7 +125,10 @@ def _register(counter: ModuleType) -> None:
 
 
 class _WhenImported(importlib.abc.MetaPathFinder):
-    """Registers the formulas when the counter is imported: to import it here would import Triton with it."""
+    """Registers the formulas when the counter is imported.
+
+    An import of the counter here would also import Triton.
+    """
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
         if name != _COUNTER:

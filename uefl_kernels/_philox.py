@@ -1,6 +1,6 @@
 """Philox4x32-10 on whole arrays or tensors of counters.
 
-The references use it. The numbers are the ones of ``csrc/common/philox.h``.
+The references use this module. The numbers are the same as in ``csrc/common/philox.h``.
 """
 
 from __future__ import annotations

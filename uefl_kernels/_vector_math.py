@@ -1,6 +1,6 @@
 """A workaround for torch's vector mathematics on x86.
 
-Without it, some processes compute different numbers.
+Without this workaround, some processes compute different numbers.
 
 MKL, which torch calls for the functions below, chooses a function's code at its first call. If several
 threads make that call at once, one of them can get the code of low accuracy for its whole part: errors near

@@ -1,6 +1,6 @@
 """Report installed packages, compiled kernels, and the backend of each op with its reason.
 
-``uefl doctor`` prints it, also where only the kernels are installed.
+``uefl doctor`` prints the report, even if only the kernels are installed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def collect() -> dict[str, Any]:
     ``environment``.
 
     Raises:
-        ValueError: UEFL_BACKEND names no backend, or UEFL_CPU no instruction set that this processor has.
+        ValueError: UEFL_BACKEND is not a backend, or this processor lacks the instruction set in UEFL_CPU.
     """
     library = importlib.import_module(f"{__package__}._library")
     import torch

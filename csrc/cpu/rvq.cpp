@@ -22,8 +22,8 @@ T minus(T a, T b) {
 // which may be null.
 template <class T>
 void subtract(const RvqStage& stage, const StridedRows& x, int64_t lo, int64_t hi, T* residual, T* total) {
-  const int64_t d = stage.codebook.d, segments = x.dim / d,
-                step = stage.codebook.codebooks == 1 ? 0 : stage.codebook.k;
+  const int64_t d = stage.codebooks.d, segments = x.dim / d,
+                step = stage.codebooks.count == 1 ? 0 : stage.codebooks.k;
   for (int64_t n = lo; n < hi; ++n) {
     for (int64_t s = 0; s < segments; ++s) {
       const int64_t place = n * segments + s;
@@ -62,8 +62,8 @@ std::vector<double> rvq(const RvqRun& run, const Parallel& by_codeword, const Pa
   const StridedRows residual{run.residual, run.x.dtype, rows, 1, dim, dim, 0, 1};
   for (const RvqStage& stage : run.stages) {
     const StridedRows& x = errors.empty() ? run.x : residual;
-    const Search search(stage.codebook, run.metric, run.exact, "rvq", by_codeword, run.few);
-    Vq vq(search, stage.codebook, stage.codewords, x, {nullptr, stage.indices, stage.counts, stage.sums});
+    const Search search(stage.codebooks, run.metric, run.exact, "rvq", by_codeword, run.few);
+    Vq vq(search, stage.codebooks, stage.codewords, x, {nullptr, stage.indices, stage.counts, stage.sums});
     blocks(vq.blocks(), [&](int64_t lo, int64_t hi) { vq.run(lo, hi); });
     if (stage.sums) {
       blocks(vq.blocks(), [&](int64_t lo, int64_t hi) { vq.add(lo, hi); });

@@ -15,7 +15,7 @@
 namespace uefl::cpu {
 
 struct RvqStage {
-  Codebook codebook;
+  Codebooks codebooks;
   const void* codewords;  // the codebook in the dtype of x
   int64_t* indices;       // [N, S]
   int64_t* counts;        // [codebooks, k], zeroed by the caller

@@ -1,7 +1,7 @@
-// Names the constant of a source NAME.kernel.cpp, which CMake compiles once for each instruction set with
-// -DUEFL_ISA=...: UEFL_VARIANT(vq) is vq_avx2 there.
+// Names the constant of a source NAME.kernel.cpp. CMake compiles such a source once for each instruction set
+// with -DUEFL_ISA=... For AVX2, UEFL_VARIANT(vq) is vq_avx2.
 //
-// Such a source uses no standard templates, and everything except that constant has internal linkage.
+// The source uses no standard templates, and everything except the constant has internal linkage.
 // strided_rows.h gives the reason.
 #pragma once
 

@@ -22,26 +22,26 @@ int exponent_of(double value) {
 
 }  // namespace
 
-Vq::Vq(const Search& search, const Codebook& codebook, const void* codewords, const StridedRows& x,
+Vq::Vq(const Search& search, const Codebooks& codebooks, const void* codewords, const StridedRows& x,
        const VqOutput& output)
     : search_(search),
-      codebook_(codebook),
+      codebooks_(codebooks),
       codewords_(codewords),
       x_(search.flatten_segments(x)),
       output_(output),
       rows_(x_.outer * x_.inner),
       block_rows_(search.block_rows(x_.dim)),
       errors_((rows_ + block_rows_ - 1) / block_rows_),
-      largest_(codebook.codebooks * codebook.k),
+      largest_(codebooks.count * codebooks.k),
       bits_(62 -
-            std::bit_width(static_cast<uint64_t>(std::max<int64_t>(rows_ * (x_.dim / codebook.d), 1) - 1))),
-      fixed_(output.sums ? codebook.codebooks * codebook.k * codebook.d : 0) {
+            std::bit_width(static_cast<uint64_t>(std::max<int64_t>(rows_ * (x_.dim / codebooks.d), 1) - 1))),
+      fixed_(output.sums ? codebooks.count * codebooks.k * codebooks.d : 0) {
   if (!output.sums) return;
   constexpr int kRoom = 3;
   const double* codeword = search.codewords();
-  for (size_t code = 0; code < largest_.size(); ++code, codeword += codebook.d) {
+  for (size_t code = 0; code < largest_.size(); ++code, codeword += codebooks.d) {
     double reach = 0;
-    for (int64_t j = 0; j < codebook.d; ++j) reach = std::max(reach, std::abs(codeword[j]));
+    for (int64_t j = 0; j < codebooks.d; ++j) reach = std::max(reach, std::abs(codeword[j]));
     expected_.push_back(bits_ - exponent_of(reach) - kRoom);
   }
 }
@@ -50,7 +50,7 @@ int64_t Vq::first_row(int64_t block) const { return std::min(rows_, block * bloc
 
 void Vq::run(int64_t lo, int64_t hi) {
   std::vector<int64_t> counts(largest_.size()), largest(largest_.size());
-  const int64_t segments = x_.dim / codebook_.d, row_bytes = x_.dim * element_size(x_.dtype);
+  const int64_t segments = x_.dim / codebooks_.d, row_bytes = x_.dim * element_size(x_.dtype);
   char* const quantized = static_cast<char*>(output_.quantized);
   RowBuffer buffer(x_);
   Search::Scratch scratch(search_);
@@ -61,7 +61,7 @@ void Vq::run(int64_t lo, int64_t hi) {
     search_.assign(x.rows, x.first, x.first + rows, indices - x.first * segments, scratch);
     errors_[block] = kernel().replace({.x = x,
                                        .rows = rows,
-                                       .d = codebook_.d,
+                                       .d = codebooks_.d,
                                        .codebook_step = codebook_step(),
                                        .indices = indices,
                                        .codewords = static_cast<const char*>(codewords_),
@@ -96,9 +96,9 @@ void Vq::add(int64_t lo, int64_t hi) {
     const int64_t first = first_row(block), rows = first_row(block + 1) - first;
     kernel().add({.x = buffer.read(first, first + rows),
                   .rows = rows,
-                  .d = codebook_.d,
+                  .d = codebooks_.d,
                   .codebook_step = codebook_step(),
-                  .indices = output_.indices + first * (x_.dim / codebook_.d),
+                  .indices = output_.indices + first * (x_.dim / codebooks_.d),
                   .scales = scales.data(),
                   .fixed = fixed.data()});
   }
@@ -106,7 +106,7 @@ void Vq::add(int64_t lo, int64_t hi) {
 }
 
 void Vq::write_sums(int64_t lo, int64_t hi) {
-  const int64_t d = codebook_.d;
+  const int64_t d = codebooks_.d;
   for (int64_t code = lo; code < hi; ++code) {
     const double scale = this->scale(code);
     for (int64_t i = code * d; i < (code + 1) * d; ++i) {

@@ -27,7 +27,7 @@ class Vq {
  public:
   // `codewords` is the codebook in the dtype of x, the source of `quantized`. All pointers must outlive the
   // object.
-  Vq(const Search& search, const Codebook& codebook, const void* codewords, const StridedRows& x,
+  Vq(const Search& search, const Codebooks& codebooks, const void* codewords, const StridedRows& x,
      const VqOutput& output);
 
   int64_t blocks() const { return static_cast<int64_t>(errors_.size()); }
@@ -48,11 +48,11 @@ class Vq {
 
  private:
   int64_t first_row(int64_t block) const;
-  int64_t codebook_step() const { return codebook_.codebooks == 1 ? 0 : codebook_.k; }
+  int64_t codebook_step() const { return codebooks_.count == 1 ? 0 : codebooks_.k; }
   double scale(int64_t code) const;
 
   const Search& search_;
-  const Codebook codebook_;
+  const Codebooks codebooks_;
   const void* codewords_;
   const StridedRows x_;
   const VqOutput output_;

@@ -33,11 +33,11 @@ enum class Metric { l2, cosine };
 // The largest element of a codebook or of clustered rows. 2^60 squares of such elements sum in float64.
 constexpr double kLargest = 0x1p480;
 
-// Contiguous codebooks [codebooks, k, d]. If codebooks == 1, one codebook serves all segments of x.
-struct Codebook {
+// Contiguous codebooks [count, k, d]. If count == 1, one codebook serves all segments of x.
+struct Codebooks {
   const void* data;
   Dtype dtype;
-  int64_t codebooks, k, d;
+  int64_t count, k, d;
 };
 
 struct FewLayout;
@@ -67,11 +67,11 @@ class Search {
   // Copies the codebook, unless `few` is true; then the codebook must outlive the search. exact = false skips
   // steps 2 and 3 and everything in float64. Throws std::runtime_error with the name of the op if the
   // codebook is not finite or exceeds kLargest. A search of few rows throws it from assign().
-  Search(const Codebook& codebook, Metric metric, bool exact, const std::string& op = "vq_assign",
+  Search(const Codebooks& codebooks, Metric metric, bool exact, const std::string& op = "vq_assign",
          const Parallel& parallel = on_this_thread, bool few = false);
 
   // Returns true if packing the codebook does not pay: x has few rows, short enough for a bound in float32.
-  static bool few(const StridedRows& x, const Codebook& codebook);
+  static bool few(const StridedRows& x, const Codebooks& codebooks);
 
   // The memory for the searches of one thread. Its reuse saves page faults in every call.
   class Scratch;
@@ -145,7 +145,7 @@ class Search {
   double error_bound(const PreparedCodebook& codebook, const RowSize& row) const;
   double canonical(const double* row, const double* codeword) const;
 
-  const Codebook codebook_;
+  const Codebooks codebooks_;
   Metric metric_;
   bool exact_, few_;
   std::string op_;     // for a search of few rows

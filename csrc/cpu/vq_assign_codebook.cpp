@@ -54,33 +54,33 @@ float largest_size(const float* values, int64_t count) {
 
 }  // namespace
 
-Search::Search(const Codebook& codebook, Metric metric, bool exact, const std::string& op,
+Search::Search(const Codebooks& codebooks, Metric metric, bool exact, const std::string& op,
                const Parallel& parallel, bool few)
-    : codebook_(codebook),
+    : codebooks_(codebooks),
       metric_(metric),
       exact_(exact),
       few_(few),
       op_(few ? op : std::string()),
       parallel_(few ? parallel : Parallel()),
-      k_(codebook.k),
-      d_(codebook.d),
+      k_(codebooks.k),
+      d_(codebooks.d),
       plan_(plan(d_, k_)),
       blocks_((k_ + plan_.kernel->block_codewords - 1) / plan_.kernel->block_codewords),
-      codewords_(new double[codebook.codebooks * k_ * d_]),
-      units_(metric == Metric::cosine && !few ? new double[codebook.codebooks * k_ * d_] : nullptr),
-      prepared_(codebook.codebooks) {
+      codewords_(new double[codebooks.count * k_ * d_]),
+      units_(metric == Metric::cosine && !few ? new double[codebooks.count * k_ * d_] : nullptr),
+      prepared_(codebooks.count) {
   if (few_) return;  // each codeword is checked with its scores
   check_blocks(plan_);
   std::atomic<bool> valid = true;
-  parallel(codebook.codebooks * k_, [&](int64_t lo, int64_t hi) {
-    with_type(codebook.dtype, [&]<class T>(const T*) {
-      const T* const data = static_cast<const T*>(codebook.data);
+  parallel(codebooks.count * k_, [&](int64_t lo, int64_t hi) {
+    with_type(codebooks.dtype, [&]<class T>(const T*) {
+      const T* const data = static_cast<const T*>(codebooks.data);
       if (!widen_all(data + lo * d_, (hi - lo) * d_, codewords_.get() + lo * d_)) valid = false;
     });
     for (int64_t k = lo; k < hi && units_; ++k) to_unit(&codewords_[k * d_], d_, &units_[k * d_]);
   });
   require(valid, op);
-  for (int64_t s = 0; s < codebook.codebooks; ++s) {
+  for (int64_t s = 0; s < codebooks.count; ++s) {
     prepared_[s].codewords = (units_ ? units_ : codewords_).get() + s * k_ * d_;
     if (!plan_.direct) prepare(prepared_[s], parallel);
   }

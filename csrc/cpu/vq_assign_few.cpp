@@ -38,11 +38,11 @@ void find(const FewRun& run, int64_t row, float limit, std::vector<int64_t>& fou
 
 }  // namespace
 
-bool Search::few(const StridedRows& x, const Codebook& codebook) {
-  const int64_t rows = x.outer * x.inner * (x.dim / codebook.d);
-  const int64_t most = std::min(kFew, 4 * codebook.k);  // a few codewords are packed at once
-  return rows > 0 && rows <= most && x.dtype != Dtype::f64 && codebook.dtype != Dtype::f64 &&
-         codebook.d <= kLongest && !plan(codebook.d, codebook.k).direct && !on_every_shape();
+bool Search::few(const StridedRows& x, const Codebooks& codebooks) {
+  const int64_t rows = x.outer * x.inner * (x.dim / codebooks.d);
+  const int64_t most = std::min(kFew, 4 * codebooks.k);  // a few codewords are packed at once
+  return rows > 0 && rows <= most && x.dtype != Dtype::f64 && codebooks.dtype != Dtype::f64 &&
+         codebooks.d <= kLongest && !plan(codebooks.d, codebooks.k).direct && !on_every_shape();
 }
 
 // Returns the largest score that the nearest codeword of a row with this square can have, or infinity if
@@ -57,8 +57,8 @@ double Search::few_limit(float least, double square) const {
 
 // Writes a codeword in float64.
 void Search::widen_codeword(int64_t code, double* codeword) const {
-  with_type(codebook_.dtype, [&]<class T>(const T*) {
-    const T* given = static_cast<const T*>(codebook_.data) + code * d_;
+  with_type(codebooks_.dtype, [&]<class T>(const T*) {
+    const T* given = static_cast<const T*>(codebooks_.data) + code * d_;
     for (int64_t j = 0; j < d_; ++j) codeword[j] = static_cast<double>(widen(given[j]));
   });
 }
@@ -109,8 +109,8 @@ void Search::assign_few(const StridedRows& x, int64_t s, int64_t lo, int64_t hi,
       .layout = layout,
       .rows = rows.data(),
       .count = count,
-      .codewords = static_cast<const char*>(codebook_.data) + first * d_ * element_size(codebook_.dtype),
-      .dtype = codebook_.dtype,
+      .codewords = static_cast<const char*>(codebooks_.data) + first * d_ * element_size(codebooks_.dtype),
+      .dtype = codebooks_.dtype,
       .k = k_,
       .d = d_,
       .euclidean = metric_ == Metric::l2,

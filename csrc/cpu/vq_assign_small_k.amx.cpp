@@ -1,9 +1,9 @@
 // The search on AMX among up to 64 codewords, with the same three products as vq_assign.amx.cpp.
 //
-// The sums of 16 rows and all codewords fit into the tile registers, so a row is read once. Rows are the left
-// operand, which has their layout in memory. The sums are transposed instead, because they are fewer. While
-// 16 rows are multiplied, the next 16 are split one by one. So memory is read without a pause, and the vector
-// port that the tile unit does not use is busy.
+// The products of 16 rows with all codewords fit into the tile registers, so a row is read once. Rows are the
+// left operand, which has the layout of rows in memory. The products are transposed instead of the rows,
+// because there are fewer products. While 16 rows are multiplied, the next 16 rows are split one by one. So
+// memory is read without a pause, and the vector unit works while the tile unit does.
 #if defined(__x86_64__)
 #include "cpu/vq_assign_tiles.h"
 
@@ -14,8 +14,8 @@ constexpr int kRows = 192;
 
 inline int64_t steps_of(int64_t d) { return (d + kDepth - 1) / kDepth; }
 
-// Returns the bytes of 16 rows: [depth][2 parts] tiles. A tile of rows consists of two such groups: one is
-// multiplied while the other one is filled.
+// Returns the bytes of 16 rows: [depth][2 parts] tiles. A tile of rows consists of two such groups: one group
+// is multiplied while the other group is filled.
 inline int64_t group_bytes(int64_t d) { return steps_of(d) * 2 * kTileBytes; }
 int64_t two_groups(int64_t, int64_t d) { return 2 * group_bytes(d); }
 
@@ -75,9 +75,9 @@ class RowSplitter {
                                        _mm512_maskz_loadu_ps(half[i], mean_ + start_ + i * kTile));
       }
     } else {
-      alignas(64) float centerd[kDepth] = {};
-      for (int64_t j = 0; j < n; ++j) centerd[j] = center(x[j], mean_[start_ + j]);
-      for (int i = 0; i < 2; ++i) value[i] = _mm512_load_ps(centerd + i * kTile);
+      alignas(64) float centered[kDepth] = {};
+      for (int64_t j = 0; j < n; ++j) centered[j] = center(x[j], mean_[start_ + j]);
+      for (int i = 0; i < 2; ++i) value[i] = _mm512_load_ps(centered + i * kTile);
     }
   }
 
@@ -99,7 +99,7 @@ class RowSplitter {
   __m512 square_ = _mm512_setzero_ps(), rest_ = _mm512_setzero_ps();
 };
 
-// The sums of 16 rows with 16 codewords in each tile.
+// The products of 16 rows with 16 codewords, in each tile.
 struct alignas(64) TileSums {
   float product[4][kTile][kTile];
 };
@@ -176,13 +176,13 @@ void load_top_two_typed(const char* const* source, int64_t count, int64_t d, con
   constexpr int kPortion = kTile / (2 * kBlocks);
   TileSums sums;
   RowSplitter<T>(source, count, d, mean, y, size).until(units);
-  for (int64_t first = 0, turn = 0; first < count; first += kTile, turn ^= 1) {
+  for (int64_t first = 0, current = 0; first < count; first += kTile, current ^= 1) {
     const int64_t following = first + kTile;
-    RowSplitter<T> splitter(source + following, count - following, d, mean, y + (turn ^ 1) * group_bytes(d),
+    RowSplitter<T> splitter(source + following, count - following, d, mean, y + (current ^ 1) * group_bytes(d),
                             size + following);
     int64_t unit = 0;
     const int64_t portion = following < count ? kPortion : 0;
-    multiply<kBlocks>(y + turn * group_bytes(d), panels, d, sums,
+    multiply<kBlocks>(y + current * group_bytes(d), panels, d, sums,
                       [&]() __attribute__((always_inline)) { splitter.until(unit += portion); });
     compare<kBlocks>(sums, half_squares, count - first < kTile ? count - first : kTile, best + first,
                      second + first, index + first);

@@ -87,9 +87,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> rvq(const Tensor& x, std::vec
     const SearchInput& input = inputs[stage];
     converted.push_back(input.codebook.scalar_type() == dtype ? input.codebook
                                                               : torch::stable::to(input.codebook, dtype));
-    run.few = run.few && cpu::Search::few(input.rows, input.codebook_view);
+    run.few = run.few && cpu::Search::few(input.rows, input.codebooks_view);
     run.stages.push_back(
-        {.codebook = input.codebook_view,
+        {.codebooks = input.codebooks_view,
          .codewords = converted.back().const_data_ptr(),
          .indices = chosen.data() + stage * positions,
          .counts = static_cast<int64_t*>(counts.mutable_data_ptr()) + before,

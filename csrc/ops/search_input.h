@@ -49,7 +49,7 @@ struct SearchInput {
         metric(metric_name == "l2" ? cpu::Metric::l2 : cpu::Metric::cosine),
         x(x_given),
         codebook(torch::stable::contiguous(codebook_given)),
-        codebook_view{codebook.const_data_ptr(), dtype_of(codebook), sizes.codebooks, sizes.k, sizes.d},
+        codebooks_view{codebook.const_data_ptr(), dtype_of(codebook), sizes.codebooks, sizes.k, sizes.d},
         rows(rows_of(x)) {}
 
   torch::stable::Tensor new_indices() const {
@@ -61,7 +61,7 @@ struct SearchInput {
   SearchSizes sizes;
   cpu::Metric metric;
   torch::stable::Tensor x, codebook;
-  cpu::Codebook codebook_view;
+  cpu::Codebooks codebooks_view;
   cpu::StridedRows rows;
 };
 

@@ -25,8 +25,8 @@ using torch::stable::Tensor;
 Tensor vq_assign(const Tensor& x, const Tensor& codebook, std::string metric, bool exact) {
   const SearchInput input("vq_assign", x, codebook, metric);
   Tensor indices = input.new_indices();
-  const bool few = cpu::Search::few(input.rows, input.codebook_view);
-  const cpu::Search search(input.codebook_view, input.metric, exact, "vq_assign", in_parallel, few);
+  const bool few = cpu::Search::few(input.rows, input.codebooks_view);
+  const cpu::Search search(input.codebooks_view, input.metric, exact, "vq_assign", in_parallel, few);
   const cpu::StridedRows rows = search.flatten_segments(input.rows);
   const int64_t n = rows.outer * rows.inner, step = search.block_rows(rows.dim);
   int64_t* out = static_cast<int64_t*>(indices.mutable_data_ptr());
@@ -55,9 +55,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> vq(const Tensor& x, const Ten
   Tensor loss = torch::stable::new_empty(x, std::vector<int64_t>{}, loss_dtype);
 
   const bool few =
-      !with_sums && cpu::Search::few(input.rows, input.codebook_view);  // sums need all codewords in float64
-  const cpu::Search search(input.codebook_view, input.metric, exact, "vq", in_parallel, few);
-  cpu::Vq run(search, input.codebook_view, codewords.const_data_ptr(), input.rows,
+      !with_sums && cpu::Search::few(input.rows, input.codebooks_view);  // sums need all codewords in float64
+  const cpu::Search search(input.codebooks_view, input.metric, exact, "vq", in_parallel, few);
+  cpu::Vq run(search, input.codebooks_view, codewords.const_data_ptr(), input.rows,
               {quantized.mutable_data_ptr(), static_cast<int64_t*>(indices.mutable_data_ptr()),
                static_cast<int64_t*>(counts.mutable_data_ptr()),
                with_sums ? static_cast<double*>(sums.mutable_data_ptr()) : nullptr});

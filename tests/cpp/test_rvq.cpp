@@ -26,7 +26,7 @@ static void matches_the_definition(int64_t n, bool sums_wanted) {
     indices.emplace_back(n * s, -1), counts.emplace_back(s * size), sums.emplace_back(s * size * d);
   }
   for (int stage = 0; stage < 3; ++stage) {
-    run.stages.push_back({.codebook = {codebooks[stage].data(), Dtype::f32, s, k[stage], d},
+    run.stages.push_back({.codebooks = {codebooks[stage].data(), Dtype::f32, s, k[stage], d},
                           .codewords = codebooks[stage].data(),
                           .indices = indices[stage].data(),
                           .counts = counts[stage].data(),

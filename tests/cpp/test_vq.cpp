@@ -10,12 +10,12 @@ static void matches_the_definition() {
   std::mt19937 random(8);
   const int64_t n = 700, s = 2, d = 13, k = 21;
   const auto x = normal<float>(n * s * d, random), codewords = normal<float>(s * k * d, random);
-  const Codebook codebook{codewords.data(), Dtype::f32, s, k, d};
-  const Search search(codebook, Metric::l2, true);
+  const Codebooks codebooks{codewords.data(), Dtype::f32, s, k, d};
+  const Search search(codebooks, Metric::l2, true);
   std::vector<float> quantized(n * s * d, std::nanf(""));
   std::vector<int64_t> indices(n * s, -1), counts(s * k);
   std::vector<double> sums(s * k * d, std::nan(""));
-  Vq vq(search, codebook, codewords.data(), {x.data(), Dtype::f32, n, 1, s * d, s * d, 0, 1},
+  Vq vq(search, codebooks, codewords.data(), {x.data(), Dtype::f32, n, 1, s * d, s * d, 0, 1},
         {quantized.data(), indices.data(), counts.data(), sums.data()});
   for (int64_t block = vq.blocks() - 1; block >= 0; --block) vq.run(block, block + 1);  // in any order
   for (int64_t block = vq.blocks() - 1; block >= 0; --block) vq.add(block, block + 1);
@@ -44,11 +44,11 @@ static void matches_the_definition() {
 
 static void no_rows() {
   const float codewords[2] = {1, 2};
-  const Codebook codebook{codewords, Dtype::f32, 1, 2, 1};
-  const Search search(codebook, Metric::l2, true);
+  const Codebooks codebooks{codewords, Dtype::f32, 1, 2, 1};
+  const Search search(codebooks, Metric::l2, true);
   int64_t counts[2] = {0, 0};
   double sums[2] = {std::nan(""), std::nan("")};
-  Vq vq(search, codebook, codewords, {nullptr, Dtype::f32, 0, 1, 1, 1, 0, 1},
+  Vq vq(search, codebooks, codewords, {nullptr, Dtype::f32, 0, 1, 1, 1, 0, 1},
         {nullptr, nullptr, counts, sums});
   vq.run(0, vq.blocks());
   vq.add(0, vq.blocks());
@@ -62,11 +62,11 @@ static void a_unit_for_each_codeword() {
   const double codewords[5] = {-1, 0, 1, 1e16, 1e20};  // the last row is infinitely far from all codewords,
                                                        // and takes the first one
   const double x[6] = {1e-20, 0.75, 1e16, 1e20, 3e-20, -INFINITY};
-  const Codebook codebook{codewords, Dtype::f64, 1, 5, 1};
-  const Search search(codebook, Metric::l2, true);
+  const Codebooks codebooks{codewords, Dtype::f64, 1, 5, 1};
+  const Search search(codebooks, Metric::l2, true);
   double quantized[6], sums[5];
   int64_t indices[6], counts[5] = {};
-  Vq vq(search, codebook, codewords, {x, Dtype::f64, 6, 1, 1, 1, 0, 1}, {quantized, indices, counts, sums});
+  Vq vq(search, codebooks, codewords, {x, Dtype::f64, 6, 1, 1, 1, 0, 1}, {quantized, indices, counts, sums});
   vq.run(0, vq.blocks());
   vq.add(0, vq.blocks());
   vq.write_sums(0, vq.codeword_count());

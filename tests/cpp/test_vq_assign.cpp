@@ -15,11 +15,11 @@ template <class T, class C>
 static void compare(const char* what, const std::vector<T>& x, const std::vector<C>& codewords, int64_t k,
                     int64_t d) {
   const int64_t n = static_cast<int64_t>(x.size()) / d;
-  const Codebook codebook{codewords.data(), dtype<C>, 1, k, d};
+  const Codebooks codebooks{codewords.data(), dtype<C>, 1, k, d};
   const bool narrow = dtype<T> == Dtype::f32 && dtype<C> == Dtype::f32;
   int64_t wrong = 0;
   for (const bool few : narrow ? std::vector<bool>{false, true} : std::vector<bool>{false}) {
-    const Search search(codebook, Metric::l2, true, "vq_assign", on_this_thread, few);
+    const Search search(codebooks, Metric::l2, true, "vq_assign", on_this_thread, few);
     std::vector<int64_t> indices(n, -1);
     search.assign({x.data(), dtype<T>, n, 1, d, d, 0, 1}, 0, n, indices.data());
     for (int64_t i = 0; i < n; ++i) wrong += indices[i] != nearest(&x[i * d], 1, codewords.data(), k, d);

@@ -48,18 +48,18 @@ void run() {
   std::mt19937 random(5);
   const int64_t few = 2048, many = 16384, d = 64, k = 256;
   const auto x = normal<float>(many * d, random), codewords = normal<float>(k * d, random);
-  const Codebook codebook{codewords.data(), Dtype::f32, 1, k, d};
+  const Codebooks codebooks{codewords.data(), Dtype::f32, 1, k, d};
   std::vector<float> quantized(many * d);
   std::vector<int64_t> indices(many), counts(k);
   std::vector<double> sums(k * d);
   const auto rows = [&](int64_t n) { return StridedRows{x.data(), Dtype::f32, n, 1, d, d, 0, 1}; };
   const auto search = [&](int64_t n) {
-    return peak([&] { Search(codebook, Metric::l2, true).assign(rows(n), 0, n, indices.data()); });
+    return peak([&] { Search(codebooks, Metric::l2, true).assign(rows(n), 0, n, indices.data()); });
   };
   const auto forward = [&](int64_t n) {
     return peak([&] {
-      const Search search(codebook, Metric::l2, true);
-      Vq vq(search, codebook, codewords.data(), rows(n),
+      const Search search(codebooks, Metric::l2, true);
+      Vq vq(search, codebooks, codewords.data(), rows(n),
             {quantized.data(), indices.data(), counts.data(), sums.data()});
       vq.run(0, vq.blocks());
       vq.add(0, vq.blocks());

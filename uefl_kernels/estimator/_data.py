@@ -18,7 +18,7 @@ from ..ops.kmeans_sparse import SparseRows
 
 Back = Callable[[torch.Tensor], Any]
 
-_BLOCK_BYTES = 1 << 26  # bytes of rows, as float64, that are read or made dense at once
+_BLOCK_BYTES = 1 << 26  # most bytes of rows, as float64, that are read or made dense at once
 _FLOATS = (np.float16, np.float32, np.float64)
 _COMPLEX = "Complex data not supported: {} needs real numbers."
 
@@ -226,7 +226,9 @@ def check_names(estimator: str, seen: Any, names: Any) -> None:
 def seed_of(random_state: Any) -> int:
     """Return a seed for the kernels."""
     if random_state is None:
-        return int(torch.randint(2**31, (), device="cpu"))  # also if the default device is another one
+        return int(
+            torch.randint(2**31, (), device="cpu")
+        )  # on the CPU, even if the default device is another one
     if isinstance(random_state, np.random.RandomState):
         return int(random_state.randint(2**31))
     if isinstance(random_state, np.random.Generator):

@@ -45,7 +45,7 @@ from ._verbose import printing
 class KMeans(RowEstimator, ClusteringEstimator):
     """k-means clustering with exact labels, with the conventions of scikit-learn.
 
-    It is built on :func:`uefl_kernels.kmeans`.
+    The class is built on :func:`uefl_kernels.kmeans`.
 
     Takes NumPy arrays, lists, data frames, or torch tensors on any device, and returns the same kind. A
     ``numpy.memmap`` is read in blocks, and the work on a sparse matrix follows its non-zeros. scikit-learn is
@@ -83,7 +83,7 @@ class KMeans(RowEstimator, ClusteringEstimator):
     Raises:
         TypeError, ValueError: in ``fit`` and later: parameters or data that do not fit; data that are not
             finite.
-        AttributeError: a method that needs a fit was called before it.
+        AttributeError: a method was called before ``fit``.
 
     Source: as :func:`uefl_kernels.kmeans`; interface: scikit-learn 1.9, ``sklearn.cluster.KMeans``.
 
@@ -178,7 +178,7 @@ class KMeans(RowEstimator, ClusteringEstimator):
     def fit_blocks(self, blocks: Any, *, sample_weight: Any = None, group: Any = None) -> KMeans:
         """Cluster rows that are not in memory at once, or not in one process.
 
-        The result is the one of all rows together, to the bit.
+        The result has the same bits as a fit of all rows together.
 
         Args:
             blocks: arrays or tensors ``[n_i, n_features]`` of one dtype, read again for every pass: a list,
@@ -195,8 +195,8 @@ class KMeans(RowEstimator, ClusteringEstimator):
             n_clusters) more.
 
         Raises:
-            TypeError, ValueError: as ``fit``; the blocks can be read only once, or change between two reads;
-                the processes disagree; another process could not use its rows.
+            TypeError, ValueError: as for ``fit``; the blocks can be read only once, or change between two
+                reads; the processes disagree; another process could not use its rows.
         """
         self._check_parameters()
         if callable(self.init):
@@ -354,7 +354,7 @@ class KMeans(RowEstimator, ClusteringEstimator):
                 seed=seed,
                 metric=metric,
             )
-        if bool(found.inertia.isnan()):  # on a GPU it does not look
+        if bool(found.inertia.isnan()):  # on a GPU the op does not check the values
             raise ValueError("KMeans: X holds NaN or infinity; remove or replace those rows")
         return found
 
@@ -385,14 +385,14 @@ class KMeans(RowEstimator, ClusteringEstimator):
     def _sparse_fitted(
         self, X: Any, answer: Callable[[SparseRows, torch.Tensor], torch.Tensor]
     ) -> torch.Tensor:
-        """Return the answer of a function of the rows of a sparse matrix and the centers of the fit."""
+        """Return the result of a function of the rows of a sparse matrix and the centers of the fit."""
         self._check_fitted()
         source = source_of("KMeans", X)
         assert source is not None
         self._check_columns(column_names(X), source.d, fitting=False)
         rows = self._sparse_rows(X)
         centers = rows_of("KMeans", self.cluster_centers_)[0].cpu().to(rows.dtype)
-        with in_words_of("KMeans"), torch.device("cpu"):  # whatever the default device of the caller
+        with in_words_of("KMeans"), torch.device("cpu"):  # on the CPU, for any default device of the caller
             return answer(rows, centers)
 
     def _cluster_sparse(self, rows: SparseRows, weights: torch.Tensor | None, asked: FitOptions) -> Fit:

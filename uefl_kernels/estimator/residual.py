@@ -16,7 +16,7 @@ from ._data import codes_of, numbers, rows_of, seed_of
 from ._rows import RowEstimator
 from .kmeans import KMeans, in_words_of
 
-_BLOCK_ELEMENTS = 1 << 24  # distances that are in memory at a time
+_BLOCK_ELEMENTS = 1 << 24  # most distances in memory at a time
 
 
 class CollisionReport(NamedTuple):
@@ -75,7 +75,7 @@ class ResidualKMeans(RowEstimator, Estimator):
         n_levels: number of levels.
         n_clusters: number of codes of a level.
         init, n_init, max_iter, tol, random_state: of the k-means of every level; see :class:`KMeans`.
-            ``init`` is a name here.
+            ``init`` must be a name.
         balanced: in ``fit``, give each code of a level to at most ceil(n_samples / n_clusters) rows. Later
             levels use the residuals of this assignment. The assignment is stable: if a row is nearer to
             another center than to its own, then each row of that center is as near to it or nearer.
@@ -181,7 +181,7 @@ class ResidualKMeans(RowEstimator, Estimator):
     def predict(self, X: Any) -> Any:
         """Return codes ``[n_samples, n_levels]`` int64.
 
-        In each level the code is the center nearest to the residual of the levels before.
+        In each level, the code is the index of the center nearest to the residual of the levels before.
         """
         self._check_fitted()
         x, back = self._rows(X, fitting=False)

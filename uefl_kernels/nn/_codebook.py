@@ -54,7 +54,7 @@ class Affine(NamedTuple):
 
 
 class Codebook(ConstantBuffers, Float32Module):
-    """The codewords ``[h, K, d]`` of a layer, h = 1 where all heads share them.
+    """The codewords ``[h, K, d]`` of a layer, h = 1 if all heads share them.
 
     Attributes and state are the ones of the peer's class.
 
@@ -205,7 +205,7 @@ class Codebook(ConstantBuffers, Float32Module):
         return self.transformed(self.embed)
 
     def transformed(self, codebook: torch.Tensor, affine: Affine | None = None) -> torch.Tensor:
-        """Map a codebook by the bridge and the affine map (by default that of now), where there are any."""
+        """Map a codebook by the bridge and the affine map (by default the current one)."""
         if self.vq_bridge is not None:
             with no_autocast(codebook.device):
                 codebook = self.vq_bridge(codebook)
@@ -234,7 +234,7 @@ class Codebook(ConstantBuffers, Float32Module):
     def assign(self, codebook: torch.Tensor) -> None:
         """Set the codewords ``[h, K, d]`` and their averages.
 
-        The next step moves them from there, and k-means leaves them.
+        The next step moves the codewords from these values, and k-means does not replace them.
         """
         self._require_whole()
         self.embed.copy_(codebook)
@@ -242,7 +242,7 @@ class Codebook(ConstantBuffers, Float32Module):
         self.initted.fill_(True)
 
     def _require_whole(self) -> None:
-        """Raise RuntimeError where the codewords are no tensor of this module.
+        """Raise RuntimeError if the codewords are not a tensor of this module.
 
         The values that a pass writes into them would be lost.
         """
@@ -379,7 +379,7 @@ class Codebook(ConstantBuffers, Float32Module):
         sizes, average, codewords = self.cluster_size, self.embed_avg, self.embed
         total = sizes.sum(-1, keepdim=True)
         size = (sizes + self.eps) / (total + sizes.shape[-1] * self.eps) * total
-        size = size.unsqueeze(-1)  # zero only where every average is: decay 0 and a batch without rows
+        size = size.unsqueeze(-1)  # zero only if every average is zero: decay 0 and a batch without rows
         codewords.copy_(torch.where(size > 0, self.scaled(average / size), codewords))
 
     @torch.no_grad()

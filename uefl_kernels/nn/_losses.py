@@ -55,7 +55,7 @@ def diversity(near: torch.Tensor, kept: torch.Tensor | None, length: int, temper
         temperature: a factor.
     """
     if near.shape[1] == 0:
-        return near.sum()  # of nothing: zero
+        return near.sum()  # without values: zero
     share = (near * temperature).softmax(-1).reshape(-1, length, near.shape[-1])
     weight = torch.ones_like(share[..., :1]) if kept is None else kept.reshape(-1, length, 1).to(share.dtype)
     share = (share * weight).sum(0) / weight.sum(0).clamp(min=1)
@@ -81,6 +81,6 @@ def orthogonal(codes: torch.Tensor, active: torch.Tensor | None, max_codes: int 
         codes = codes[:, torch.randperm(codes.shape[1], device=codes.device)[:max_codes]]
     codebooks, k = codes.shape[:2]
     if k == 0:
-        return codes.sum()  # of nothing: zero
+        return codes.sum()  # without values: zero
     unit = F.normalize(codes, dim=-1, eps=1e-6)
     return (unit @ unit.mT).square().sum() / (codebooks * k**2) - 1 / k

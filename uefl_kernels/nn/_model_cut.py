@@ -111,7 +111,7 @@ def dropouts_off(model: nn.Module, functional: FunctionalDropoutMode) -> Iterato
 
 
 def restore(modes: list[tuple[nn.Module, bool]]) -> None:
-    """Give modules their modes back."""
+    """Restore the modes of modules."""
     for module, mode in modes:
         module.training = mode
 
@@ -254,7 +254,7 @@ def cut_model(model: nn.Module, rates: Mapping[nn.Module, float]) -> tuple[Model
     tracer = _Tracer(rates)
     try:
         graph = tracer.trace(model.eval())
-    except Exception as error:  # whatever the model's forward raises when it meets a proxy
+    except Exception as error:  # the forward of a model may raise any error for a proxy
         return None, f"{type(model).__name__} cannot be traced ({str(error).strip().splitlines()[0]})"
     finally:
         restore(modes)

@@ -37,7 +37,7 @@ class Memory:
 
     def note(self, x: torch.Tensor, codes: Any) -> None:
         """Keep the codewords of this pass and their affine map, if the pass may run again."""
-        if torch.compiler.is_compiling():  # there a checkpointed region saves the copy itself
+        if torch.compiler.is_compiling():  # under compilation, a checkpointed region saves the copy itself
             return
         region = _region()
         if region is not None:
@@ -55,7 +55,7 @@ class Memory:
         if len(calls) > 1:
             total = x.detach().double().sum()
             apart = torch.stack([(call[1] - total).abs() for call in calls])
-            # argmin would take NaN
+            # argmin would choose NaN
             calls = [calls[int(apart.nan_to_num(nan=torch.inf, posinf=torch.inf).argmin())]]
         calls[0][-1] = True
         return calls[0][2]

@@ -65,8 +65,8 @@ def indices_of_each(layer: str, indices: Any, count: int) -> list[torch.Tensor]:
     The indices are given as a sequence or as ``[count, ...]``.
 
     Raises:
-        TypeError: no tensors of integers.
-        ValueError: another number of tensors.
+        TypeError: the indices are not tensors of integers.
+        ValueError: the number of tensors is wrong.
     """
     parts = indices if isinstance(indices, (list, tuple)) else as_indices(layer, indices)
     found = [as_indices(layer, part) for part in parts]
@@ -240,7 +240,7 @@ class Layout(NamedTuple):
 def without_padding(x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
     """Return vectors ``[..., D]`` with zeros where the mask ``[...]`` is False.
 
-    What the padding holds, NaN included, affects no gradient of a projection.
+    The values of the padding, NaN included, do not affect gradients of a projection.
     """
     return x if mask is None else x.masked_fill(~mask.unsqueeze(-1), 0)
 
@@ -267,7 +267,7 @@ def at_least_float32(x: torch.Tensor) -> torch.Tensor:
 def no_autocast(device: torch.device) -> contextlib.AbstractContextManager[object]:
     """Switch autocast off: 8 bits do not tell codewords apart, and indices are decoded without autocast.
 
-    Without autocast it is nothing: ``torch.export`` cannot take one.
+    If autocast is off, the context does nothing, because ``torch.export`` cannot take an autocast context.
     """
     active = device.type != "meta" and torch.is_autocast_enabled(device.type)
     return torch.autocast(device.type, enabled=False) if active else contextlib.nullcontext()
@@ -276,7 +276,7 @@ def no_autocast(device: torch.device) -> contextlib.AbstractContextManager[objec
 def random_rotation(size: int) -> torch.Tensor:
     """Draw an orthogonal matrix ``[size, size]`` of the default dtype.
 
-    None can be made in half precision.
+    An orthogonal matrix cannot be made in half precision.
     """
     dtype = torch.get_default_dtype()
     full = torch.empty(size, size, dtype=torch.promote_types(dtype, torch.float32))
@@ -284,7 +284,7 @@ def random_rotation(size: int) -> torch.Tensor:
 
 
 def project(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """Return ``module(x)``, with x in the dtype of the module's parameters where it has any."""
+    """Return ``module(x)``, with x in the dtype of the module's parameters if there are any."""
     parameter = next(module.parameters(), None)
     result: torch.Tensor = module(x if parameter is None else x.to(parameter.dtype))
     return result
@@ -336,10 +336,10 @@ class ConstantBuffers(nn.Module):
 class ParametersToCall(nn.ParameterList):
     """Parameters that a layer reads by a call of this module.
 
-    So hooks that load them for the time of a call, as those of offloading, run.
+    Then the hooks of a call run, such as the hooks of offloading that load the parameters for the call.
     """
 
-    __call__ = nn.Module.__call__  # which ParameterList refuses
+    __call__ = nn.Module.__call__  # ParameterList refuses these values
 
     def forward(self) -> list[torch.Tensor]:
         """Return the parameters."""

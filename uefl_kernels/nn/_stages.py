@@ -36,7 +36,7 @@ class Stages:
                 return False
         if self.updated and (_may_run_again() or not all(codebook.tracks() for codebook in self.codebooks)):
             return False
-        # here the gradient of quantized differs from the op's
+        # in this case the gradient of quantized differs from the gradient of the op
         return (
             not torch.is_grad_enabled()
             or self._routed(start)
@@ -126,7 +126,7 @@ def _plain(layer: VectorQuantize, codebook: Codebook) -> bool:
         )
         and layer.in_place_codebook_optimizer is None
         and codebook.vq_bridge is None
-        and codebook.embed_avg.dtype not in HALF  # which the codebook would restore
+        and codebook.embed_avg.dtype not in HALF  # the codebook would restore these values
         and not codebook.waiting
     )
 

@@ -130,7 +130,7 @@ class BinaryMapper(ConstantBuffers):
 
         Raises:
             ValueError: a shape that does not fit, or NaN in logits on the CPU.
-            TypeError: no tensor of floats.
+            TypeError: the input is not a tensor of floats.
         """
         check_dense("BinaryMapper", "logits", logits)
         if logits.dim() == 0 or logits.shape[-1] != self.bits:

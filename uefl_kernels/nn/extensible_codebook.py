@@ -15,7 +15,7 @@ from ._shared import Float32Module, ParametersToCall, no_torchscript
 class ExtensibleCodebook(Float32Module):
     """Keep the codewords of each client in one buffer of fixed size.
 
-    They are the parts that the client sees, in their order of arrival.
+    The codewords are the parts that the client sees, in their order of arrival.
 
     The ops take one codebook tensor. So each client has a parameter of ``capacity`` rows. Its first
     ``size(client)`` rows are visible. A search reads a view of them, and an extension writes behind them:
@@ -57,7 +57,7 @@ class ExtensibleCodebook(Float32Module):
         start = shared.new_zeros(capacity, self.dim, dtype=torch.float32)
         self.weights = ParametersToCall(nn.Parameter(start.clone()) for _ in clients)
         self.part_clients: list[frozenset[str]] = []
-        self._rows: list[dict[str, slice]] = []  # of each part, where it is in the buffer of each client
+        self._rows: list[dict[str, slice]] = []  # for each part, its rows in the buffer of each client
         self._sizes = dict.fromkeys(self.clients, 0)
         self.extend(self.clients, shared)
 
@@ -91,7 +91,7 @@ class ExtensibleCodebook(Float32Module):
     def part(self, part: int, client: str | None = None) -> torch.Tensor:
         """Return ``[v, d]``, a view of a client's copy of a part.
 
-        By default it is the copy of the first client that sees the part.
+        By default this is the copy of the first client that sees the part.
         """
         client = next(iter(self._rows[part])) if client is None else client
         codes: torch.Tensor = self._weight(client)[self.rows(part, client)]
@@ -215,7 +215,7 @@ class ExtensibleCodebook(Float32Module):
     def get_extra_state(self) -> torch.Tensor:
         """Return the places of the parts, for the state_dict.
 
-        They are ``[parts, clients, 2]`` rows from and to, zeros for none.
+        The places are ``[parts, clients, 2]``: the first row and the row after the last, or zeros.
         """
         places = [
             [(rows[name].start, rows[name].stop) if name in rows else (0, 0) for name in self.clients]

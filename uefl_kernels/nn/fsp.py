@@ -298,7 +298,7 @@ class FSP(ConstantBuffers, Coder):
 
         Raises:
             ValueError: a shape that does not fit.
-            TypeError: no tensor of floats.
+            TypeError: the input is not a tensor of floats.
         """
         z = channels_last("FSP", z, self.dim, self.channel_first, "z")
         eps = torch.finfo(z.dtype).eps if eps is None else eps

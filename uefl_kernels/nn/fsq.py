@@ -269,12 +269,12 @@ class FSQ(ConstantBuffers, Coder):
             z: ``[..., dim]``, or ``[B, dim, ...]`` for images, video and ``channel_first``.
 
         Returns:
-            ``(quantized, indices)``: the shape and dtype of z, and integers of that shape less its channels,
-            or ``[..., num_codebooks]``: int32, or int64 for more than 2^31 codewords.
+            ``(quantized, indices)``: the shape and dtype of z, and integers of that shape without its
+            channels, or ``[..., num_codebooks]``: int32, or int64 for more than 2^31 codewords.
 
         Raises:
             ValueError: a shape that does not fit.
-            TypeError: no tensor of floats.
+            TypeError: the input is not a tensor of floats.
         """
         image = self.channel_first or (isinstance(z, torch.Tensor) and z.dim() >= 4)
         z = self.project_in(channels_last("FSQ", z, self.dim, image, "z"))
@@ -440,7 +440,7 @@ class ResidualFSQ(ConstantBuffers, ResidualScalarQuantizer):
 
         Raises:
             ValueError: a shape that does not fit.
-            TypeError: no tensor of floats.
+            TypeError: the input is not a tensor of floats.
         """
         x = channels_last("ResidualFSQ", x, self._dim, self.is_channel_first)
         kept = self._number(x, n_q, rand_quantize_dropout_fixed_seed)

@@ -60,8 +60,8 @@ class HierarchicalVQ(Coder):
         nested_dropout: in training, the probability that the finest scales are left out of the output and of
             the loss.
         nested_dropout_min_levels: scales that are never left out.
-        accept_image_fmap: maps of two dimensions; of one without it.
-        accept_3d_fmap: maps of three dimensions.
+        accept_image_fmap: maps have two dimensions, instead of one.
+        accept_3d_fmap: maps have three dimensions.
 
     Attributes:
         level_shapes: the size of the map at each scale.
@@ -211,7 +211,7 @@ class HierarchicalVQ(Coder):
         return found
 
     def sample_nested_cutoff(self, device: torch.device) -> int | None:
-        """Draw the last scale that is kept, the same in all processes, or None to keep all of them."""
+        """Draw the last scale that is kept, the same in all processes, or None to keep all scales."""
         least, levels = self.nested_dropout_min_levels, self.num_levels
         if not self.training or self.nested_dropout == 0 or least >= levels:
             return None
@@ -237,7 +237,7 @@ class HierarchicalVQ(Coder):
         Args:
             x: ``[B, dim, ...]``, or ``[B, ..., dim]`` without ``channel_first``.
             indices: only None, as in the peer.
-            mask: bool, the shape of x less its channels; False marks padding.
+            mask: bool, the shape of x without its channels; False marks padding.
             lens: int ``[B]``, the lengths of sequences, instead of a mask.
             sample_codebook_temp: overrides the constructor's for this call.
             return_cutoff: also return the last scale that was kept, or None.
@@ -288,8 +288,8 @@ class HierarchicalVQ(Coder):
             full_shape: the size of the map; by default the size of the finest scale.
 
         Raises:
-            ValueError: another number of tensors.
-            TypeError: no tensors of integers.
+            ValueError: the number of tensors is wrong.
+            TypeError: the indices are not tensors of integers.
         """
         full = self._shapes[-1] if full_shape is None else _shapes_of([full_shape], self._spatial)[0]
         total = []

@@ -200,13 +200,13 @@ class LatentQuantize(ConstantBuffers, Coder):
         """Quantize z, ``[B, dim, ...]``.
 
         Returns:
-            ``(quantized, indices, loss)``: the shape of z, integers of that shape less its channels (or
+            ``(quantized, indices, loss)``: the shape of z, integers of that shape without its channels (or
             ``[..., num_codebooks]``; int32, or int64 for more than 2^31 codewords), and a scalar, 0 outside
             training.
 
         Raises:
             ValueError: a shape that does not fit.
-            TypeError: no tensor of floats.
+            TypeError: the input is not a tensor of floats.
         """
         given, z = z, self.project_in(channels_last("LatentQuantize", z, self.dim, True, "z"))
         z = z.unflatten(-1, (self.num_codebooks, self.codebook_dim))  # type: ignore[no-untyped-call]

@@ -92,7 +92,7 @@ class LFQ(ConstantBuffers, Coder):
         Zhao et al. 2024, "Binary Spherical Quantization" (``spherical``).
 
     Equivalent to: ``vector_quantize_pytorch.LFQ`` 1.32 with the same arguments, which also loads its
-        state_dict. A mask ``[B, N]`` and several processes are counted rightly here.
+        state_dict. A mask ``[B, N]`` and several processes are counted correctly here.
     """
 
     mask: torch.Tensor
@@ -263,12 +263,12 @@ class LFQ(ConstantBuffers, Coder):
             mask: bool ``[B]`` or ``[B, N]``; False leaves vectors out of the losses.
 
         Returns:
-            ``(quantized, indices, loss)``: the shape and dtype of x, int64 of that shape less its channels
+            ``(quantized, indices, loss)``: the shape and dtype of x, int64 of that shape without its channels
             (or ``[..., num_codebooks]``), and a scalar, 0 outside training.
 
         Raises:
             ValueError: a shape that does not fit.
-            TypeError: no tensor of floats, or a mask of another dtype than bool.
+            TypeError: the input is not a tensor of floats, or a mask of another dtype than bool.
         """
         image = self.channel_first
         if image is None:
@@ -352,7 +352,7 @@ class LFQ(ConstantBuffers, Coder):
 
 
 def _mean(values: torch.Tensor) -> torch.Tensor:
-    """Return the mean, or 0 of nothing."""
+    """Return the mean, or 0 without values."""
     return values.mean() if values.numel() > 0 else values.sum()
 
 

@@ -81,11 +81,11 @@ class RandomProjectionQuantizer(Coder):
         return self.vq.decode(as_indices("RandomProjectionQuantizer", indices))
 
     def forward(self, x: torch.Tensor, indices: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the indices of x ``[B, N, dim]``, or the cross entropy of indices that are given.
+        """Return the indices of x ``[B, N, dim]``, or the cross entropy of given indices.
 
         Raises:
             ValueError: a shape that does not fit.
-            TypeError: no tensor of floats.
+            TypeError: the input is not a tensor of floats.
         """
         x = channels_last("RandomProjectionQuantizer", x, self.rand_projs.shape[1], False)
         projected = torch.einsum("...d,hde->...he", self.norm(x), self.rand_projs.to(x.dtype)).flatten(-2)

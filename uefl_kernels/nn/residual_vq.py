@@ -218,8 +218,8 @@ class ResidualVQ(ResidualQuantizer):
         TypeError: an unknown argument.
 
     Departures from the peer: outside training ``diveq`` moves nothing by noise; ``beam_size`` counts the
-    codewords that were chosen. In a checkpointed region ``beam_size`` updates the codewords once, but the
-    second time searches the updated ones.
+    codewords that were chosen. In a checkpointed region, ``beam_size`` updates the codewords once, but the
+    second run searches the updated codewords.
 
     Source: Zeghidour et al. 2021, "SoundStream", algorithm 1.
 
@@ -420,7 +420,7 @@ class ResidualVQ(ResidualQuantizer):
         Args:
             x: ``[..., dim]``, ``[B, dim, N]`` for ``channel_last=False``, or ``[B, dim, H, W]`` for
                 ``accept_image_fmap``; dtypes as :class:`VectorQuantize`.
-            mask: bool, the shape of x less its channels; False marks padding. Not for images.
+            mask: bool, the shape of x without its channels; False marks padding. Not for images.
             indices: int64 ``[..., Q]``, or Q of ``[...]``: ``(quantized, loss)`` is returned then, with the
                 sum of the quantizers' cross entropies (where the peer fails).
             return_all_codes: also return the codeword of every quantizer, ``[Q, ..., d]``.
@@ -715,7 +715,7 @@ def _take(held: torch.Tensor, best: torch.Tensor, dims: int) -> torch.Tensor:
 class ImplicitCodebook(Float32Module):
     """Map a codeword and the sum of the codewords before it to the codeword of a position.
 
-    The map is a residual MLP (QINCo). It stays float32 as the codewords do.
+    The map is a residual MLP (QINCo). It stays in float32, as the codewords do.
 
     The peer's ``MLP``. Source: Huijben et al. 2024, "Residual Quantization with Implicit Neural Codebooks".
     """
@@ -765,11 +765,11 @@ class GroupedResidualVQ(Coder):
 
     Attributes:
         rvqs: the groups' quantizers.
-        codebooks: ``[groups, Q, K, d]``, or a tuple of ``[K, d]`` per group where the quantizers' sizes
+        codebooks: ``[groups, Q, K, d]``, or a tuple of ``[K, d]`` per group if the sizes of the quantizers
             differ.
 
     Raises:
-        ValueError, TypeError: as :class:`ResidualVQ`, and dim no multiple of groups.
+        ValueError, TypeError: as :class:`ResidualVQ`, or ``dim`` is not a multiple of ``groups``.
 
     Source: Yang et al. 2023, "HiFi-Codec".
 
@@ -818,7 +818,7 @@ class GroupedResidualVQ(Coder):
     def codebooks(self) -> torch.Tensor | tuple[tuple[torch.Tensor, ...], ...]:
         """Return the codewords, ``[groups, Q, K, d]``.
 
-        Where the quantizers' sizes differ, return a tuple of ``[K, d]`` per group.
+        If the sizes of the quantizers differ, return a tuple of ``[K, d]`` per group.
         """
         codebooks = tuple(tuple(rvq.codebooks) for rvq in self._residuals)
         return (

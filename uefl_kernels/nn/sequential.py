@@ -17,9 +17,9 @@ class Sequential(nn.Module):
         *fns: the modules. The first one gets the input of this module, usually ``[..., dim]``.
 
     Raises:
-        ValueError: none or several quantizers.
+        ValueError: the number of quantizers is not 1.
 
-    Source: none; it only passes results on.
+    Source: none; the module only passes results on.
 
     Equivalent to: ``vector_quantize_pytorch.Sequential`` 1.32 with the same arguments.
     """

@@ -19,7 +19,7 @@ from .residual_vq import ResidualQuantizer
 class SimVQ(Coder):
     """Replace every vector by its nearest codeword, which a module makes.
 
-    It makes the codewords from fixed random vectors.
+    The module makes the codewords from fixed random vectors.
 
     All codewords move with every gradient step, so none is left behind.
 
@@ -113,8 +113,8 @@ class SimVQ(Coder):
                 float64.
 
         Returns:
-            ``(quantized, indices, loss)``: the shape and dtype of x, int64 of that shape less its channels,
-            and a scalar.
+            ``(quantized, indices, loss)``: the shape and dtype of x, int64 of that shape without its
+            channels, and a scalar.
 
         Raises:
             ValueError, TypeError: an input that does not fit.
@@ -137,7 +137,7 @@ class SimVQ(Coder):
 
 
 class ResidualSimVQ(ResidualQuantizer):
-    """Quantize x by a :class:`SimVQ`, then the rest by the next one.
+    """Quantize x by a :class:`SimVQ`, then the residual by the next one.
 
     Args:
         dim, codebook_size: as :class:`SimVQ`.

@@ -1,6 +1,6 @@
 """``VectorQuantize``: a VQ layer with moving-average or learned codewords.
 
-It is a drop-in for vector-quantize-pytorch's layer.
+The layer replaces the layer of vector-quantize-pytorch.
 """
 
 from __future__ import annotations
@@ -466,7 +466,7 @@ class VectorQuantize(Coder):
                 float32, bfloat16, float16 or float64, any strides.
             indices: N x K; int64 as this layer returns them: ``(quantized, loss)`` is returned then, with the
                 cross entropy of minus the distances for these codewords; -1 for none.
-            mask: bool, the shape of x less its channels; False marks padding: quantized is 0 there and the
+            mask: bool, the shape of x without its channels; False marks padding: quantized is 0 there and the
                 index -1, and neither loss nor codewords see it. Not for images.
             lens: int ``[B]``, the lengths of sequences, instead of a mask.
             topk: return the k nearest codewords, nearest first, and update nothing; for one head.
@@ -651,7 +651,7 @@ class VectorQuantize(Coder):
     def _choose_by_distances(
         self, rows: torch.Tensor, codebook: torch.Tensor, call: Call, summed: bool, measured: bool
     ) -> Assignment:
-        """Choose several codewords, draw them, or take them of a codebook that each row has for itself."""
+        """Choose several codewords, draw codewords, or take them from a codebook of each row."""
         cosine, k = self._codebook.metric == "cosine", call.topk
         sampling = call.sampling if self.training else call.sampling._replace(drawn=False, soft=False)
         split, searched = self._searched(rows, codebook)
@@ -724,7 +724,7 @@ class VectorQuantize(Coder):
     def _unit(self, x: torch.Tensor) -> torch.Tensor:
         """Scale the vector of every head to length 1, in float32.
 
-        Half precision would leave it off by 2^-9.
+        In half precision, the error would be 2^-9.
         """
         split = at_least_float32(x).unflatten(-1, (self.heads, self.codebook_dim))  # type: ignore[no-untyped-call]
         return F.normalize(split, dim=-1, eps=1e-6).flatten(-2)
@@ -787,7 +787,8 @@ class VectorQuantize(Coder):
                 codebook.tracks(call.ema),
             )
             loss = _losses.mean_square(chosen.codewords() - at_least_float32(rows), call.mask)
-            # only to the codewords: their transform may belong to the graph of the quantizers before
+            # the gradient goes only to the codewords: their transform may belong to the graph of the
+            # quantizers before
             own = [parameter for parameter in codebook.parameters() if parameter.requires_grad]
             loss.backward(  # type: ignore[no-untyped-call]
                 inputs=own or None, retain_graph=call.transform is not None
@@ -801,8 +802,8 @@ class VectorQuantize(Coder):
         """Step the codewords' own optimizer with the mean of the gradients of all processes.
 
         Raises:
-            RuntimeError: it holds other parameters than the layer, because the codewords of the layer were
-                replaced later.
+            RuntimeError: the optimizer holds other parameters than the layer, because the codewords of the
+                layer were replaced later.
         """
         if self.in_place_codebook_optimizer is None:
             return
@@ -827,9 +828,9 @@ class VectorQuantize(Coder):
     ) -> None:
         """Update the codewords as if ``forward`` had chosen these indices for x.
 
-        It serves after ``topk``, which updates nothing.
+        Call it after ``topk``, which updates nothing.
 
-        In a backward pass, where a checkpointed region runs again, it does nothing.
+        In a backward pass, when a checkpointed region runs again, the method does nothing.
 
         Args:
             x: as for ``forward``.
@@ -867,7 +868,7 @@ class VectorQuantize(Coder):
     def _route(self, rows: torch.Tensor, chosen: Assignment, call: Call) -> torch.Tensor:
         """Choose where the gradient of quantized goes.
 
-        In training it goes to the input, else to codewords that are learned.
+        In training the gradient goes to the input, otherwise to learned codewords.
         """
         values = None
         if self.training and rows.requires_grad and self.route_gradients_to_input:
@@ -1001,7 +1002,8 @@ class VectorQuantize(Coder):
     def perplexity(self) -> torch.Tensor:
         """Return exp of the entropy of ``counts``.
 
-        It is 1 when one codeword takes all or the batch is empty, and K when all are used alike.
+        The value is 1 if one codeword takes all rows or the batch is empty, and K if all codewords are used
+        equally.
         """
         share = self.counts.float() / self.counts.sum(-1, keepdim=True).clamp(min=1)
         entropy: torch.Tensor = torch.special.entr(share).sum(-1)
@@ -1009,7 +1011,7 @@ class VectorQuantize(Coder):
 
     @property
     def usage(self) -> torch.Tensor:
-        """Return the share of codewords that ``counts`` holds at least once, between 0 and 1."""
+        """Return the share of codewords that the last forward pass chose at least once, from 0 to 1."""
         return (self.counts > 0).float().mean(-1)
 
     def get_codes_from_indices(self, indices: torch.Tensor) -> torch.Tensor:
@@ -1021,8 +1023,8 @@ class VectorQuantize(Coder):
             indices: integers of any width ``[...]``, or ``[..., heads]``.
 
         Returns:
-            ``[..., d]``; ``[..., heads, d]`` for heads that share a codebook, ``[..., heads * d]`` where each
-            has its own; channels in the second dimension where the input has them there.
+            ``[..., d]``; ``[..., heads, d]`` for heads that share a codebook, ``[..., heads * d]`` if each
+            has its own. If the input has its channels in the second dimension, so has the result.
         """
         return self._codebook.as_model(self._float32_codes(indices))
 

@@ -359,7 +359,7 @@ def kmeans_of_blocks(
         request: returns the request for a number of rows and columns, or raises an error.
         spherical: the metric is "cosine".
         group: a group of torch.distributed with a backend for tensors on the CPU; None: one process.
-        advance: makes, of the step, what ends an iteration; None: ``composed.advance``.
+        advance: makes a function that ends an iteration from the step; None: ``composed.advance``.
     """
     with torch.device("cpu"):  # whatever the default device of the caller
         processes = RankGroup(group)

@@ -78,7 +78,7 @@ define(
 def kmeans_sparse(
     rows: SparseRows, weights: torch.Tensor | None, asked: kmeans.FitOptions, spherical: bool
 ) -> kmeans.Fit:
-    """Return the best of some starts.
+    """Return the best fit of all starts.
 
     ``rows`` and given centers have length 1 if ``spherical``.
 

@@ -2,9 +2,9 @@
 
 ``mc_dropout_mlp`` calls it. Users need not call it.
 
-x [N, D], weight [M, D] and bias [M], float32 on the CPU, give x weight^T + bias [N, M]. torch's product may
-round otherwise on another number of threads. Here a result is one chain of additions, 256 inputs at a time,
-whichever thread computes it, in about torch's time.
+x [N, D], weight [M, D] and bias [M], float32 on the CPU, give x weight^T + bias [N, M]. The rounding of
+torch's product may depend on the number of threads. Here each result is one chain of additions, 256 inputs at
+a time, on any thread. The time is about the time of torch.
 
 AMX multiplies bfloat16, so each value is a sum of three bfloat16 numbers, and the six larger products keep
 the digits of float32. The error is 0.4 to 1.1 times the error of torch's product, measured; the time is 1.2
@@ -57,7 +57,7 @@ torch.library.register_autocast("uefl::linear", "cpu", torch.float32)
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """Compute ``torch.nn.functional.linear`` of x ``[N, D]`` for any device, dtype and autocast.
 
-    The op above does it where it is supported.
+    The op ``linear`` computes it if the input is supported.
     """
     serves = x.device.type == "cpu" and x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
     if not serves or forced() not in ("auto", "cpu") or not COMPILED:

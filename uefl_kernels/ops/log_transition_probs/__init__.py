@@ -1,6 +1,6 @@
 """``log_transition_probs``: log-probabilities of the sets from logits of the classes.
 
-The published loss is made of them.
+The published loss is computed from these probabilities.
 """
 
 from __future__ import annotations
@@ -124,10 +124,10 @@ def transition_double_softmax(
 
     The loss is -g[target] + log sum exp(g).
 
-    It is bounded and not proper: its minimizer is not the posterior of the classes. It is here to reproduce
-    published results; use :func:`transition_nll` for everything else. It is not a kernel of its own but
-    :func:`log_transition_probs` and PyTorch's cross-entropy: for a training batch slower than the plain
-    product of probabilities (docs/design/learning-from-sets.md).
+    The loss is bounded and not proper: its minimizer is not the posterior of the classes. Use it only to
+        reproduce published results, and :func:`transition_nll` for everything else. The loss has no kernel of
+        its own. It uses :func:`log_transition_probs` and PyTorch's cross-entropy, and is slower on a training
+        batch than the plain product of probabilities (docs/design/learning-from-sets.md).
 
     In a batch of groups with different numbers of sets, the sets that a group lacks count neither in g nor in
     the sum.
@@ -139,8 +139,8 @@ def transition_double_softmax(
         loss ``[B]``, float32 (float64 for float64 logits), differentiable once with respect to logits.
 
     Raises:
-        TypeError, ValueError, RuntimeError: as :func:`transition_nll`; the targets are looked at on the CPU
-            and outside ``torch.compile``, elsewhere one out of range is left to PyTorch's ``cross_entropy``.
+        TypeError, ValueError, RuntimeError: as :func:`transition_nll`; the targets are checked on the CPU and
+            outside ``torch.compile``. Otherwise PyTorch's ``cross_entropy`` gets a target out of range.
 
     Source: the code that accompanies Lu et al. 2022 (FedUL).
 

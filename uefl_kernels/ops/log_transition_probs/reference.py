@@ -1,6 +1,6 @@
 """The definition of ``log_transition_probs`` in float64.
 
-It takes a sum over classes at a time, so nothing has the size B x M x K.
+The function computes one sum over classes at a time, so no array has the size B x M x K.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def transition_nll(
         log_transition: ``[M, K]``, float32 or float64: see :func:`log_transition_matrix`. Or ``[G, M, K]``,
             one matrix for each group (client) of a mixed batch, those with fewer sets filled up with rows of
             -inf (``torch.nn.utils.rnn.pad_sequence(matrices, batch_first=True, padding_value=-torch.inf)``).
-            A constant: it gets no gradient, and one that requires it is refused.
+            The matrix is a constant: it gets no gradient, and a matrix that requires a gradient is refused.
         groups: ``[B]`` int64, the group of each sample; for ``[G, M, K]`` only.
         log_marginal: ``log_transition.logsumexp(-2)``. Pass it when a matrix serves for more than one step.
         ignore_index: samples with this target have loss 0 and gradient 0.
@@ -92,11 +92,11 @@ def transition_nll(
     Returns:
         loss ``[B]``, float32 (float64 for float64 logits), differentiable with respect to logits (a second
         derivative and forward mode raise RuntimeError): softmax(logits + log_marginal) - softmax(logits +
-        log_transition[target]), every entry in [-1, 1]. An entry of -inf is a prior of zero and as good as
-        any other; a class that no set of the group has gets gradient zero. Logits with NaN or +inf, or of
-        -inf throughout, make the loss and the gradient of their sample NaN; a logit of -inf rules its class
-        out. If no class with a positive prior in the target's set is left, the loss is +inf (NaN if no set
-        has such a class) and the gradient NaN.
+        log_transition[target]), every entry in [-1, 1]. An entry of -inf is a prior of zero, which is valid.
+        A class that no set of the group has gets gradient zero. If a logit is NaN or +inf, or if all logits
+        are -inf, the loss and the gradient of the sample are NaN. A logit of -inf excludes its class. If no
+        class with a positive prior in the target's set is left, the loss is +inf (NaN if no set has such a
+        class) and the gradient NaN.
 
     Raises:
         TypeError, ValueError: dtypes, shapes or devices that do not fit.

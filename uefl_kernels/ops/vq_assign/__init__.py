@@ -42,10 +42,11 @@ def vq_assign(
     """Return the index of the nearest codeword for each segment of each row.
 
     The answer is the argmin of the float64 distance on the values given, summed in the order of the elements,
-    ties to the lowest index: the same on every backend, for any batch size and number of threads. A row that
-    holds NaN gets index 0, as does one with an infinity, or beyond some 2^511, under ``"l2"``: it is
-    infinitely far from every codeword. Differences below some 2^-537 have squares of zero and tie, and a
-    codeword of such a length is a zero one under ``"cosine"``: scale such data up.
+    ties to the lowest index: the same on every backend, for any batch size and number of threads. A row with
+        NaN gets index 0. Under ``"l2"``, so does a row with an infinity, or with a length above about 2^511,
+        because it is infinitely far from every codeword. Differences below about 2^-537 have squares of zero,
+        so their distances tie. Under ``"cosine"``, a codeword of such a length counts as zero. Scale such
+        data up.
 
     Args:
         x: ``[..., D]``, float32, bfloat16, float16 or float64; any strides. D is cut into S = D / d

@@ -282,7 +282,7 @@ def _clock(folder: Path, cluster: LocalCluster) -> str:
             said = sandbox.folder / f"{name}.log"
             check(
                 silo.wait(120) == 2 and re.search(r"\bclock\b", said.read_text()),
-                f"expected that {name} is told of its clock",
+                f"expected that {name} names the clock",
             )
         ended = sandbox.end(run)
         check(
@@ -292,8 +292,8 @@ def _clock(folder: Path, cluster: LocalCluster) -> str:
         )
         check(not (sandbox.folder / "run").exists(), "something was written")
         return (
-            "both are not let in, are told to check the clock, and end with exit code 2; the run says who"
-            " came, exit code 2"
+            "the run accepts neither; both print that the clock is to be checked, and end with exit code 2;"
+            " the run prints the connected silos, exit code 2"
         )
 
 
@@ -338,9 +338,9 @@ def _key(folder: Path, cluster: LocalCluster) -> str:
         said = sandbox.folder / "silo-0.log"
         check(
             silo.wait(120) == 2 and re.search(r"\bpublic key\b", said.read_text()),
-            "expected that the silo is not let in",
+            "expected that the silo is refused",
         )
-        return "the silo is not let in, says so, and ends with exit code 2"
+        return "the silo is refused, prints the reason, and ends with exit code 2"
 
 
 def _same_folder(folder: Path, cluster: LocalCluster) -> str:
@@ -448,7 +448,7 @@ SCENARIOS = {
         _disk_full("tensors"),
     ),
     "clock": Scenario(
-        "two silos whose clocks are six hours off", "they are refused and told of it, exit code 2", _clock
+        "two silos whose clocks are six hours off", "they are refused with the reason, exit code 2", _clock
     ),
     "certificate": Scenario("a SuperLink with another certificate", "refused, exit code 2", _certificate),
     "key": Scenario("a silo whose key is not registered", "refused, exit code 2", _key),
