@@ -211,19 +211,38 @@ def patterns(text: str) -> Iterator[ast.expr]:
                     yield from values[bound.index(name) :][:1]
 
 
+# the names that tests give to errors and notices, and the calls that return them
+MESSAGE = re.compile(r"\b(str\(error|error|note|notes|notice|notices|doubt|stderr|refus\w+|reject\w+)\b")
+COMMAND = re.compile(r"\b(?:uefl|pip|python) ")
+
+
+def phrases(text: str) -> Iterator[ast.Constant]:
+    """Yield the texts that a module asserts to be in an error or a notice, except commands."""
+    for line in (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Assert)):
+        for node in (each for each in ast.walk(line.test) if isinstance(each, ast.Compare)):
+            if isinstance(node.ops[0], ast.In | ast.NotIn) and MESSAGE.search(
+                ast.unparse(node.comparators[0])
+            ):
+                for part in ast.walk(node.left):
+                    if isinstance(part, ast.Constant) and not COMMAND.search(str(part.value)):
+                        yield part
+
+
 def test_patterns_of_errors_are_keys_and_not_sentences():
     """A message may be worded better without a change of its test."""
     two_words = re.compile(r"(?<![\w'.-])[a-z]{2,} (?:\d+,? )?[a-z]{2,}(?![\w'])")
     texts = {path: path.read_text(encoding="utf-8") for path in files_below("tests")}
-    found = sorted(
-        f"{path.relative_to(ROOT)}:{part.lineno}: {part.value}"
+    given = [
+        (path, part)
         for path, text in texts.items()
-        if "match=" in text
-        for pattern in patterns(text)
+        for pattern in [*(patterns(text) if "match=" in text else ()), *phrases(text)]
         for part in ast.walk(pattern)
+    ]
+    assert [
+        f"{path.relative_to(ROOT)}:{part.lineno}: {part.value}"
+        for path, part in given
         if isinstance(part, ast.Constant) and isinstance(part.value, str) and two_words.search(part.value)
-    )
-    assert found == []
+    ] == []
 
 
 def test_a_pattern_of_one_plain_word_is_a_name(prose):

@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 from uefl.data import from_arrays
+from uefl.data.notes import of_clients
 from uefl.errors import UserError
 
 from .common import labeled, sets
@@ -55,8 +56,8 @@ def test_clients_that_lack_a_class():
 
 def test_a_single_silo():
     (note,) = made((EVERY, [0])).notes
-    assert "one client" in note
-    assert "one client" in sets(clients=1, train_per_client=300, test_per_client=20).notes[0]
+    assert [note] == of_clients(1)
+    assert sets(clients=1, train_per_client=300, test_per_client=20).notes[0] == note
 
 
 def test_images_that_are_measured_and_trained_on(make_npz):
