@@ -1,5 +1,5 @@
-// One step of Lloyd's algorithm on the CPU in one pass over the rows: labels, sums, masses and distances, bit
-// for bit as ops/kmeans_step/reference.py defines them.
+// One step of Lloyd's algorithm on the CPU, which reads the rows once: labels, sums, masses and distances,
+// bit for bit as ops/kmeans_step/reference.py defines them.
 //
 // Sums are integers, so the order of the rows and the number of threads do not matter. A later step touches
 // only rows with a changed label: it subtracts exactly the numbers that the row added to its old cluster.

@@ -1,5 +1,5 @@
-// vq on the CPU. One pass over blocks of rows searches, gathers, and sums squared errors and counts. A second
-// pass sums the rows of each codeword.
+// vq on the CPU. Each block of rows is read once: this searches, gathers, and sums squared errors and counts.
+// A second pass sums the rows of each codeword.
 //
 // Results do not depend on the number of threads: each block has its own error sum, and counts and sums are
 // integers. The sums are 64-bit fixed-point numbers in the units of ops/vq/composed.py, so both agree bit for

@@ -5,8 +5,8 @@ A global Gaussian of every class attracts the features of this class.
 Source: Zhang et al., "FedCR: Personalized Federated Learning Based on Across-Client Common Representation
 with Conditional Mutual Information Regularization" (ICML 2023), with the formulas of its published code. L =
 mean over S samples of CE + beta mean sum_d KL(N(m_y, s_y^2) || N(mu, sigma^2)). The server makes N(m_c,
-s_c^2) as the product of N(0, 1) and of the Gaussians that the clients' images of class c had in the last pass
-of their training: precisions add up.
+s_c^2) as the product of N(0, 1) and of the Gaussians that the clients' images of class c had in the last
+epoch of their training: precisions add up.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class FedCR(GaussianFeatures):
             10,
             ge=0,
             le=100_000,
-            description="passes in which every client trains only its head, after the last round; 0: none",
+            description="epochs in which every client trains only its head, after the last round; 0: none",
         )
         gradient_bound: float = Field(
             10.0, ge=0, description="L2 norm to which a longer gradient of a step is clipped; 0: no bound"

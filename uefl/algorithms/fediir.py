@@ -117,7 +117,7 @@ class FedIIR(Algorithm):
     # --- the client's half ---------------------------------------------------------------------------------
 
     def reply(self, work: Work) -> dict[str, torch.Tensor]:
-        """Return the head's gradients, summed over the batches of one pass.
+        """Return the head's gradients, summed over the batches of one epoch.
 
         Batch norm and dropout are as in training.
         """

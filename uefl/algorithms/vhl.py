@@ -56,7 +56,7 @@ class VHL(Algorithm):
         virtual_contrast: float = Field(
             0.1, ge=0, description="weight of the contrast between the features of virtual images"
         )
-        pull_epochs: int = Field(5, ge=0, description="number of passes of a round with the feature terms on")
+        pull_epochs: int = Field(5, ge=0, description="number of epochs of a round with the feature terms on")
         temperature: float = Field(0.07, gt=0, description="temperature of the feature terms")
 
     def check(self, federation: Federation, arm: str, net: nn.Module) -> None:

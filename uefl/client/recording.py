@@ -115,7 +115,7 @@ def replayed(step: Step, work: Work, plan: list[list[torch.Tensor]]) -> Iterator
 
     Args:
         step: takes a batch; counts itself in ``work.step``, and images in ``work.counted``.
-        plan: the batches of every pass.
+        plan: the batches of every epoch.
     """
     recorder = work.workspace.recorder
     numbers = Counter(len(positions) for batches in plan for positions in batches)

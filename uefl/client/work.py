@@ -131,13 +131,13 @@ class Work:
     _read: Counter[str] = field(default_factory=Counter)
     """:attr:`counted` when the means were read"""
     epochs: int = 0
-    """passes planned in this round"""
+    """epochs planned in this round"""
     epoch: int = 0
     """passes done"""
     step: int = 0
     """steps done in this round"""
     epoch_step: int = 0
-    """steps done in this pass"""
+    """steps done in this epoch"""
 
     @classmethod
     def of_saved_model(cls, net: nn.Module, tensors: Mapping[str, torch.Tensor], passes: int) -> Work:

@@ -72,7 +72,7 @@ class Teacher:
             tensors: a state. The model has the names ``values`` and ``buffers`` after ``prefix``. The state
                 of its optimizer, if any, has the names ``moment.NAME`` after ``prefix``.
             seed, round: determine the order of the batches and the dropout masks.
-            epochs: passes over the images; None: the configured epochs or steps of a client.
+            epochs: number of epochs; None: the configured epochs or steps of a client.
             keep: store the state of the optimizer in ``tensors`` for the next call.
         """
         workspace, moment_prefix = self._workspace, f"{prefix}moment."

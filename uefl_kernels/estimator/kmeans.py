@@ -145,9 +145,10 @@ class KMeans(RowEstimator, ClusteringEstimator):
 
         Returns self.
 
-        A ``numpy.memmap`` is read in blocks for each pass over the rows; the result has the same bits as with
-        the rows in memory. The work on a sparse matrix follows its non-zeros: centers and labels are the same
-        bits, inertia agrees up to rounding. With ``sample_weight`` centers agree up to rounding, too.
+        A ``numpy.memmap`` is read in blocks each time that the fit reads the rows; the result has the same
+        bits as with the rows in memory. The work on a sparse matrix follows its non-zeros: centers and labels
+        are the same bits, inertia agrees up to rounding. With ``sample_weight`` centers agree up to rounding,
+        too.
         """
         self._check_parameters()
         source = source_of("KMeans", X)

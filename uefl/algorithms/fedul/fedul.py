@@ -36,7 +36,7 @@ class FedUL(SetAlgorithm):
                 " model f' (M2)"
             ),
         )
-        server_epochs: int = Field(1, ge=1, description="passes over the server's labeled images in a round")
+        server_epochs: int = Field(1, ge=1, description="epochs over the server's labeled images in a round")
         h: float = Field(0.5, ge=0, le=1, description="with `blend`: the broadcast model is (1 - h) f + h f'")
         h_schedule: Literal["constant", "rise", "fall"] = Field(
             "constant",

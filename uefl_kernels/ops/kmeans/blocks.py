@@ -28,7 +28,7 @@ class Blocks:
 
     Args:
         read: gives the blocks, tensors [n_i, d] of one dtype and device, from the first one.
-        take: returns the rows of given numbers; None: :meth:`take` makes a pass over the blocks.
+        take: returns the rows of given numbers; None: :meth:`take` reads the blocks once.
     """
 
     def __init__(

@@ -390,7 +390,7 @@ def update(
     leaves its own cluster. A cluster that still has no mass keeps its center.
     """
     empty = masses == 0
-    # the test may save a pass over the rows, but the host would wait for a GPU
+    # the test may save a read of the rows, but the host would wait for a GPU
     if not data.looks_for_empty or bool(empty.any()):
         far = data.farthest(centers, labels)
         rank = empty.long().cumsum(0) - 1  # number of an empty cluster among the empty ones

@@ -1,4 +1,4 @@
-"""``kmeans_step``: one step of Lloyd's algorithm, in one pass over the rows."""
+"""``kmeans_step``: one step of Lloyd's algorithm, which reads the rows once."""
 
 from __future__ import annotations
 

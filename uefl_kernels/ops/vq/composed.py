@@ -80,7 +80,7 @@ def expected_shift(codebook: torch.Tensor, rows: int) -> torch.Tensor:
     overflow, at least 31 bits of the largest value remain for any N below 2^31, and a row of 1e16 costs the
     other codewords nothing. A codeword that received NaN or an infinity has sums of NaN.
 
-    For one pass over the rows e has to be known before them. It is taken from the codeword, 2^e = 8 times the
+    To read the rows only once, e must be known before them. It is taken from the codeword, 2^e = 8 times the
     power of two above its largest element, and kept where it serves: where no row reaches 2^e, and 31 bits
     remain. Otherwise e comes from the rows, which are counted again.
     """
