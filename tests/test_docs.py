@@ -238,6 +238,15 @@ def test_every_formula_becomes_mathml_without_a_leftover_command(page, monkeypat
         assert not re.search(r"\\[a-zA-Z]", rendered), latex
 
 
+def test_a_wide_formula_scrolls(monkeypatch):
+    """On a narrow screen, the end of the formula would otherwise not be shown."""
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    shown = importlib.import_module("formulas").rendered('<div class="arithmatex">\\[a + b\\]</div>')
+    name = re.match(r'<div class="(\w+)"><math', shown)[1]
+    style = (ROOT / "docs" / "stylesheets" / "tables.css").read_text(encoding="utf-8")
+    assert re.search(rf"div\.{name} {{\s*overflow-x: auto;", style)
+
+
 FETCHED = re.compile(
     r"""!\[[^]]*\]\(https?:|(src|data)="https?:|<link(?![^>]+rel="canonical")[^>]+href="https?:|@import"""
     r"""|url\(["']?https?:"""

@@ -32,7 +32,7 @@ if _missing := [name for name in _NEEDED if find_spec(name) is None]:
     )
 
 try:
-    # read here and not from uefl_kernels, because that package imports torch: the command line answers at
+    # read here and not from uefl_kernels, because that package imports torch: the command line starts at
     # once
     __version__ = version("uefl")
 except PackageNotFoundError:  # a source tree on the path that was never installed

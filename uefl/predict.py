@@ -118,14 +118,14 @@ class Predictor:
         for start in range(0, self.count, _BATCH):
             rows = np.arange(start, min(start + _BATCH, self.count))
             batch = self._batch(rows)
-            said = model.predict(batch, client, uncertainty=True, passes=self._passes, seed=start)
-            chances, classes = said.probs.max(1)
+            prediction = model.predict(batch, client, uncertainty=True, passes=self._passes, seed=start)
+            chances, classes = prediction.probs.max(1)
             each = zip(
                 rows,
                 classes.tolist(),
                 chances.tolist(),
-                said.entropy.tolist(),
-                said.mutual_info.tolist(),
+                prediction.entropy.tolist(),
+                prediction.mutual_info.tolist(),
                 strict=True,
             )
             yield from (

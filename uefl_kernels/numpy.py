@@ -137,7 +137,7 @@ def kmeans(
         check_method("kmeans", method)
     else:
         check_shape("kmeans", "init", centers.shape, [k, d])
-        with np.errstate(over="ignore"):  # overflow gives infinite centers, which the kernel rejects
+        with np.errstate(over="ignore"):  # overflow gives infinite centers, which the kernel refuses
             centers = centers.astype(x.dtype)
     runs = starts(n_init, method)
     numbers = runs, max_iter, float(tol), seed, threads

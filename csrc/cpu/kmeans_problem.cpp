@@ -23,7 +23,7 @@ double square_norm(const double* values, int64_t d) {
 bool to_unit(double* values, int64_t d) {
   const double norm = std::sqrt(square_norm(values, d));
   for (int64_t j = 0; j < d; ++j)
-    values[j] = norm == 0 ? 0 : values[j] / norm;  // NaN stays NaN, and is rejected
+    values[j] = norm == 0 ? 0 : values[j] / norm;  // NaN stays NaN, and is refused
   return std::any_of(values, values + d, [](double value) { return value != 0; });
 }
 

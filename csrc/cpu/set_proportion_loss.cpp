@@ -65,7 +65,7 @@ double define(const StridedRows& logits, int64_t begin, int64_t end, const T* pr
   return loss;
 }
 
-// The tolerance rejects percentages and counts, but not the errors of rounding and clamping.
+// The tolerance refuses percentages and counts, but not the errors of rounding and clamping.
 constexpr double kTolerance = 1e-3;
 
 template <class T>

@@ -16,7 +16,7 @@ inline cpu::Dtype dtype_of(const torch::stable::Tensor& tensor) {
       return cpu::Dtype::bf16;
     case ScalarType::Half:
       return cpu::Dtype::f16;
-    default:  // the checks of the op have rejected other dtypes
+    default:  // the checks of the op have refused other dtypes
       return cpu::Dtype::f64;
   }
 }

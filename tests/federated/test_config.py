@@ -205,7 +205,7 @@ def test_files_that_cannot_be_used_are_named(tmp_path):
         assert "\n" not in str(error.value)
 
 
-def test_a_truncated_or_foreign_configuration_is_rejected(tmp_path):
+def test_a_truncated_or_foreign_configuration_is_refused(tmp_path):
     path, text = tmp_path / "config.toml", config.load("demo").to_toml()
     for damaged, message in (
         ('arms = ["fedavg"]\nwidth = 64\n', r"config\.toml .*\[run\]"),

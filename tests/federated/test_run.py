@@ -138,7 +138,7 @@ def test_own_silos_leave_the_number_of_clients_out(make_npz, tmp_path, monkeypat
 
 
 @pytest.mark.parametrize("name", ["triton", "cuda"])
-def test_a_missing_backend_is_rejected_before_writing(tmp_path, name):
+def test_a_missing_backend_is_refused_before_writing(tmp_path, name):
     if torch.cuda.is_available():
         pytest.skip("the backend is not absent here")
     with backend(name), pytest.raises(UserError, match=f"backend '{name}' .* vq"):

@@ -32,15 +32,15 @@ def predictions(algorithm: Algorithm, work: Work) -> dict[str, Prediction]:
     """
     work.net.eval()
     splits = {"test": work.test, "holdout": work.data.holdout if isinstance(work.data, LabeledData) else None}
-    said: dict[str, Prediction] = {}
+    predictions: dict[str, Prediction] = {}
     for name, split in splits.items():
         if split is None or len(split) == 0:
             continue
         if name == "holdout" and split is work.test:  # the published code decides by the test split
-            said[name] = said["test"]
+            predictions[name] = predictions["test"]
         else:
-            said[name] = predict(algorithm, work, split.images)
-    return said or {"own": predict(algorithm, work, work.train.images)}
+            predictions[name] = predict(algorithm, work, split.images)
+    return predictions or {"own": predict(algorithm, work, work.train.images)}
 
 
 @torch.no_grad()
@@ -73,7 +73,7 @@ def summarized(algorithm: Algorithm, work: Work, members: list[dict[str, Predict
     values: dict[str, torch.Tensor] = {}
     counts: Metrics = {}
     for name in members[0]:
-        prediction = ensemble([said[name] for said in members])
+        prediction = ensemble([one[name] for one in members])
         if name == "holdout":
             split = _split(work, name)
             values["holdout_accuracy"] = metrics.accuracy(prediction.probs, split.labels)
@@ -106,7 +106,7 @@ def summarized(algorithm: Algorithm, work: Work, members: list[dict[str, Predict
         )
     )
     name = "test" if "test" in members[0] else "own"
-    own = algorithm.measure(work, [dict(said[name].extra) for said in members], last)
+    own = algorithm.measure(work, [dict(one[name].extra) for one in members], last)
     return result | counts | recorded(own, f"{type(algorithm).__name__}.measure")
 
 

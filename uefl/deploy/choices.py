@@ -89,7 +89,7 @@ class Flower:
 
         Raises:
             UserError: options exclude each other, or an option is missing.
-            RunError: no SuperLink answers at the address.
+            RunError: no SuperLink replies at the address.
         """
         check_installed()
         from ..engines.flower.address import Unreachable

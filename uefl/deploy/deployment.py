@@ -219,16 +219,16 @@ def gather(
     notice(f"waiting for {silos} silos at {address.place}")
     bound = None if address.insecure else {name: of["key"] for name, of in known.items() if "key" in of}
     roster = ClientNodes(link, greeting(without_files(cfg)), admit, bound=bound)
-    told: dict[int, str] = {}
+    reported: dict[int, str] = {}
     end = time.monotonic() + patience
     together: list[str] = []
     while len(together) < silos:
         roster.refresh()
         together, unfit = fitting(reports, cfg)
         for node, why in roster.refused.items():
-            if told.get(node) != why:
+            if reported.get(node) != why:
                 notice(f"refused: {why}")
-        told = dict(roster.refused)
+        reported = dict(roster.refused)
         if len(together) < silos and time.monotonic() > end:
             reasons = [*roster.refused.values(), *unfit.values()]
             raise _too_few(together, f"{silos} silos came to {address.place} in {patience:g} s", reasons)

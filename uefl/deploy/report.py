@@ -76,11 +76,11 @@ def read(packet: Packet) -> SiloReport:
     Raises:
         UserError: a node with this report cannot be a silo of a run.
     """
-    told, parts = packet
-    if (error := told.get("error")) is not None:
+    values, parts = packet
+    if (error := values.get("error")) is not None:
         raise UserError(faults.describe(error if isinstance(error, str) else ""))
     try:
-        report = SiloReport.model_validate_json(json.dumps(told))
+        report = SiloReport.model_validate_json(json.dumps(values))
     except ValidationError as invalid:
         place = invalid.errors(include_url=False, include_input=False)[0]["loc"]
         key = f": key {place[0]!r}" if place else ""

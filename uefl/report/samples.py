@@ -127,8 +127,8 @@ def _uncertain_images(
     for i in _clients(tensors):
         each = (tensors[f"{i}.{key}"] for key in ("labels", "predicted", "probability", "entropy"))
         texts = [
-            f"{_short(name(true))}: {_short(name(said))}\np {p:.2f}  H {spread:.2f}"
-            for true, said, p, spread in zip(*each, strict=True)
+            f"{_short(name(true))}: {_short(name(predicted))}\np {p:.2f}  H {spread:.2f}"
+            for true, predicted, p, spread in zip(*each, strict=True)
         ]
         rows[i] = tensors[f"{i}.images"].numpy(), texts
     caption = (

@@ -89,7 +89,7 @@ def _finish(
 ) -> dict[Path, str]:
     """Run the jobs that are not among those finished ``before``, and return errors by run folder."""
     errors: dict[Path, str] = {}
-    said: set[tuple[str, str]] = set()
+    reported: set[tuple[str, str]] = set()
     with _progress(console) as progress:
         task = progress.add_task(
             "", total=sum(job.rounds for job in runs), completed=sum(job.rounds for job in before)
@@ -101,9 +101,9 @@ def _finish(
             place = f"{end.job.case} {end.job.arm} seed {end.job.seed}"
             what = f"{end.seconds:.0f} s" if end.error is None else f"not finished: {end.error}"
             if end.error is not None:
-                if (end.job.case, end.error) in said:
+                if (end.job.case, end.error) in reported:
                     what = "not finished, for the same reason"
-                said.add((end.job.case, end.error))
+                reported.add((end.job.case, end.error))
                 errors[end.job.folder] = end.error
             console.print(f"{len(done)}/{len(runs)}  {place}: {what}", **_AS_IT_IS)
 

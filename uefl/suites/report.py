@@ -252,7 +252,7 @@ def _measures(result: Result) -> list[str]:
     names: dict[str, None] = {}
     for (_, arm), runs in result.runs.items():
         run = runs[min(runs)]
-        said = (
+        candidates = (
             "accuracy",
             "last_accuracy",
             "selected_accuracy",
@@ -260,7 +260,7 @@ def _measures(result: Result) -> list[str]:
             *cost.read(run.path),
             *run.of(arm)[-1],
         )
-        found = [name for name in dict.fromkeys(said) if _value(run, arm, name) is not None]
+        found = [name for name in dict.fromkeys(candidates) if _value(run, arm, name) is not None]
         names |= dict.fromkeys(
             [*found, *(f"{name}@{angle:g}" for angle in set(run.angles.values()) for name in found)]
         )
@@ -272,7 +272,7 @@ def unequal(result: Result) -> list[str]:
 
     An early stop can cause this.
     """
-    against, said = result.suite.against, []
+    against, entries = result.suite.against, []
     for case, arm in result.runs:
         ours, theirs = (
             {seed: run.arms[place[1]]["rounds"] for seed, run in result.runs.get(place, {}).items()}
@@ -281,13 +281,13 @@ def unequal(result: Result) -> list[str]:
         if any(ours[seed] != theirs[seed] for seed in ours.keys() & theirs.keys()):
             of, _ = result.suite.reference(case)
             there = against if of == case else f"{against} of {of}"
-            said.append(f"{case} / {arm} {spans(ours.values())}, {there} {spans(theirs.values())}")
+            entries.append(f"{case} / {arm} {spans(ours.values())}, {there} {spans(theirs.values())}")
     return (
         [
             f"Arms with another number of rounds than {against} are compared with it, each at its own end;"
-            f" rounds: {'; '.join(said)}."
+            f" rounds: {'; '.join(entries)}."
         ]
-        if said
+        if entries
         else []
     )
 
@@ -298,10 +298,10 @@ def elsewhere(result: Result) -> list[str]:
     for name, case in result.suite.cases.items():
         if case.against is not None and result.arms(name):
             cases.setdefault(case.against, []).append(name)
-    said = "; ".join(
+    entries = "; ".join(
         f"{', '.join(names)} with {result.suite.against} of {against}" for against, names in cases.items()
     )
-    return [f"Cases that are compared with another one: {said}."] if said else []
+    return [f"Cases that are compared with another one: {entries}."] if entries else []
 
 
 def partial(result: Result) -> list[str]:
@@ -309,15 +309,15 @@ def partial(result: Result) -> list[str]:
 
     For example, not every run reaches a phase.
     """
-    said = []
+    entries = []
     for (case, arm), runs in result.runs.items():
         for measure in result.suite.measures:
             seeds = result.values(case, arm, measure)
             if 0 < len(seeds) < len(runs):
-                said.append(f"{measure} of {case} / {arm} (seeds {', '.join(map(str, seeds))})")
+                entries.append(f"{measure} of {case} / {arm} (seeds {', '.join(map(str, seeds))})")
     return (
-        [f"Some means are of fewer seeds, because the other runs lack the measure: {'; '.join(said)}."]
-        if said
+        [f"Some means are of fewer seeds, because the other runs lack the measure: {'; '.join(entries)}."]
+        if entries
         else []
     )
 

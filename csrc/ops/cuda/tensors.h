@@ -28,7 +28,7 @@ void with_type(torch::headeronly::ScalarType type, const Body& body) {
       return body(double{});
     case ScalarType::Half:
       return body(__half{});
-    default:  // the checks of the ops have rejected other dtypes
+    default:  // the checks of the ops have refused other dtypes
       return body(__nv_bfloat16{});
   }
 }

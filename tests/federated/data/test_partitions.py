@@ -200,13 +200,13 @@ def test_impossible_dirichlet_is_refused(monkeypatch):
         dealt(table(), {"scheme": "dirichlet", "convention": "over_classes"}, clients=15)
 
 
-def test_an_impossible_partition_is_rejected_without_a_draw():
+def test_an_impossible_partition_is_refused_without_a_draw():
     no_generator = None
     with pytest.raises(UserError, match=r"\b3200 images .*\b400 clients .*\b10 images"):
         dirichlet._over_clients(np.arange(3200) % 10, 400, 0.5, 10, no_generator)
 
 
-def test_an_unlikely_partition_is_rejected_after_100_draws():
+def test_an_unlikely_partition_is_refused_after_100_draws():
     scheme = {"scheme": "dirichlet", "convention": "over_clients", "alpha": 0.1}
     with pytest.raises(UserError, match=r"key 'alpha': 100 draws .*\b30 clients .*\b10"):
         dealt(table(360, 0), scheme, clients=30, train_per_client=10, test_per_client=2)

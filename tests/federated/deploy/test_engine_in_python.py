@@ -89,7 +89,7 @@ def test_objects_from_python_are_refused_by_other_processes(tmp_path, engine):
     ],
     ids=str,
 )
-def test_an_invalid_engine_is_rejected_before_writing(tmp_path, engine, line):
+def test_an_invalid_engine_is_refused_before_writing(tmp_path, engine, line):
     with pytest.raises(UserError, match=line):
         train(tmp_path / "run", engine=engine)
     assert not (tmp_path / "run").exists()

@@ -89,7 +89,7 @@ def test_privacy_spent_by_several_runs_adds_up():
         ({"privacy": "none", "noise_multiplier": 1.0}, "privacy = 'none'"),
     ],
 )
-def test_a_run_below_the_floor_is_rejected(path, keys, line, caplog):
+def test_a_run_below_the_floor_is_refused(path, keys, line, caplog):
     cfg, one = settings(**keys), program(path)
     report = one(Packet(greeting(cfg), {}))
     assert error(report) == error(one(asked(cfg))) == "privacy"

@@ -61,10 +61,10 @@ def measured(work: Work, extras: list[dict[str, torch.Tensor]]) -> dict[str, Any
     if "error" not in extras[0] or work.test is None:
         return {}
     best = [extra["probs.codebooks"][:, int(extra["error"].double().mean(0).argmin())] for extra in extras]
-    said = {"accuracy_best": best}
+    predictions = {"accuracy_best": best}
     if "probs.union" in extras[0]:
-        said["accuracy_union"] = [extra["probs.union"] for extra in extras]
+        predictions["accuracy_union"] = [extra["probs.union"] for extra in extras]
     return {
         name: float(metrics.accuracy(torch.stack(probs).mean(0), work.test.labels))
-        for name, probs in said.items()
+        for name, probs in predictions.items()
     }

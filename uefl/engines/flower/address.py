@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 class Unreachable(ConnectionError):
-    """No SuperLink answers at an address, or its certificate is not valid."""
+    """No SuperLink replies at an address, or its certificate is not valid."""
 
 
 @dataclass(frozen=True)

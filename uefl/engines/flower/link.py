@@ -69,7 +69,7 @@ class Link:
 
     def nodes(self) -> list[Node]:
         """Return the connected nodes."""
-        return [Node(*told) for told in self._ask({"do": "nodes"})]
+        return [Node(*fields) for fields in self._ask({"do": "nodes"})]
 
     def push(self, node: int, packet: Packet, life: float | None, most: int) -> str | None:
         """Send a message to a node.
@@ -130,7 +130,7 @@ class Link:
             header = self._take()
             if header is not None:
                 return header["done"]
-        raise Unreachable(f"lost the SuperLink at {self._place}: it does not answer")
+        raise Unreachable(f"lost the SuperLink at {self._place}: it does not reply")
 
     def _take(self) -> dict[str, Any] | None:
         """Read a frame, and return its header, or None for a reply of a client."""
