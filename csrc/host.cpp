@@ -83,12 +83,11 @@ py::array_t<int64_t> vq_assign(py::array x, const py::array& codebook_given, con
   }
   const int64_t dim = x.shape(x.ndim() - 1), d = codebook.shape(dims - 1);
   const cpu::Codebooks codebooks_view{codebook.data(), codebook_dtype, dims == 3 ? codebook.shape(0) : 1,
-                                    codebook.shape(dims - 2), d};
+                                      codebook.shape(dims - 2), d};
   if (dims == 3 ? codebooks_view.count * d != dim : dim == 0 || dim % d != 0) {
     throw py::value_error("vq_assign: x " + shape_of(x) + " does not fit codebook " + shape_of(codebook) +
-                          (dims == 3
-                               ? "; its last size must be " + std::to_string(codebooks_view.count * d)
-                               : "; make its last size a multiple of " + std::to_string(d)));
+                          (dims == 3 ? "; its last size must be " + std::to_string(codebooks_view.count * d)
+                                     : "; make its last size a multiple of " + std::to_string(d)));
   }
   std::vector<py::ssize_t> shape(x.shape(), x.shape() + x.ndim());
   shape.back() = dim / d;

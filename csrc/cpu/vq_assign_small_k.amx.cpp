@@ -178,8 +178,8 @@ void load_top_two_typed(const char* const* source, int64_t count, int64_t d, con
   RowSplitter<T>(source, count, d, mean, y, size).until(units);
   for (int64_t first = 0, current = 0; first < count; first += kTile, current ^= 1) {
     const int64_t following = first + kTile;
-    RowSplitter<T> splitter(source + following, count - following, d, mean, y + (current ^ 1) * group_bytes(d),
-                            size + following);
+    RowSplitter<T> splitter(source + following, count - following, d, mean,
+                            y + (current ^ 1) * group_bytes(d), size + following);
     int64_t unit = 0;
     const int64_t portion = following < count ? kPortion : 0;
     multiply<kBlocks>(y + current * group_bytes(d), panels, d, sums,
