@@ -184,7 +184,9 @@ def test_a_run_of_own_parts_resumes_only_with_the_same_parts(tmp_path, finished,
         "_entries",
         {name: kind for name, kind in base.registry().items() if kind is not Shrunk},
     )
-    with pytest.raises(uefl.UserError, match=r"'mine'.*uefl.register: .*Python"):  # as in a new process
+    with pytest.raises(
+        uefl.UserError, match=r"'mine'.*uefl.register: .*Python"
+    ):  # the values in a new process
         uefl.resume(out, clients=clients(), model=network)
     run = uefl.resume(out, clients=clients(), model=network, arms={"mine": Shrunk(penalty=0.5)})
     assert (run.path / "metrics.jsonl").read_text() == (finished.path / "metrics.jsonl").read_text()

@@ -1,4 +1,4 @@
-"""Deep ensembles as the uncertainty of a run: members apart, decisions together."""
+"""Deep ensembles as the uncertainty of a run: members train separately and decide together."""
 
 import dataclasses
 import json

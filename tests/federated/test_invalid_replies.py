@@ -97,7 +97,7 @@ METRICS = [
     ("nll", 1e300, r"nll .*\b1e\+300"),
     ("confusion", [1, 2], "confusion .*9 numbers"),
     ("reliability", 0.5, "reliability .*30 numbers"),
-    # that no measurement has
+    # a value that no measurement has
     ("accuracy", 3e38, r"accuracy .*\b3e\+38, .*\b0 to 1$"),
     ("accuracy", -0.5, r"accuracy .*-0\.5, .*\b0 to 1$"),
     ("global_accuracy", 1.5, r"global_accuracy .*\b1\.5"),

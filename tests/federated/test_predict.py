@@ -331,7 +331,7 @@ def test_predict_shows_a_table(models, files):
     result = cli("predict", models["fedper"][1], files / "0.png", files / "0.png", "--passes", "3")
     assert result.exit_code == 0, result.output
     assert "mutual information" in result.stdout
-    # of a table wider than the terminal
+    # the header of a table wider than the terminal
     parts = sum(line.split()[:1] == ["image"] for line in result.stdout.splitlines())
     assert result.stdout.count("0.png") == parts >= 1
     assert re.search(r"\bmean\b.*\blayers\b", result.output)

@@ -193,7 +193,7 @@ def test_the_saved_model_predicts_as_the_run_measured(finished):
         # dropout off, float32
         assert float(hits) == pytest.approx(summary["arms"][arm]["clients"]["silo-1"]["accuracy"], abs=0.15)
         assert model.classes == tuple("0123456789")
-    # of a new client, with the codebook that fits best
+    # a new client, with the codebook that fits best
     assert model.predict(test.images).shape == (len(test.images), 10)
 
 

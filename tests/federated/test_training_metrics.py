@@ -130,7 +130,7 @@ def test_plain_run_records_only_built_in_names():
         found |= {key for record in finish(arm(cfg, federation(unseen=1))[0]) for key in record}
     assert found | {"reason", "epsilon", "tested"} == RESERVED | {
         "train_accuracy"
-    }  # which the loss of FedAvg notes
+    }  # the loss of FedAvg notes this metric
 
 
 def test_training_metric_is_in_file_and_report(tmp_path):

@@ -163,7 +163,7 @@ def broken(tmp_path):
     package.mkdir()
     shutil.copy(ROOT / "uefl_kernels" / "_version.py", package)
     (package / "__init__.py").touch()
-    (package / "_C.abi3.so").touch()  # of an earlier build, of other sources
+    (package / "_C.abi3.so").touch()  # from an earlier build, from other sources
 
     def run(**environment: str) -> tuple[subprocess.CompletedProcess[str], Path]:
         environment = os.environ | {"UEFL_BUILD": "", "UEFL_REQUIRE_KERNELS": ""} | environment

@@ -81,7 +81,7 @@ def test_few_wide_rows(dtype, metric):
     # each dtype and each metric has both sizes
     n, d, k = ((41, 517, 20), (70, 1031, 7))[(DTYPES.index(dtype) + (metric == "l2")) % 2]
     x = blobs(n, d, 6, seed=n, dtype=dtype)
-    x[n // 2 :] = x[: n - n // 2].clone()  # so that some of the drawn centers are equal
+    x[n // 2 :] = x[: n - n // 2].clone()  # some of the drawn centers are then equal
     weights = torch.rand(n, generator=torch.Generator().manual_seed(n))
     for rows, mass in ((x, None), (x.T.contiguous().T, weights), ((x / 4).round(), None)):
         options = {"metric": metric, "max_iter": 4, "tol": 0.0}

@@ -263,7 +263,7 @@ def test_default_device_other_than_the_device_of_the_data(tmp_path):
             assert model.transform(x).shape == (200, 3)
             assert model.score(x) < 0
             model.partial_fit(x)
-        KMeans(2).fit(x)  # which draws a seed
+        KMeans(2).fit(x)  # this call draws a seed
         KMeans(3, init="k-means||").fit(scipy.sparse.csr_matrix(x))
         KMeans(2, init=x[:2].tolist()).fit(x)
         residual = ResidualKMeans(2, 4, random_state=0, balanced=True).fit(x)

@@ -1,6 +1,6 @@
 """mc_dropout_mlp on a GPU against the float64 reference on the CPU.
 
-Skipped without one.
+Without a GPU, the tests are skipped.
 """
 
 import pytest

@@ -33,7 +33,7 @@ def test_matches_the_definition(shape, activation):
             "consistent": consistent,
             "seed": 5,
         }
-        options["logit_dropout"] |= len(weights) == 1  # which has no other dropout
+        options["logit_dropout"] |= len(weights) == 1  # the model has no other dropout
         expected = stacked(x, weights, biases, **options)
         with backend("reference"):
             assert_close(

@@ -242,7 +242,9 @@ def test_codebook_can_be_set():
     ours, theirs = pair()
     ours.codebook = codes
     with torch.no_grad():
-        theirs.codebook = codes  # which the peer forgets in the next step, unless the averages are set, too
+        theirs.codebook = (
+            codes  # the peer forgets the codewords in the next step, unless the averages are set, too
+        )
         theirs._codebook.embed_avg.copy_(codes)
     compare(ours, theirs, normal(3, 40, 16))
 

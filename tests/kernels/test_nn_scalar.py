@@ -89,7 +89,7 @@ def test_masks_that_do_not_fit_lfq(residual, training):
     layer = ResidualLFQ(dim=4, codebook_size=16, num_quantizers=2) if residual else LFQ(dim=4)
     x, mask = normal(2, 10, 4), torch.ones(2, 10, dtype=torch.bool)
     for wrong, error in (
-        (mask.int(), TypeError),  # which would choose the rows 0 and 1
+        (mask.int(), TypeError),  # an int mask would choose the rows 0 and 1
         (mask.float(), TypeError),
         (mask.numpy(), TypeError),
         (mask[:, :9], ValueError),

@@ -1,6 +1,6 @@
 """Count the Python functions that run in one training step.
 
-The host's part of a small step is the time of these functions. docs/design/search-gpu.md quotes the numbers.
+The host's part of a small step is the time of these functions. docs/design/vq-layer.md quotes the numbers.
 """
 
 from __future__ import annotations

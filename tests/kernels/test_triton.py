@@ -59,7 +59,7 @@ def test_equals_the_reference(case, metric):
 
 
 def _widened_by_bits(input, input_dtype, output_dtype, rounding, otherwise=interpreter._convert_float):
-    if (input_dtype, output_dtype) == (tl.bfloat16, tl.float32):  # as the hardware does
+    if (input_dtype, output_dtype) == (tl.bfloat16, tl.float32):  # the hardware does the same
         return input.view(np.uint16).astype(np.uint32) << 16
     return otherwise(input, input_dtype, output_dtype, rounding)
 
@@ -103,7 +103,7 @@ def test_fast_precision_skips_the_certificate():
     x, codebook = torch.randn(50, 8), torch.randn(20, 8)
     with backend("triton"):
         found = vq_assign(x, codebook, precision="fast")
-    assert torch.equal(found, vq_assign(x, codebook))  # far enough apart here for float32
+    assert torch.equal(found, vq_assign(x, codebook))  # the distances differ by enough for float32
 
 
 @pytest.mark.slow

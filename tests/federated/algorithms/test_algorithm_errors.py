@@ -1,4 +1,4 @@
-"""A mistake in an algorithm of one's own is named with the method that made it, and is never passed over."""
+"""An error in a user's algorithm is reported with the method that made it, and never ignored."""
 
 import logging
 import re

@@ -11,7 +11,7 @@ from uefl.errors import RunError, UserError
 
 OFF = {"contrast": 0.0, "uniform": 0.0}
 MANY = federation((148, 148, 148))
-"""each client makes at most three pseudo-images of them"""
+"""federation of clients that make at most three pseudo-images each"""
 
 
 @pytest.mark.parametrize("keys", [{"optimizer": "sgd"}, {"optimizer": "adam"}], ids=str)
@@ -109,7 +109,7 @@ def test_first_pseudo_features_come_from_the_global_model(monkeypatch):
     arm(settings("fedbr", local_epochs=1), MANY)[0].turn()
     pseudo, own, received = calls[0][2][0]
     assert torch.equal(pseudo, received)
-    assert pseudo.shape == own.shape == (9, 16)  # the number that the clients make together, of 16 features
+    assert pseudo.shape == own.shape == (9, 16)  # nine pseudo-images of three clients, with 16 features
     pseudo, _, received = calls[2][2][0]
     assert not torch.equal(pseudo, received)
 
@@ -125,8 +125,8 @@ def test_pseudo_images_do_not_change_running_statistics():
 def test_pseudo_features_do_not_depend_on_running_statistics():
     """Pseudo-images have features that ignore the running statistics.
 
-    Otherwise the network could learn to be uncertain whenever running statistics are in use, which is
-    whenever it is measured.
+    Otherwise the network could learn to be uncertain when running statistics are in use. They are in use in
+    every measurement.
     """
     work = first_turn(settings("fedbr", pseudo=8), MANY)
     found = []

@@ -54,7 +54,7 @@ def test_every_option_changes_the_run_and_resumes_bit_for_bit(keys):
     cfg = settings(rounds=[2, 2], extend=extend, **keys)
     records = finish(arm(cfg)[0])
     assert records == again(cfg)
-    # which may flag the same clients
+    # the loss may select the same clients as the entropy
     assert records != without_options(extend) or keys == {"criterion": "loss"}
     assert max(r["codewords"] for r in records) > min(r["codewords"] for r in records)
 
@@ -172,7 +172,7 @@ def test_averages_of_a_revived_codeword_start_again():
     one.members[0].algorithm.revive(state(one), 0, torch.tensor([0, 5, 5, 5]))
     assert not torch.equal(tensors["part.0"][0], codebook[0])
     assert torch.equal(tensors["part.0"][1:], codebook[1:])
-    # as of one segment, equal to it
+    # as after one segment that equals the codeword
     assert torch.equal(tensors["moving.0"][0], torch.cat([tensors["part.0"][0], torch.ones(1)]))
     assert torch.equal(tensors["moving.0"][1:], averages[1:])
 

@@ -89,7 +89,7 @@ def test_sets_keep_their_names_and_are_ordered_by_number(tmp_path):
         "madrid,010,0.75,0.25",
         ",,,",
     ]
-    (root / "priors.csv").write_text("\r\n".join(lines), encoding="utf-8")  # as a spreadsheet saves it
+    (root / "priors.csv").write_text("\r\n".join(lines), encoding="utf-8")  # in the encoding of a spreadsheet
     fed = build(root)
     assert fed.classes == ("cat", "dog")
     assert load(fed)[0].priors.tolist() == [[0.75, 0.25], [0.25, 0.75]]

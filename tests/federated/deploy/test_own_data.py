@@ -172,7 +172,7 @@ def test_incompatible_silos_and_server_are_one_line(sets, change, line):
 
 def test_a_server_without_images_of_its_own_is_noted(sets):
     nodes = programs(sets / "berlin", sets / "madrid")
-    for source in ("nowhere", "berlin"):  # which is not there, and which holds a client
+    for source in ("nowhere", "berlin"):  # the first does not exist, and the second holds a client
         found = agreed(of_sets(sets / source), nodes)
         assert f" {sets / source} " in found.notes[-1]
         assert (found.server.labeled, found.server.validation) == (None, None)
