@@ -174,7 +174,7 @@ OPS = {
         cases=(Step(64, 1024, 256, 1024), Step(1024, 9, 512, 64), Step(1024, 9, 512, 64, "straight_through")),
         smoke=Step(2, 3, 16, 5),
         providers={"uefl": train_step(VectorQuantize), PEER: vector_quantize_pytorch("VectorQuantize")},
-        covers=("vq_backward",),
+        covers=("vq_backward", "ema_update"),
     ),
     "layer_compiled": row(  # torch.compile with the default backend; the peer has graph breaks
         cases=(Step(64, 1024, 256, 1024), Step(1024, 9, 512, 64)),

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 
+#include "common/multiply.h"
 #include "common/rotation.h"
 #include "cuda/rows.h"
 
@@ -30,17 +31,6 @@ struct BackwardShape {
   View x, g, out;
   bool rotation;
 };
-
-#if defined(__CUDACC__)
-// Multiplies and rounds. nvcc would contract a product and a sum, but the reference rounds both.
-__device__ inline float multiply(float a, float b) { return __fmul_rn(a, b); }
-__device__ inline double multiply(double a, double b) { return __dmul_rn(a, b); }
-#else
-template <class Wide>
-inline Wide multiply(Wide a, Wide b) {
-  return a * b;
-}
-#endif
 
 // Computes the gradient with one warp for each segment. g is null if there is no gradient of `quantized`. An
 // index out of range reads nothing and gives NaN.

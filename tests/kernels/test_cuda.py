@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from uefl_kernels import backend, kmeans, kmeans_step, rvq, vq, vq_assign, vq_with_sums
-from uefl_kernels._library import resolve, triton_available
+from uefl_kernels._library import call, resolve, triton_available
 
 from .conftest import captured, cuda_built, no_waiting
 from .search_cases import CASES, codebook_with
@@ -242,6 +242,25 @@ def test_vq_agrees_with_the_cpu(dtype):
         assert torch.equal(found, expected)
     for expected, found in (loss, x_grad, codebook_grad):
         torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize(("step", "unit"), [(0.2, False), (0.5, True), (1.0, False)])
+def test_small_moving_averages_equal_the_cpu(forced, step, unit):
+    state = torch.rand(3, 300), torch.randn(3, 300, 33), torch.randn(3, 300, 33)
+    counts, sums = torch.randint(0, 2, (3, 300)), torch.randn(3, 300, 33, dtype=torch.float64)
+    sums[1, 2, 3] = torch.nan
+    found = call(
+        "ema_update",
+        torch.empty(0, device="cuda"),
+        [*(tensor.cuda() for tensor in (*state, counts, sums)), None, step, 1e-5, unit],
+        False,
+    )
+    expected = torch.ops.uefl.ema_update(*state, counts, sums, None, step, 1e-5, unit)
+    for one, other in zip(found, expected, strict=True):
+        if forced == "triton":  # torch's operations
+            torch.testing.assert_close(one.cpu(), other)
+        else:
+            assert torch.equal(one.cpu(), other)
 
 
 @pytest.mark.parametrize("init", ["k-means++", "k-means||", "random", "far"])

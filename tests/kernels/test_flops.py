@@ -84,7 +84,14 @@ def test_products_of_sparse_rows():
 
 def test_every_op_with_products_has_a_formula():
     """The other ops work element by element, and move or sum rows."""
-    elementwise = {"dropout_mask", "kmeans_units", "set_proportion_loss", "transition_nll", "vq_backward"}
+    elementwise = {
+        "dropout_mask",
+        "ema_update",
+        "kmeans_units",
+        "set_proportion_loss",
+        "transition_nll",
+        "vq_backward",
+    }
     assert set(_library._packages) == set(_flops._FORMULAS) | elementwise
 
 

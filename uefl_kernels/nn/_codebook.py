@@ -12,6 +12,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +22,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.utils.parametrize import is_parametrized
 
 from .. import vq_with_sums
+from .._library import call
+from ..ops.ema_update.composed import Arguments, codewords_of, valid_batch
 from . import _distributed
 from ._recompute import Memory
 from ._search import count_and_sum
@@ -324,9 +327,11 @@ class Codebook(ConstantBuffers, Float32Module):
             accumulate: only add the batch to the next one that does not accumulate.
             ema: overrides ``ema_update``.
         """
-        counts, sums = counts.view_as(self.counts), sums.view_as(self.embed)
-        invalid = sums.isnan().any(-1)
-        counts, sums = counts.masked_fill(invalid, 0), sums.masked_fill(invalid.unsqueeze(-1), 0)
+        state = self.cluster_size, self.embed_avg, self.embed
+        counts, sums = counts.view_as(state[0]), sums.view_as(state[1])
+        shared = _distributed.rank_and_size(self.use_ddp)[1] > 1
+        if accumulate or self.pending is not None or self._affine_param or shared or callable(weight):
+            counts, sums = valid_batch(counts, sums)
         if self._affine_param:  # sums of the rows, mapped to where the codewords are
             size = counts.unsqueeze(-1)
             sums = (sums - size * self.batch_mean) * self._ratio() + size * self.codebook_mean
@@ -336,17 +341,57 @@ class Codebook(ConstantBuffers, Float32Module):
         if accumulate:
             self.pending = counts, sums
             return
+        offered = self._offer(x, mask) if self.threshold_ema_dead_code > 0 else []
+        if shared:
+            counts, sums, *offered = self._of_all_processes(counts, sums, offered)
+        changed = self._changed(ema)
+        _copy(state[:changed], self._moved(state, counts, sums, weight)[:changed])
+        if self.threshold_ema_dead_code > 0:
+            self._revive(self._dead(), *offered)
+            self.steps.add_(1)
+
+    def _moved(
+        self, state: Sequence[torch.Tensor], counts: torch.Tensor, sums: torch.Tensor, weight: Weight | None
+    ) -> Sequence[torch.Tensor]:
+        """Return the averages and codewords of ``state`` after a batch, by the options of this codebook."""
+        dtype = state[1].dtype
+        if weight is not None:
+            if not isinstance(weight, torch.Tensor):
+                weight = weight(sums.to(dtype), counts.to(dtype))
+            weight = weight.to(state[1]).expand(counts.shape)
+        sizes, averages, codewords = state
+        step, eps, unit = 1 - self.decay, self.eps, self._use_cosine_sim
+        given = Arguments(sizes, averages, codewords, counts, sums, weight, step, eps, unit)
+        moved: Sequence[torch.Tensor] = call("ema_update", averages, given, differentiable=False)
+        return moved
+
+    def _changed(self, ema: bool | None) -> int:
+        """Return how many of averaged sizes, averaged sums and codewords an update changes."""
+        if self.manual_ema_update or not (self.ema_update if ema is None else ema):
+            return 2
+        self._require_whole()
+        return 3
+
+    def _of_all_processes(
+        self, counts: torch.Tensor, sums: torch.Tensor, offered: list[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """Add up counts, sums and offered rows, in one message of the dtype of the codewords."""
         dtype = self.embed_avg.dtype
-        batch = [counts.to(dtype).unsqueeze(-1), sums.to(dtype)]
-        if self.threshold_ema_dead_code > 0:
-            batch += self._offer(x, mask)
-        batch = _distributed.all_reduce(batch, self.use_ddp)
-        self._move(batch[0].squeeze(-1), batch[1], weight)
-        if (self.ema_update if ema is None else ema) and not self.manual_ema_update:
-            self._set_codewords()
-        if self.threshold_ema_dead_code > 0:
-            self._revive(self._dead(), *batch[2:])
-        self.steps.add_(1)
+        parts = [counts.to(dtype).unsqueeze(-1), sums.to(dtype), *offered]
+        counts, sums, *offered = _distributed.all_reduce(parts, self.use_ddp)
+        return [counts.squeeze(-1).long(), sums.double(), *offered]
+
+    def _options_of_move(self) -> tuple[Any, ...] | None:
+        """Return what codebooks must share that move together, or None if this one does more than move."""
+        if (
+            self.threshold_ema_dead_code > 0
+            or self.pending is not None
+            or self._affine_param
+            or _distributed.rank_and_size(self.use_ddp)[1] > 1
+        ):
+            return None
+        options = self.decay, self.eps, self._use_cosine_sim, self.ema_update, self.manual_ema_update
+        return (*options, self.embed.shape, self.embed_avg.dtype)
 
     def skip_update(self, x: torch.Tensor, mask: torch.Tensor | None, accumulate: bool) -> None:
         """Draw the random numbers of ``update`` when a region runs again.
@@ -356,31 +401,15 @@ class Codebook(ConstantBuffers, Float32Module):
         if self.threshold_ema_dead_code > 0 and not accumulate:
             self._offer(x, mask)
 
-    def _move(self, size: torch.Tensor, total: torch.Tensor, weight: Weight | None) -> None:
-        """Move the averages of the sizes ``[h, K]`` and sums ``[h, K, d]`` towards those of a batch."""
-        step: float | torch.Tensor = 1 - self.decay
-        if weight is not None:
-            weight = weight if isinstance(weight, torch.Tensor) else weight(total, size)
-            weight = weight.to(size).expand(size.shape)
-            step = step * weight
-        self.cluster_size.lerp_(size, step)
-        self.embed_avg.lerp_(total, step.unsqueeze(-1) if isinstance(step, torch.Tensor) else step)
-
     @torch.no_grad()
     def update_ema(self) -> None:
         """Set codewords to sums / sizes, with Laplace smoothing.
 
         With ``manual_ema_update``, the caller calls it.
         """
-        self._set_codewords()
-
-    def _set_codewords(self) -> None:
         self._require_whole()
-        sizes, average, codewords = self.cluster_size, self.embed_avg, self.embed
-        total = sizes.sum(-1, keepdim=True)
-        size = (sizes + self.eps) / (total + sizes.shape[-1] * self.eps) * total
-        size = size.unsqueeze(-1)  # zero only if every average is zero: decay 0 and a batch without rows
-        codewords.copy_(torch.where(size > 0, self.scaled(average / size), codewords))
+        found = codewords_of(self.cluster_size, self.embed_avg, self.embed, self.eps, self.use_cosine_sim)
+        self.embed.copy_(found)
 
     @torch.no_grad()
     def update_indices(
@@ -737,16 +766,46 @@ def _heads_last(rows: torch.Tensor) -> torch.Tensor:
     return rows.movedim(0, -2).flatten(-2) if rows.dim() > 2 else rows
 
 
+@torch.no_grad()
+def update_all(
+    codebooks: Sequence[Codebook],
+    counts: Sequence[torch.Tensor],
+    sums: Sequence[torch.Tensor],
+    rows: Sequence[torch.Tensor],
+) -> None:
+    """Update each codebook by its counts, sums and rows, in one op where their options allow it."""
+    alike = {codebook._options_of_move() for codebook in codebooks}
+    if len(alike) > 1 or None in alike or len({id(codebook) for codebook in codebooks}) < len(codebooks):
+        for codebook, counted, summed, given in zip(codebooks, counts, sums, rows, strict=True):
+            codebook.update(counted, summed, given, None)
+        return
+    changed = min(codebook._changed(None) for codebook in codebooks)
+    state = list(zip(*((each.cluster_size, each.embed_avg, each.embed) for each in codebooks), strict=True))
+    stacked = [torch.cat(buffers) for buffers in state]
+    moved = codebooks[0]._moved(stacked, torch.cat([*counts]), torch.cat([*sums]), None)
+    parts = [new.split(len(codebooks[0].embed)) for new in moved]
+    _copy([*chain(*state[:changed])], [*chain(*parts[:changed])])
+
+
 def set_counts(codebooks: Sequence[Codebook], counts: Sequence[torch.Tensor]) -> None:
     """Set the counts of the last pass.
 
     Under ``vmap`` the counts do not change, because a buffer has the counts of a single call.
     """
-    if torch.compiler.is_compiling():  # exporters such as ONNX do not know the op of several tensors
-        for codebook, count in zip(codebooks, counts, strict=True):
-            codebook.counts.copy_(count)
-    elif not any(map(torch._C._functorch.is_batchedtensor, counts)):
-        torch._foreach_copy_([codebook.counts for codebook in codebooks], list(counts))
+    if not any(map(torch._C._functorch.is_batchedtensor, counts)):
+        _copy([codebook.counts for codebook in codebooks], counts)
+
+
+def _copy(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+    """Copy each source to its target.
+
+    Exporters such as ONNX do not know the op of several tensors, and ``vmap`` has no rule for it.
+    """
+    if torch.compiler.is_compiling() or any(map(torch._C._functorch.is_batchedtensor, sources)):
+        for target, source in zip(targets, sources, strict=True):
+            target.copy_(source)
+    else:
+        torch._foreach_copy_(list(targets), list(sources))
 
 
 def without_single_head(codebook: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ import torch
 
 from .._snapshot import snapshot
 from ..ops.rvq import RVQOutput, composed, run
-from ._codebook import Codebook, set_counts
+from ._codebook import Codebook, set_counts, update_all
 from ._model_cut import altered
 from ._shared import HALF
 from .vector_quantize import VectorQuantize
@@ -86,8 +86,7 @@ class Stages:
         rows = [start] * len(codebooks)
         if any(codebook.threshold_ema_dead_code > 0 for codebook in self.codebooks):
             rows = list(composed.residuals(start, codebooks, out.indices))
-        for codebook, counted, summed, given in zip(self.codebooks, out.counts, sums, rows, strict=True):
-            codebook.update(counted, summed, given, None)
+        update_all(self.codebooks, out.counts, sums, rows)
 
     def _weighted(self, losses: torch.Tensor, learning: bool) -> torch.Tensor:
         """Return the weighted losses.

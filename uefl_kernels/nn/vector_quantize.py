@@ -579,7 +579,7 @@ class VectorQuantize(Coder):
         before = codebook.memory.recall(rows) if updated else None
         if self.training and codebook.affine_param and before is None:
             codebook.update_affine(rows, mask)
-        in_place = given.new_zeros((), dtype=torch.float32)
+        in_place = None
         if changing and optimizing and before is None:
             in_place = self._optimize(rows, call)
         affine = codebook.affine
@@ -897,12 +897,16 @@ class VectorQuantize(Coder):
         return apply(x.unflatten(*heads), codewords.unflatten(*heads)).flatten(-2)
 
     def _loss(
-        self, given: torch.Tensor, rows: torch.Tensor, chosen: Assignment, call: Call, in_place: torch.Tensor
+        self,
+        given: torch.Tensor,
+        rows: torch.Tensor,
+        chosen: Assignment,
+        call: Call,
+        in_place: torch.Tensor | None,
     ) -> tuple[torch.Tensor, LossBreakdown]:
         """Return the weighted loss and its terms."""
         commitment = self._commitment(given, rows, chosen, call)
-        zero = torch.zeros_like(in_place)
-        diversity, orthogonal = zero, zero
+        diversity = orthogonal = zero = given.new_zeros((), dtype=torch.float32)
         weighted = self.training or call.topk is not None
         loss = (
             commitment * (self.commitment_weight if self.commitment_weight > 0 else 1.0)
@@ -928,7 +932,7 @@ class VectorQuantize(Coder):
             codebook = snapshot(self._codebook.embed)
             orthogonal = _losses.orthogonal(codebook, active, self.orthogonal_reg_max_codes)
             loss = loss + orthogonal * self.orthogonal_reg_weight
-        return loss, LossBreakdown(commitment, diversity, orthogonal, in_place)
+        return loss, LossBreakdown(commitment, diversity, orthogonal, zero if in_place is None else in_place)
 
     def _commitment(
         self, given: torch.Tensor, rows: torch.Tensor, chosen: Assignment, call: Call
