@@ -9,6 +9,8 @@ def gather(codebook: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
     """Look up codewords: codebook [K, d] | [S, K, d], indices [..., S] -> codewords [..., S, d]."""
     if codebook.dim() == 2:
         return codebook[indices]
+    if len(codebook) == 1:
+        return codebook[0][indices]
     # an index beyond K is an error, and not a codeword of the next codebook
     return codebook[torch.arange(len(codebook), device=indices.device), indices]
 

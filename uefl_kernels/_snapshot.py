@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -70,3 +70,10 @@ def snapshot(tensor: torch.Tensor) -> torch.Tensor:
         held: torch.Tensor = torch.ops.uefl.snapshot(tensor)
         return held
     return tensor.clone()
+
+
+def snapshots(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return ``snapshot`` of each tensor, by one operation where their shapes are equal."""
+    if torch.compiler.is_compiling() or any(tensor.shape != tensors[0].shape for tensor in tensors):
+        return [snapshot(tensor) for tensor in tensors]
+    return list(torch.stack([*tensors]).unbind())

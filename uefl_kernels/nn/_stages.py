@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .._snapshot import snapshot
+from .._snapshot import snapshots
 from ..ops.rvq import RVQOutput, composed, run
 from ._codebook import Codebook, set_counts, update_all
 from ._model_cut import altered
@@ -49,9 +49,9 @@ class Stages:
         Updates the codewords.
         """
         learning = self.first._learning(self.frozen)
-        codebooks = [
-            snapshot(codebook.embed) if self.updated else codebook.embed for codebook in self.codebooks
-        ]
+        codebooks = [codebook.embed for codebook in self.codebooks]
+        if self.updated:
+            codebooks = snapshots(codebooks)
         if not learning and torch.is_grad_enabled():
             codebooks = [codebook.detach() for codebook in codebooks]
         out, sums = run(
