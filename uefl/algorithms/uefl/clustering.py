@@ -41,5 +41,8 @@ def kmeans(
         raise RunError("the encoder's features are not finite: the model has diverged; lower lr")
     weights = None if weights is None else weights.to(rows.device)
     fit = uefl_kernels.kmeans(rows, k, weights=weights, seed=seed % 2**63)
-    mass = torch.bincount(fit.labels, weights=None if weights is None else weights.double(), minlength=k)
-    return fit.centers.cpu(), mass.float().cpu()
+    # on the CPU, where sums have one order
+    mass = torch.bincount(
+        fit.labels.cpu(), weights=None if weights is None else weights.double().cpu(), minlength=k
+    )
+    return fit.centers.cpu(), mass.float()

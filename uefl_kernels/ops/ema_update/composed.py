@@ -50,7 +50,10 @@ def ema_update(given: Arguments) -> Result:
 def codewords_of(
     sizes: torch.Tensor, averages: torch.Tensor, codewords: torch.Tensor, eps: float, unit: bool
 ) -> torch.Tensor:
-    """Return the codewords of new averages; one without any size stays."""
+    """Return the codewords of new averages.
+
+    A codeword without any size stays.
+    """
     total = sizes.sum(-1, keepdim=True)
     size = (sizes + eps) / (total + sizes.shape[-1] * eps) * total
     size = size.unsqueeze(-1)  # zero only where every average is: a step of 1 and a batch without rows
