@@ -11,7 +11,7 @@ import random
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import wraps
 from typing import Any, TypeVar
 
@@ -20,6 +20,9 @@ import torch
 import torch.utils.deterministic
 from PIL import ImageFile
 from torch import backends, utils
+
+from .devices import is_gpu
+from .seeds import deterministic
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -102,14 +105,18 @@ def isolated() -> Iterator[None]:
         _ONE_RUN.release()
 
 
-def for_prediction(*, draws: bool = False) -> AbstractContextManager[None]:
-    """Return the context of a prediction.
+@contextmanager
+def for_prediction(device: torch.device, *, draws: bool = False) -> Iterator[None]:
+    """Compute a prediction as a run does.
 
     The context is :func:`plain_torch`, so that threads can predict at once. If the prediction draws random
-    numbers, or if the process computes products of float32 with less precision, the context is
-    :func:`isolated`.
+    numbers, if a GPU computes it, or if the process computes products of float32 with less precision, the
+    context is :func:`isolated`.
     """
-    return isolated() if draws or _matmul_precision() != "highest" else plain_torch()
+    alone = draws or is_gpu(device) or _matmul_precision() != "highest"
+    with isolated() if alone else plain_torch():
+        deterministic(device)
+        yield
 
 
 def isolate(function: Function) -> Function:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import uefl
 from uefl import devices
 from uefl.client import recording
 from uefl.client.workspace import uses_bf16
@@ -67,6 +68,22 @@ def test_run_has_the_same_bits(tmp_path, request, keys):
     assert found[:2] == expected[:2]
     if "cuda_graphs=true" not in keys:  # else the models name another configuration
         assert found[2] == expected[2]
+
+
+def test_prediction_takes_deterministic_kernels(gpu, tmp_path, monkeypatch):
+    start(tmp_path / "run")
+    model = uefl.load(tmp_path / "run").model("fedavg")
+    found = []
+    infer = type(model.algorithm).infer
+
+    def watched(*arguments):
+        found.append(torch.are_deterministic_algorithms_enabled())
+        return infer(*arguments)
+
+    monkeypatch.setattr(type(model.algorithm), "infer", watched)
+    model.predict(torch.zeros(2, *model.shape, dtype=torch.uint8))
+    assert found == [True]
+    assert not torch.are_deterministic_algorithms_enabled()
 
 
 def test_bfloat16_and_seeds_of_a_gpu(gpu):

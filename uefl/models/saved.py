@@ -168,7 +168,7 @@ class SavedModel:
         """
         if passes is not None and (type(passes) is not int or passes < 1):
             raise UserError(f"passes: expected an integer of 1 or more, got {passes!r}")
-        with for_prediction(draws=bool(uncertainty)), torch.no_grad():
+        with for_prediction(self.mean.device, draws=bool(uncertainty)), torch.no_grad():
             pixels = self._pixels(images)
             client = self._part(pixels, client)
             if not uncertainty:
@@ -204,7 +204,7 @@ class SavedModel:
 
         If :meth:`fitting` returns None, the result is empty.
         """
-        with for_prediction(), torch.no_grad():
+        with for_prediction(self.mean.device), torch.no_grad():
             return self._misfits(self._pixels(images))
 
     def read(self, paths: Sequence[str | Path]) -> torch.Tensor:
