@@ -19,7 +19,7 @@ from .images import ImageList, copied
 from .partitions.base import Deal, Share
 from .pixels import as_bytes, as_images, as_label, as_labels, is_array, kinds_of, native, pixels_of
 from .settings import Data
-from .vectors import Vectors, is_frame, joined, of_array
+from .vectors import Vectors, is_frame, joined, numbers_of, of_array
 
 Part = Any
 """A :class:`Split`, a pair of images and labels, or a torch ``Dataset`` of such pairs."""
@@ -158,7 +158,7 @@ def _labels(labels: Any, count: int, where: str) -> Labels:
         if texts and all(isinstance(text, str) for text in texts):
             if len(texts) != count:
                 raise UserError(f"{where}: expected {count} labels, got {len(texts)}")
-            return list(texts)
+            return list(map(str, texts))  # without the type of NumPy
     return as_labels(labels, count, where)
 
 
@@ -201,9 +201,9 @@ def _read(
 
 def _check_order(rows: Any, labels: Any, where: str) -> None:
     """Refuse a DataFrame and a Series that have one index in two orders: they are paired by position."""
-    if not is_frame(rows) or not hasattr(labels, "to_numpy"):
+    one, other = getattr(rows, "index", None), getattr(labels, "index", None)
+    if not hasattr(one, "equals") or not hasattr(other, "equals"):
         return
-    one, other = rows.index, labels.index
     if not one.equals(other) and len(one) == len(other) and set(one) == set(other):
         raise UserError(
             f"{where}: rows and labels have the same index in another order; sort the labels, as with"
@@ -211,16 +211,18 @@ def _check_order(rows: Any, labels: Any, where: str) -> None:
         )
 
 
-def _stacked(items: Sequence[Any], where: str) -> np.ndarray[Any, Any]:
+def _stacked(items: Sequence[Any], where: str) -> torch.Tensor:
     """Return the vectors of a Dataset as ``[N, F]``."""
-    arrays = [np.asarray(item) for item in items]
-    for i, array in enumerate(arrays):
-        if array.shape != arrays[0].shape:
+    vectors = [numbers_of(item, f"{where}: item {i}") for i, item in enumerate(items)]
+    for i, vector in enumerate(vectors):
+        if vector.shape != vectors[0].shape:
             raise UserError(
-                f"{where}: item {i} has the shape {list(array.shape)}, item 0 {list(arrays[0].shape)};"
+                f"{where}: item {i} has the shape {list(vector.shape)}, item 0 {list(vectors[0].shape)};"
                 " expected one length"
             )
-    return np.stack(arrays)
+    return torch.stack(
+        [vector.double() for vector in vectors] if any(map(torch.is_floating_point, vectors)) else vectors
+    )
 
 
 def _one(image: Any, where: str, kinds: Counter[str]) -> torch.Tensor:

@@ -144,12 +144,7 @@ def as_bytes(images: Any, where: str) -> tuple[torch.Tensor, str | None]:
             raise UserError(
                 f"{where}: expected images of uint8, uint16, or floats in [0, 1]; got {images.dtype}"
             )
-    tensor = images.detach() if isinstance(images, torch.Tensor) else torch.as_tensor(images)
-    if tensor.is_nested or tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
-        kinds = {"nested": tensor.is_nested, "quantized": tensor.is_quantized, "meta": tensor.is_meta}
-        kind = next((kind for kind, holds in kinds.items() if holds), "sparse")
-        raise UserError(f"{where}: expected images as a dense tensor; got a {kind} one")
-    tensor = tensor.cpu()
+    tensor = dense(images, where) if isinstance(images, torch.Tensor) else torch.as_tensor(images)
     if tensor.dtype == torch.uint8:
         return tensor, None
     if tensor.dtype == torch.uint16:
@@ -209,7 +204,7 @@ def as_labels(labels: Any, count: int, where: str) -> torch.Tensor:
             [as_label(label, f"{where}: label {i}") for i, label in enumerate(labels)], np.int64
         )
     if isinstance(labels, torch.Tensor):
-        found = labels.detach().cpu()
+        found = dense(labels, where)
     else:
         try:
             array = native(labels, where)
@@ -238,12 +233,26 @@ def as_label(label: Any, where: str) -> int:
         UserError: the label is not an integer.
     """
     if isinstance(label, torch.Tensor) and label.ndim == 0:
-        label = label.detach().cpu().numpy()
+        label = dense(label, where).item()
     array = np.asarray(label)
-    if array.ndim or array.dtype.kind not in "iu":
+    if array.ndim or array.dtype.kind not in "iu" or array > np.iinfo(np.int64).max:
         got = f"{label!r:.40}" if not array.ndim else f"{array.dtype} {list(array.shape)}"
         raise UserError(f"{where}: expected an integer label, got {got} of type {type(label).__name__}")
     return int(array)
+
+
+def dense(values: torch.Tensor, where: str) -> torch.Tensor:
+    """Return a tensor on the CPU, without its gradient.
+
+    Raises:
+        UserError: it is nested, quantized, sparse or on the meta device.
+    """
+    tensor = values.detach()
+    kinds = {"nested": tensor.is_nested, "quantized": tensor.is_quantized, "meta": tensor.is_meta}
+    kind = next((kind for kind, holds in kinds.items() if holds), "sparse")
+    if any(kinds.values()) or tensor.layout != torch.strided:
+        raise UserError(f"{where}: expected a dense tensor; got a {kind} one")
+    return tensor.cpu()
 
 
 def native(values: Any, where: str) -> np.ndarray[Any, Any]:

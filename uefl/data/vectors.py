@@ -15,7 +15,7 @@ import torch
 
 from ..errors import UserError
 from .inputs import Inputs
-from .pixels import native
+from .pixels import dense, native
 
 if TYPE_CHECKING:
     import pandas
@@ -73,21 +73,31 @@ def of_array(values: Any, where: str, vocabulary: int = 0) -> Vectors:
     """
     if is_frame(values):
         return of_frame(values, where, vocabulary)
+    values = numbers_of(values, where)
+    if values.ndim != 2 or 0 in values.shape:
+        raise UserError(f"{where}: expected [N, F] with N and F above 0, got {list(values.shape)}")
+    if not values.is_floating_point():
+        return _tokens(values, where, vocabulary)
+    if vocabulary:
+        raise UserError(f"key 'data.vocabulary': {where} has floats, and tokens are integers; leave it out")
+    return _columns(values, where, ())
+
+
+def numbers_of(values: Any, where: str) -> torch.Tensor:
+    """Return an array or a tensor as float64 or int64 on the CPU.
+
+    Raises:
+        UserError: values of another type, masked values, or a tensor that is not dense.
+    """
     if not isinstance(values, torch.Tensor):
         array = native(values, where)
         if array.dtype.kind not in "iuf":
             raise UserError(f"{where}: expected floats (columns) or integers (tokens), got {array.dtype}")
-        values = torch.from_numpy(array.astype(np.float64 if array.dtype.kind == "f" else np.int64))
-    values = values.detach().cpu()
-    if values.ndim != 2 or 0 in values.shape:
-        raise UserError(f"{where}: expected [N, F] with N and F above 0, got {list(values.shape)}")
+        return torch.from_numpy(array.astype(np.float64 if array.dtype.kind == "f" else np.int64))
+    values = dense(values, where)
     if values.dtype == torch.bool or values.is_complex():
         raise UserError(f"{where}: expected floats (columns) or integers (tokens), got {values.dtype}")
-    if not values.is_floating_point():
-        return _tokens(values.long(), where, vocabulary)
-    if vocabulary:
-        raise UserError(f"key 'data.vocabulary': {where} has floats, and tokens are integers; leave it out")
-    return _columns(values.double(), where, ())
+    return values.double() if values.is_floating_point() else values.long()
 
 
 def is_frame(values: Any) -> bool:
@@ -103,6 +113,8 @@ def of_frame(frame: pandas.DataFrame, where: str, vocabulary: int = 0) -> Vector
     Raises:
         UserError: a column has another type than numbers, or a missing value.
     """
+    if not hasattr(frame, "iloc"):
+        raise UserError(f"{where}: expected a pandas DataFrame, as of .to_pandas(), got {type(frame)}")
     names = tuple(map(str, frame.columns))
     if len(set(names)) < len(names):
         twice = next(name for i, name in enumerate(names) if name in names[:i])

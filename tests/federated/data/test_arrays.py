@@ -177,10 +177,14 @@ NAMED = {
 }
 
 
+NAMED["NumPy texts"] = list(NAMED["array"])
+
+
 @pytest.mark.parametrize("kind", NAMED)
 def test_labels_may_be_names_of_classes(kind):
     federation = from_arrays({"a": ((PIXELS[:30], NAMED[kind]), None)})
     assert federation.classes == ("cat", "dog", "eel")
+    assert {type(name) for name in federation.classes} == {str}
     numbered = from_arrays({"a": ((PIXELS[:30], LABELS), None)}, classes=["cat", "dog", "eel"])
     assert federation.digest == numbered.digest
 

@@ -226,7 +226,9 @@ NO_INTEGERS = [
     [1],
     torch.tensor(1.0),
     torch.tensor(True),
+    torch.tensor(1.5, dtype=torch.bfloat16),
     float("nan"),
+    np.uint64(2**63),
 ]
 
 
@@ -258,6 +260,26 @@ def test_arrays_of_labels_that_are_no_integers_are_refused(tmp_path, labels):
         np.savez(tmp_path / "silos.npz", images=IMAGES, labels=labels, silo=np.zeros(24, int))
         with pytest.raises(UserError, match=r"silos.npz: labels: .*\b24 integers"):
             labeled(tmp_path / "silos.npz")
+
+
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        (torch.Tensor.to_sparse, "sparse"),
+        (lambda x: x.to("meta"), "meta"),
+        (lambda x: torch.nested.nested_tensor([x], layout=torch.jagged), "nested"),
+        (lambda x: torch.quantize_per_tensor(x.float(), 1, 0, torch.quint8), "quantized"),
+    ],
+    ids=["sparse", "meta", "nested", "quantized"],
+)
+def test_tensors_that_are_not_dense_are_refused(change, kind):
+    labels, rows = torch.from_numpy(LABELS), torch.ones(24, 4)
+    parts = [(IMAGES, change(labels)), (change(rows), labels)]
+    if kind != "nested":
+        parts += [[(change(row), 1) for row in rows], [(rows[0].numpy(), change(labels[1])) for _ in rows]]
+    for part in parts:
+        with pytest.raises(UserError, match=rf"a/train: .*\b{kind}\b"):
+            from_arrays({"a": (part, None)})
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,15 @@ def test_a_dataset_and_a_frame_are_the_array(tmp_path):
     parts = [
         (values, labels),
         (pandas.DataFrame(values, columns=names), pandas.Series(labels)),
-        [(torch.from_numpy(row), int(label)) for row, label in zip(values, labels, strict=True)],
+        *(
+            [(change(row), int(label)) for row, label in zip(values, labels, strict=True)]
+            for change in (
+                torch.from_numpy,
+                lambda row: torch.from_numpy(row).requires_grad_(),
+                lambda row: row.astype(">f8"),
+                lambda row: np.ma.masked_array(row),
+            )
+        ),
     ]
     digests = set()
     for part in parts:
@@ -179,6 +187,15 @@ def test_missing_and_huge_values_are_refused(change, said):
         from_arrays({"a": ((values, labels), None)})
 
 
+class Frame:
+    """A data frame of another library than pandas."""
+
+    columns, dtypes = ["a"], ["f"]
+
+    def to_numpy(self):
+        return np.ones((2, 1))
+
+
 @pytest.mark.parametrize(
     ("train", "said"),
     [
@@ -186,6 +203,8 @@ def test_missing_and_huge_values_are_refused(change, said):
         ((np.array([[1, -2], [3, 4]]), [0, 1]), "tokens -2 to 4"),
         ((np.zeros((2, 0)), [0, 1]), r"\[2, 0\]"),
         ((np.array([["a", "b"]]), [0]), "<U1"),
+        ([(np.ma.masked_array([1.0, 2.0], [False, True]), 0)] * 2, "item 0: .*masked"),
+        ((Frame(), [0, 1]), "pandas.*Frame"),
     ],
 )
 def test_other_values_are_refused(train, said):
@@ -381,7 +400,13 @@ def test_labels_in_another_order_are_refused():
     shuffled = labels.sample(frac=1, random_state=0)
     with pytest.raises(UserError, match=r"a/train: .*\bindex"):
         from_arrays({"a": ((rows, shuffled), None)})
-    for same in (labels, labels.to_numpy(), labels.set_axis(range(100, 140)), list(labels)):
+    for same in (
+        labels,
+        labels.to_numpy(),
+        labels.set_axis(range(100, 140)),
+        list(labels),
+        pandas.Index(labels),
+    ):
         assert from_arrays({"a": ((rows, same), None)}).classes == ("no", "yes")
 
 
