@@ -375,6 +375,11 @@ REFUSED = {
         ValueError,
         "^KMeans: X.*meta",
     ),
+    "one weight for blocks": (
+        lambda: KMeans(2).fit_blocks([DATA], sample_weight=2.0),
+        ValueError,
+        r"^KMeans: sample_weight.*\[n_samples\]",
+    ),
     "score, NaN as a weight": (
         lambda: KMeans(2).fit(DATA).score(DATA, sample_weight=np.full(200, np.nan)),
         ValueError,
@@ -388,6 +393,33 @@ def test_refused(case):
     call, error, message = REFUSED[case]
     with pytest.raises(error, match=message):
         call()
+
+
+NOT_DENSE = {
+    "meta": lambda tensor: tensor.to("meta"),
+    "sparse": torch.Tensor.to_sparse,
+    "nested": lambda tensor: torch.nested.nested_tensor([tensor], layout=torch.jagged),
+    "quantized": lambda tensor: torch.quantize_per_tensor(tensor.float(), 1, 0, torch.qint32),
+}
+
+
+@pytest.mark.parametrize("kind", NOT_DENSE)
+def test_tensors_that_are_not_dense_are_refused(kind):
+    change, model = NOT_DENSE[kind], KMeans(2, random_state=0).fit(DATA)
+    residual = ResidualKMeans(2, 4, random_state=0).fit(DATA)
+    rows, weights, codes = (change(torch.as_tensor(given)) for given in (DATA, np.ones(200), residual.codes_))
+    calls = [
+        *(lambda f=f: f(rows) for f in (model.predict, model.transform, model.score, model.partial_fit)),
+        *(lambda f=f: f(rows) for f in (KMeans(2).fit, ResidualKMeans(2).fit, residual.predict)),
+        *(lambda f=f: f(codes) for f in (residual.decode, collision_report)),
+        lambda: KMeans(2).fit_blocks([rows]),
+        lambda: KMeans(2, init=change(torch.as_tensor(DATA[:2]))).fit(DATA),
+        lambda: KMeans(2).fit(DATA, sample_weight=weights),
+        lambda: KMeans(2).fit_blocks([DATA], sample_weight=weights),
+    ]
+    for call in calls:
+        with pytest.raises((TypeError, ValueError), match=rf"^(Residual)?KMeans|^collision.*{kind}"):
+            call()
 
 
 def test_missing_backend_error_is_not_about_the_data(monkeypatch):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .._checks import DTYPES
+from .._checks import DTYPES, check_dense
 from .._kmeans_checks import native
 from ..ops.kmeans.blocks import Blocks
 from ..ops.kmeans_sparse import SparseRows
@@ -28,9 +28,8 @@ def rows_of(name: str, X: Any, *, none_is_legal: bool = False) -> tuple[torch.Te
 
     Rows are not copied if possible. The function converts results to the kind of X.
     """
-    x, back = (real(name, X.detach()), _keep) if isinstance(X, torch.Tensor) else (_tensor(name, X), to_numpy)
-    if x.is_meta:
-        raise ValueError(f"{name}: X is on the meta device and has no values; move it to another one")
+    given = isinstance(X, torch.Tensor)
+    x, back = (real(name, "X", X), _keep) if given else (_tensor(name, X), to_numpy)
     if x.dim() != 2:
         raise ValueError(
             f"Expected 2D array, got {x.dim()}D array instead. Reshape your data: one row per sample."
@@ -118,7 +117,7 @@ def blocks_of(name: str, blocks: Any) -> Blocks:
 def numbers(name: str, argument: str, value: Any) -> torch.Tensor:
     """Return weights or centers in float64."""
     if isinstance(value, torch.Tensor):
-        return real(name, value.detach()).double()
+        return real(name, argument, value).double()
     array = without_na(native(name, argument, value))
     if array.dtype.kind == "c":
         raise ValueError(_COMPLEX.format(name))
@@ -136,6 +135,7 @@ def codes_of(name: str, codes: Any) -> torch.Tensor:
     if isinstance(codes, torch.Tensor):
         if codes.is_complex() or codes.dtype == torch.bool:
             raise ValueError(f"{refused}{codes.dtype}")
+        codes = real(name, "codes", codes)
         return codes if codes.is_floating_point() else codes.long()
     array = native(name, "codes", codes)
     if array.dtype.kind not in "iuf":
@@ -143,11 +143,23 @@ def codes_of(name: str, codes: Any) -> torch.Tensor:
     return torch.from_numpy(array.astype(np.float64 if array.dtype.kind == "f" else np.int64, order="C"))
 
 
-def real(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor, or raise ValueError if it is complex."""
+def real(name: str, argument: str, tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor without its gradient.
+
+    Raises:
+        TypeError: it is sparse, nested or quantized.
+        ValueError: it is complex or on the meta device.
+    """
+    check_dense(name, argument, tensor, (tensor.dtype,))
+    if tensor.is_quantized:
+        raise TypeError(f"{name}: {argument} is a quantized tensor; call dequantize() on it")
+    if tensor.is_meta:
+        raise ValueError(
+            f"{name}: {argument} is on the meta device and has no values; move it to another one"
+        )
     if tensor.is_complex():
         raise ValueError(_COMPLEX.format(name))
-    return tensor
+    return tensor.detach()
 
 
 def shared(array: Any) -> torch.Tensor:

@@ -460,11 +460,12 @@ class KMeans(RowEstimator, ClusteringEstimator):
     ) -> torch.Tensor | None:
         if sample_weight is None:
             return None
-        if isinstance(sample_weight, (int, float, np.number)):
-            sample_weight = np.full(n or 0, float(sample_weight))
+        if n is not None and isinstance(sample_weight, (int, float, np.number)):
+            sample_weight = np.full(n, float(sample_weight))
         weights = numbers("KMeans", "sample_weight", sample_weight).to(device)
-        if n is not None and tuple(weights.shape) != (n,):
-            raise ValueError(f"KMeans: sample_weight must have shape [{n}], got {list(weights.shape)}")
+        expected = "n_samples" if n is None else n
+        if weights.dim() != 1 or (n is not None and len(weights) != n):
+            raise ValueError(f"KMeans: sample_weight must have shape [{expected}], got {list(weights.shape)}")
         if not bool(
             (weights >= 0).all()
             and (weights <= 2.0**1000).all()
