@@ -113,11 +113,77 @@ def test_codes_that_are_no_tensor_of_integers(name):
     layer = LAYERS[name]().eval()
     codes = layer.encode(normal(2, 40, 8))
     parts = isinstance(codes, tuple)  # a tensor for each scale
-    others = (lambda part: part.numpy(), lambda part: part.tolist(), lambda part: part.float())
+    others = (
+        lambda part: part.numpy(),
+        lambda part: part.tolist(),
+        lambda part: part.float(),
+        lambda part: part.to_sparse(),
+        lambda part: torch.nested.nested_tensor([*part], layout=torch.jagged),
+    )
     for look_up in look_ups(layer):
         for other in others:
             with pytest.raises(TypeError, match=rf"^{type(layer).__name__}: indices"):
                 look_up([other(part) for part in codes] if parts else other(codes))
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_codes_out_of_range(name):
+    """Codes of 256 codewords that are stored as int8 have values below -1."""
+    layer = LAYERS[name]().eval()
+    codes = layer.encode(normal(2, 40, 8))
+    for look_up in look_ups(layer):
+        for wrong in (-2, 99):
+            given = [part * 0 + wrong for part in codes] if isinstance(codes, tuple) else codes * 0 + wrong
+            with pytest.raises(IndexError, match=rf": indices must be .*got {wrong} to {wrong}$"):
+                look_up(given)
+
+
+@pytest.mark.parametrize("name", sorted(GROUPED | {"residual", "residual sim", "residual fsq", "heads"}))
+def test_one_number_is_no_codes(name):
+    layer = LAYERS[name]().eval()
+    for look_up in look_ups(layer):
+        with pytest.raises(ValueError, match=rf"^{type(layer).__name__}: "):
+            look_up(torch.tensor(1))
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        FSQ([5, 4], dim=8, num_codebooks=2),
+        LFQ(dim=8, codebook_size=16, num_codebooks=2),
+        LatentQuantize([5, 4], 8, num_codebooks=2, codebook_dim=2),
+    ],
+    ids=lambda layer: type(layer).__name__,
+)
+@pytest.mark.parametrize("shape", [(), (2, 5, 3)])
+def test_codes_for_another_number_of_codebooks(layer, shape):
+    with pytest.raises(ValueError, match=rf"^{type(layer).__name__}: indices .*\[\.\.\., 2\]"):
+        layer.decode(torch.zeros(shape, dtype=torch.int64))
+
+
+def test_given_codes_of_another_kind():
+    """Layers that take codes in forward check them as they do in decoding."""
+    x = normal(2, 10, 8)
+    grouped, mapper = LAYERS["groups"](), BinaryMapper(4)
+    calls = [
+        lambda codes: VectorQuantize(8, 16)(x, indices=codes(2, 10)),
+        lambda codes: VectorQuantize(8, 16).update_indices(x, codes(2, 10)),
+        lambda codes: residual()(x, indices=codes(2, 10, 3)),
+        lambda codes: residual()(x, indices=[codes(2, 10)] * 3),
+        lambda codes: grouped(x, indices=codes(2, 2, 10, 2)),
+        lambda codes: grouped(x, indices=[codes(2, 10, 2)] * 2),
+        lambda codes: mapper.log_prob(normal(3, 4), indices=codes(3)),
+    ]
+    for call in calls:
+        with pytest.raises(TypeError, match=": indices "):
+            call(lambda *shape: torch.zeros(shape).long().numpy())
+        with pytest.raises(IndexError, match=": indices "):
+            call(lambda *shape: torch.full(shape, -2))
+    for codes in ([torch.zeros(2, 10).long()] * 2, torch.tensor(1)):
+        with pytest.raises(ValueError, match=r"^(Grouped)?ResidualVQ: "):
+            grouped(x, indices=codes[:1] if isinstance(codes, list) else codes)
+        with pytest.raises(ValueError, match=r"^ResidualVQ: "):
+            residual()(x, indices=codes)
 
 
 @pytest.mark.parametrize("name", sorted(GROUPED | {"hierarchical"}))

@@ -42,8 +42,18 @@ def numbers(layer: str, most: float | None, **values: Any) -> None:
             raise ValueError(f"{layer}: {name} is {value!r}, expected a number {expected}")
 
 
-def as_indices(layer: str, indices: Any) -> torch.Tensor:
-    """Return indices of any integer dtype as int64, or raise TypeError for any other type."""
+def as_indices(
+    layer: str, indices: Any, *, least: int | None = None, size: int | None = None
+) -> torch.Tensor:
+    """Return indices of any integer dtype as int64.
+
+    On the CPU an index below ``least``, or not below ``size``, is refused. Such an index can come from codes
+    that were written in a type that is too narrow.
+
+    Raises:
+        TypeError: no dense tensor of integers.
+        IndexError: an index is out of range.
+    """
     if not isinstance(indices, torch.Tensor):
         kind = type(indices).__name__
         todo = (
@@ -54,9 +64,31 @@ def as_indices(layer: str, indices: Any) -> torch.Tensor:
             else ""
         )
         raise TypeError(f"{layer}: indices must be a torch.Tensor, got {kind}{todo}")
+    check_dense(layer, "indices", indices, (indices.dtype,))
     if indices.dtype not in _INDICES:
         raise TypeError(f"{layer}: indices have dtype {indices.dtype}, expected integers, as torch.int64")
-    return indices.long()
+    found = indices.long()
+    if least is None or not _readable(found):
+        return found
+    low, high = (int(value) for value in found.aminmax())
+    if low < least or (size is not None and high >= size):
+        expected = f"at least {least}" if size is None else f"from {least} to {size - 1}"
+        raise IndexError(f"{layer}: indices must be {expected}, got {low} to {high}")
+    return found
+
+
+def check_codebooks(layer: str, indices: torch.Tensor, codebooks: int) -> None:
+    """Raise ValueError for indices that do not end with one for each codebook."""
+    if indices.dim() == 0 or indices.shape[-1] != codebooks:
+        raise ValueError(f"{layer}: indices must have shape [..., {codebooks}], got {list(indices.shape)}")
+
+
+def _readable(indices: torch.Tensor) -> bool:
+    """Return True if the values are at hand: on the CPU, outside of traces and function transforms."""
+    if type(indices) is not torch.Tensor or indices.device.type != "cpu" or indices.numel() == 0:
+        return False
+    traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
+    return not traced and torch._C._functorch.peek_interpreter_stack() is None
 
 
 def indices_of_each(layer: str, indices: Any, count: int) -> list[torch.Tensor]:
@@ -68,26 +100,12 @@ def indices_of_each(layer: str, indices: Any, count: int) -> list[torch.Tensor]:
         TypeError: the indices are not tensors of integers.
         ValueError: the number of tensors is wrong.
     """
-    parts = indices if isinstance(indices, (list, tuple)) else as_indices(layer, indices)
-    found = [as_indices(layer, part) for part in parts]
+    if not isinstance(indices, (list, tuple)):
+        indices = as_indices(layer, indices)
+        indices = list(indices) if indices.dim() else []
+    found = [as_indices(layer, part) for part in indices]
     if len(found) != count:
         raise ValueError(f"{layer}: expected {count} tensors of indices, got {len(found)}")
-    return found
-
-
-def within(layer: str, indices: Any, size: int) -> torch.Tensor:
-    """Return indices as int64, from 0 to ``size`` - 1.
-
-    On the CPU another index raises IndexError, because these layers look up no codebook that would raise it.
-    """
-    found = as_indices(layer, indices)
-    plain = type(found) is torch.Tensor  # no fake tensor
-    readable = plain and found.device.type == "cpu" and found.numel() > 0
-    traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
-    if readable and not traced and torch._C._functorch.peek_interpreter_stack() is None:
-        least, most = (int(value) for value in found.aminmax())
-        if least < 0 or most >= size:
-            raise IndexError(f"{layer}: indices must be from 0 to {size - 1}, got {least} to {most}")
     return found
 
 

@@ -84,9 +84,12 @@ class BinaryMapper(ConstantBuffers):
             raise ValueError("BinaryMapper: give one of indices and one_hot")
         if one_hot is not None:
             indices = one_hot.argmax(-1)
-        drawn = self.codes[as_indices("BinaryMapper", indices)]
+        drawn = self.codes[self._indices(indices)]
         found = torch.where(drawn, F.logsigmoid(logits), F.logsigmoid(-logits))
         return found.sum(-1) if sum_bits else found
+
+    def _indices(self, indices: torch.Tensor) -> torch.Tensor:
+        return as_indices("BinaryMapper", indices, least=0, size=self.num_codes)
 
     @property
     def bits_per_vector(self) -> float:
@@ -100,7 +103,7 @@ class BinaryMapper(ConstantBuffers):
 
     def decode(self, indices: torch.Tensor) -> torch.Tensor:
         """Return the one-hot vectors ``[..., 2 ** bits]`` of indices, integers of any width."""
-        return F.one_hot(as_indices("BinaryMapper", indices), self.num_codes).float()
+        return F.one_hot(self._indices(indices), self.num_codes).float()
 
     def forward(
         self,

@@ -12,6 +12,7 @@ from torch import nn
 from ._codebook import Coder
 from ._shared import (
     ConstantBuffers,
+    as_indices,
     channels_last,
     counts,
     fixed,
@@ -20,7 +21,6 @@ from ._shared import (
     project,
     refuse_together,
     straight_through,
-    within,
 )
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
@@ -266,7 +266,7 @@ class FSP(ConstantBuffers, Coder):
 
     def indices_to_level_indices(self, indices: torch.Tensor) -> torch.Tensor:
         """Return the numbers of bins ``[..., d]`` of indices ``[...]``."""
-        indices = within("FSP", indices, self.codebook_size)
+        indices = as_indices("FSP", indices, least=0, size=self.codebook_size)
         return indices.unsqueeze(-1) // self._basis % self._levels
 
     def indices_to_act_value(self, indices: torch.Tensor) -> torch.Tensor:

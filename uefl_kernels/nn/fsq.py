@@ -16,6 +16,7 @@ from ._shared import (
     ConstantBuffers,
     as_indices,
     channels_last,
+    check_codebooks,
     counts,
     fixed,
     indices_of_each,
@@ -25,7 +26,6 @@ from ._shared import (
     random_rotation,
     refuse_together,
     straight_through,
-    within,
 )
 from .residual_vq import ResidualQuantizer
 
@@ -223,7 +223,7 @@ class FSQ(ConstantBuffers, Coder):
 
     def indices_to_level_indices(self, indices: torch.Tensor) -> torch.Tensor:
         """Return the level of every element, ``[..., d]``, of integers ``[...]``."""
-        indices = within("FSQ", indices, self.codebook_size)
+        indices = as_indices("FSQ", indices, least=0, size=self.codebook_size)
         return indices.unsqueeze(-1) // self._counted() % self._levels
 
     def codes_to_indices(self, zhat: torch.Tensor) -> torch.Tensor:
@@ -255,6 +255,8 @@ class FSQ(ConstantBuffers, Coder):
     def indices_to_codes(self, indices: torch.Tensor) -> torch.Tensor:
         """Return what ``forward`` returns as quantized for these indices, integers of any width."""
         indices = as_indices("FSQ", indices)
+        if self._keep:
+            check_codebooks("FSQ", indices, self.num_codebooks)
         image = self.channel_first or indices.dim() >= 3 + int(self._keep)
         codes = self._codes(indices)
         output = project(self.project_out, codes.flatten(-2) if self._keep else codes)

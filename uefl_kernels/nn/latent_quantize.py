@@ -15,13 +15,14 @@ from ._shared import (
     ConstantBuffers,
     ParametersToCall,
     absent,
+    as_indices,
     channels_last,
+    check_codebooks,
     counts,
     fixed,
     place_values,
     project,
     refuse_together,
-    within,
 )
 
 
@@ -187,7 +188,9 @@ class LatentQuantize(ConstantBuffers, Coder):
 
     def indices_to_codes(self, indices: torch.Tensor, project_out: bool = True) -> torch.Tensor:
         """Return what ``forward`` returns as quantized for these indices, integers of any width."""
-        indices = within("LatentQuantize", indices, math.prod(self._level_list))
+        indices = as_indices("LatentQuantize", indices, least=0, size=math.prod(self._level_list))
+        if self._keep:
+            check_codebooks("LatentQuantize", indices, self.num_codebooks)
         places = indices.unsqueeze(-1) // self._basis % self._levels
         codes = self._values(places)
         codes = codes.flatten(-2) if self._keep else codes

@@ -17,13 +17,13 @@ from ._shared import (
     absent,
     as_indices,
     channels_last,
+    check_codebooks,
     counts,
     fixed,
     no_autocast,
     random_rotation,
     refuse_together,
     straight_through,
-    within,
 )
 from .fsq import GroupedScalar, ResidualScalarQuantizer
 
@@ -232,13 +232,15 @@ class LFQ(ConstantBuffers, Coder):
 
     def _codes(self, indices: torch.Tensor) -> torch.Tensor:
         """Return codewords ``[..., d]`` of indices ``[...]``, rotated and in the dtype of the model."""
-        indices = within("LFQ", indices, self.codebook_size)
+        indices = as_indices("LFQ", indices, least=0, size=self.codebook_size)
         codes = self.maybe_l2norm(self.bits_to_codes(self._bits_of(indices).to(self._model_dtype)))
         return codes @ self.orthogonal_rot.t() if self.orthogonal_rotation else codes
 
     def indices_to_codes(self, indices: torch.Tensor, project_out: bool = True) -> torch.Tensor:
         """Return what ``forward`` returns as quantized for these indices, integers of any width."""
         indices = as_indices("LFQ", indices)
+        if self._keep:
+            check_codebooks("LFQ", indices, self.num_codebooks)
         image = indices.dim() >= 3 + int(self._keep) if self.channel_first is None else self.channel_first
         codes = self._codes(indices if self._keep else indices.unsqueeze(-1)).flatten(-2)
         if project_out:

@@ -24,6 +24,7 @@ from ._shared import (
     Float32Module,
     Layout,
     as_indices,
+    check_codebooks,
     counts,
     directional,
     fixed,
@@ -165,8 +166,8 @@ class ResidualQuantizer(Coder):
 
     def _padded(self, indices: torch.Tensor) -> torch.Tensor:
         """Fill up indices ``[..., q]`` to ``[..., Q]`` by -1, for quantizers that are left out."""
-        indices = as_indices(type(self).__name__, indices)
-        if not 1 <= indices.shape[-1] <= self._num_quantizers:
+        indices = as_indices(type(self).__name__, indices, least=-1)
+        if not indices.dim() or not 1 <= indices.shape[-1] <= self._num_quantizers:
             raise ValueError(
                 f"{type(self).__name__}: indices must have shape [..., 1 to {self._num_quantizers}], got"
                 f" {list(indices.shape)}"
@@ -446,7 +447,10 @@ class ResidualVQ(ResidualQuantizer):
             "freeze_codebook": freeze_codebook,
         }
         if indices is not None:
-            stacked = indices if isinstance(indices, torch.Tensor) else torch.stack(list(indices), -1)
+            if isinstance(indices, (list, tuple)):
+                indices = torch.stack(indices_of_each("ResidualVQ", indices, self._num_quantizers), -1)
+            stacked = as_indices("ResidualVQ", indices)
+            check_codebooks("ResidualVQ", stacked, self._num_quantizers)
             total, loss = self._cross_entropies(start, stacked, options)
             return self._output(x, start, total, mask), loss
         if beam_size is None:
@@ -878,7 +882,11 @@ class GroupedResidualVQ(Coder):
         }
         if self.training and n_q is None and self._residuals[0].quantize_dropout:
             options["rand_quantize_dropout_fixed_seed"] = _distributed.drawn_on_all(0, 10_000, x.device)
-        given = [None] * self.groups if indices is None else list(indices)
+        given = (
+            [None] * self.groups
+            if indices is None
+            else indices_of_each("GroupedResidualVQ", indices, self.groups)
+        )
         parts = x.chunk(self.groups, self.split_dim if x.dim() > 2 else -1)
         found = [
             rvq(part, indices=i, **options)

@@ -94,7 +94,7 @@ class SimVQ(Coder):
 
     def indices_to_codes(self, indices: torch.Tensor) -> torch.Tensor:
         """Return the codewords of integers ``[...]``, as ``forward`` returns them, or zeros for -1."""
-        indices = as_indices("SimVQ", indices)
+        indices = as_indices("SimVQ", indices, least=-1, size=self.codebook_size)
         codes = gather(self.codebook, indices.clamp(min=0)).masked_fill((indices < 0).unsqueeze(-1), 0)
         return codes.movedim(-1, 1) if self.channel_first else codes
 

@@ -498,7 +498,7 @@ class VectorQuantize(Coder):
         layout = self.layout
         layout.check(x, mask)
         mask = layout.mask_of(x, mask, lens)
-        indices = None if indices is None else as_indices("VectorQuantize", indices)
+        indices = None if indices is None else self._indices(indices)
         topk = None if topk is None else self._check_topk(topk)
         temperature = (
             self._codebook.sample_codebook_temp if sample_codebook_temp is None else sample_codebook_temp
@@ -838,7 +838,7 @@ class VectorQuantize(Coder):
                 the peer.
             mask: as for ``forward``.
         """
-        indices = as_indices("VectorQuantize", indices)
+        indices = self._indices(indices)
         if not self._codebook.tracks() or (
             not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
         ):
@@ -1033,7 +1033,7 @@ class VectorQuantize(Coder):
         return self._codebook.as_model(self._float32_codes(indices))
 
     def _float32_codes(self, indices: torch.Tensor) -> torch.Tensor:
-        codewords: torch.Tensor = self._codebook(as_indices("VectorQuantize", indices), self._gather)
+        codewords: torch.Tensor = self._codebook(self._indices(indices), self._gather)
         if self.heads > 1 and not self.separate_codebook_per_head:
             codewords = codewords.unflatten(-1, (self.heads, -1))  # type: ignore[no-untyped-call]
         return self.layout.outward(codewords, codewords.dim())
@@ -1043,11 +1043,14 @@ class VectorQuantize(Coder):
 
         This includes projections and several heads.
         """
-        indices = as_indices("VectorQuantize", indices)
+        indices = self._indices(indices)
         output = project(self.project_out, self._codebook.as_model(self._codebook(indices, self._gather)))
         masked = (indices if self.heads == 1 else indices[..., 0]) < 0
         output = output.masked_fill(masked.unsqueeze(-1), 0)
         return self.layout.outward(output, output.dim())
+
+    def _indices(self, indices: torch.Tensor) -> torch.Tensor:
+        return as_indices("VectorQuantize", indices, least=-1, size=self.codebook_size)
 
     def _gather(self, indices: torch.Tensor) -> torch.Tensor:
         """Return codewords ``[..., heads * d]`` of int64 indices as returned."""
