@@ -16,6 +16,7 @@ from torch.nn.utils import prune
 from uefl_kernels.nn import (
     FSP,
     FSQ,
+    LFQ,
     GroupedResidualFSQ,
     GroupedResidualVQ,
     HierarchicalVQ,
@@ -84,8 +85,10 @@ def test_default_device_other_than_the_device_of_the_layer(name):
         lambda: ResidualFSQ(levels=[5, 3], dim=8, num_quantizers=3),
         lambda: FSP([5, 3, 4, 4, 5, 4, 5, 8], need_inv_act=True),
         lambda: VectorQuantize(8, 16, affine_param=True),
+        lambda: VectorQuantize(8, 16, threshold_ema_dead_code=99),
+        lambda: LFQ(dim=8, codebook_size=16, frac_per_sample_entropy=0.1),
     ],
-    ids=["fsq", "rotated", "residual", "fsp", "affine"],
+    ids=["fsq", "rotated", "residual", "fsp", "affine", "dead codewords", "lfq"],
 )
 def test_default_dtype_of_the_caller_changes_nothing(make, dtype, default_dtype):
     torch.manual_seed(0)

@@ -831,8 +831,7 @@ def _spread(rows: torch.Tensor, codebooks: int, places: int) -> tuple[torch.Tens
 
 
 def _uniform(codebooks: int, places: int, device: torch.device) -> torch.Tensor:
-    dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
-    return torch.rand(codebooks, places, device=device, dtype=dtype)
+    return torch.rand(codebooks, places, device=device, dtype=torch.float32)
 
 
 def _coordinates(position: torch.Tensor, shape: torch.Size) -> tuple[torch.Tensor, ...]:

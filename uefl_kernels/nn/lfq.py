@@ -340,7 +340,7 @@ class LFQ(ConstantBuffers, Coder):
             commitment = _mean((x - quantized.detach()).square())
         if self.frac_per_sample_entropy < 1:
             wanted = max(1, int(len(rows) * self.frac_per_sample_entropy))
-            rows = rows[torch.randn(len(rows), device=rows.device).argsort() < wanted]
+            rows = rows[torch.randn(len(rows), device=rows.device, dtype=torch.float32).argsort() < wanted]
         codebook = self.maybe_l2norm(self.codebook.to(rows.dtype))
         probs = (2 * (rows @ codebook.t()) * inv_temperature).softmax(-1)
         mean = probs.mean(0) if len(probs) > 0 else probs.sum(0)
