@@ -52,7 +52,7 @@ class Run:
     """
 
     def __init__(self, path: str | Path, *, model: Network | None = None) -> None:
-        self.path = expanded(path)
+        self.path = expanded(path).absolute()
         self._network = None if model is None else custom.factory(model)
         self._read = report.read_run(self.path)
         self.config: Config = self._read.config
@@ -206,7 +206,7 @@ def train(
         overrides["clients"] = clients
     if isinstance(model, Mapping):
         overrides["model"] = model
-    out = expanded(out)
+    out = expanded(out).absolute()  # the run finds its folder again if something changes the current one
     network = None if model is None or isinstance(model, Mapping) else custom.factory(model)
     cfg = _config(source, arms, overrides, given=network is not None)
     if network is not None:
@@ -260,7 +260,7 @@ def resume(
                 " are in config.toml"
             )
         _table(name, arm)
-    out = expanded(out)
+    out = expanded(out).absolute()  # the run finds its folder again if something changes the current one
     check_name(out, "the run folder")
     cfg = config.load_whole(out / "config.toml") if (out / "config.toml").is_file() else None
     if clients is not None and cfg is not None:
@@ -300,7 +300,10 @@ def _surroundings(
         cfg: the configuration. None: the folder has no run, and :func:`uefl.run.resume` raises an error.
         given: the objects that were given in Python, or None.
     """
-    root, observer = None if data_root is None else expanded(data_root), observer or PlainProgress()
+    root, observer = (
+        None if data_root is None else expanded(data_root).absolute(),
+        observer or PlainProgress(),
+    )
     keys = given | {"device": device, "data_root": root, "observer": observer}
     if engine == "local":
         yield keys

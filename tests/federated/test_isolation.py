@@ -218,6 +218,17 @@ def test_two_threads(tmp_path, alone):
     assert result(tmp_path / "a") == result(tmp_path / "b") == alone
 
 
+def test_current_folder_that_changes(tmp_path, alone, monkeypatch):
+    class Moving(PlainProgress):
+        def round(self, arm, round, records):
+            monkeypatch.chdir("/")
+
+    monkeypatch.chdir(tmp_path)
+    run = small("run", observer=Moving())
+    assert result(tmp_path / "run") == alone
+    assert run.model("fedavg").classes
+
+
 def test_run_within_a_run(tmp_path, alone):
     """An observer may start another run without an effect on the outer run."""
 

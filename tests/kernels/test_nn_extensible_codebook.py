@@ -35,6 +35,24 @@ def test_a_client_sees_the_shared_part_and_its_own():
     assert codes(x, "silo.2").counts.shape == (6,)
 
 
+@pytest.mark.parametrize("mass", [None, [0.1, 0.3]])
+def test_defaults_of_the_caller_change_nothing(mass):
+    found = []
+    for device, dtype in (("cpu", torch.float32), ("meta", torch.bfloat16)):
+        codes = codebook()
+        codes.extend("north", normal(3, 4, seed=1))
+        codes.set_part(1, normal(3, 4, seed=2))
+        with torch.no_grad():
+            codes.part(0, "north").add_(1)
+        with torch.device(device):
+            torch.set_default_dtype(dtype)
+            try:
+                found.append((codes.average(mass=mass), codes.state_dict()["_extra_state"]))
+            finally:
+                torch.set_default_dtype(torch.float32)
+    assert all(map(torch.equal, *found))
+
+
 def test_repr_is_a_line_for_any_number_of_clients():
     codes = codebook(clients=[f"silo {i}" for i in range(200)])
     codes.extend("silo 3", normal(2, 4))

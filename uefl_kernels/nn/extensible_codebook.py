@@ -165,15 +165,14 @@ class ExtensibleCodebook(Float32Module):
         copies = torch.stack(
             [self.part(part, name) for name in self.clients if name in self.part_clients[part]]
         )
-        given = torch.ones(len(copies)) if mass is None else torch.as_tensor(mass)
+        mass = [1.0] * len(copies) if mass is None else mass
+        given = torch.as_tensor(mass, dtype=torch.float64, device=copies.device)
         if given.shape not in (copies.shape[:1], copies.shape[:2]):
             raise ValueError(
                 f"ExtensibleCodebook: mass must have shape {[len(copies)]} or {list(copies.shape[:2])}, got"
                 f" {list(given.shape)}"
             )
-        weights = (
-            given.to(copies.device, torch.float64).reshape(len(copies), -1, 1).expand(*copies.shape[:2], 1)
-        )
+        weights = given.reshape(len(copies), -1, 1).expand(*copies.shape[:2], 1)
         if not bool((weights.isfinite() & (weights >= 0)).all()):
             raise ValueError("ExtensibleCodebook: mass must be finite and not negative")
         weights = torch.where(weights.sum(0) == 0, 1.0, weights)
@@ -221,7 +220,7 @@ class ExtensibleCodebook(Float32Module):
             [(rows[name].start, rows[name].stop) if name in rows else (0, 0) for name in self.clients]
             for rows in self._rows
         ]
-        return torch.tensor(places)
+        return torch.tensor(places, device="cpu")
 
     def set_extra_state(self, state: torch.Tensor) -> None:
         """Restore the result of :meth:`get_extra_state`."""
