@@ -265,6 +265,8 @@ def test_default_device_other_than_the_device_of_the_data(tmp_path):
             model.partial_fit(x)
         KMeans(2).fit(x)  # this call draws a seed
         KMeans(3, init="k-means||").fit(scipy.sparse.csr_matrix(x))
+        spherical = KMeans(3, metric="cosine").fit(scipy.sparse.csr_matrix(x))
+        assert spherical.score(scipy.sparse.csr_matrix(x), sample_weight=np.arange(200.0)) < 0
         KMeans(2, init=x[:2].tolist()).fit(x)
         residual = ResidualKMeans(2, 4, random_state=0, balanced=True).fit(x)
         assert np.array_equal(ResidualKMeans(2, 4, random_state=0).fit_predict(x), codes)

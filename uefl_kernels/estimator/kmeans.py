@@ -380,7 +380,7 @@ class KMeans(RowEstimator, ClusteringEstimator):
 
     def _sparse_rows(self, X: Any) -> SparseRows:
         rows = sparse_rows_of("KMeans", X)
-        with in_words_of("KMeans"):
+        with in_words_of("KMeans"), torch.device("cpu"):  # whatever the default device of the caller
             return rows.unit() if self.metric == "cosine" else rows
 
     def _sparse_fitted(
@@ -393,7 +393,7 @@ class KMeans(RowEstimator, ClusteringEstimator):
         self._check_columns(column_names(X), source.d, fitting=False)
         rows = self._sparse_rows(X)
         centers = rows_of("KMeans", self.cluster_centers_)[0].cpu().to(rows.dtype)
-        with in_words_of("KMeans"), torch.device("cpu"):  # on the CPU, for any default device of the caller
+        with in_words_of("KMeans"), torch.device("cpu"):
             return answer(rows, centers)
 
     def _cluster_sparse(self, rows: SparseRows, weights: torch.Tensor | None, asked: FitOptions) -> Fit:
