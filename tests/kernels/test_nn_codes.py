@@ -134,7 +134,7 @@ def test_codes_out_of_range(name):
     for look_up in look_ups(layer):
         for wrong in (-2, 99):
             given = [part * 0 + wrong for part in codes] if isinstance(codes, tuple) else codes * 0 + wrong
-            with pytest.raises(IndexError, match=rf": indices must be .*got {wrong} to {wrong}$"):
+            with pytest.raises(IndexError, match=rf": indices .* {wrong}$"):
                 look_up(given)
 
 

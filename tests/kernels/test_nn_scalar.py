@@ -223,9 +223,6 @@ def test_indices_of_no_codeword_are_refused(name, wrong):
     layer = make().eval()
     indices = layer.encode(normal(*shape)).long()
     indices.view(-1)[3] = wrong
-    if name == "ResidualLFQ" and wrong < 0:  # there it is a quantizer that is left out
-        assert layer.decode(indices).isfinite().all()
-        return
     with pytest.raises(IndexError, match="indices"):
         layer.decode(indices)
 
