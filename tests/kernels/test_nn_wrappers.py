@@ -36,9 +36,10 @@ def trained(**options):
 # --- averaged models --------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("saved", ["no", "copied", "assigned"])
 @pytest.mark.parametrize("options", [{}, {"learnable_codebook": True}], ids=str)
-def test_codewords_that_were_copied_without_their_flag(options):
-    """ema_pytorch copies only floating-point values."""
+def test_codewords_that_were_copied_without_their_flag(options, saved):
+    """ema_pytorch copies only floating-point values, also into the state that it saves."""
     source, average = trained(**options), copy.deepcopy(layer(1, kmeans_init=True, **options))
     for mine, other in zip(
         (*average.parameters(), *average.buffers()), (*source.parameters(), *source.buffers()), strict=True
@@ -46,6 +47,9 @@ def test_codewords_that_were_copied_without_their_flag(options):
         if mine.is_floating_point():
             mine.data.copy_(other.data)
     assert not average._codebook.initted
+    if saved != "no":
+        state, average = average.state_dict(), trained(**options)
+        average.load_state_dict(state, assign=saved == "assigned")
     quantized, indices, _ = average.eval()(normal(40, 8, seed=3))
     assert torch.equal(average.codebook, source.codebook)
     assert torch.equal(indices, source.eval()(normal(40, 8, seed=3))[1])

@@ -133,7 +133,7 @@ class Codebook(ConstantBuffers, Float32Module):
         self.pending: tuple[torch.Tensor, torch.Tensor] | None = None
         # `initted` and its version when it was last seen True
         self._known: tuple[torch.Tensor, int] | None = None
-        self._begun = False  # whether `initted` was ever seen True, or loaded as False with codewords
+        self._begun = False  # whether `initted` was seen True since the last load
         self.memory = Memory()
 
     _sharded = False
@@ -695,7 +695,7 @@ class Codebook(ConstantBuffers, Float32Module):
         if bool(self.initted):
             self._see(self.initted)
         else:
-            self.kmeans_init, self._begun = True, bool(self.embed.any())
+            self.kmeans_init, self._begun = True, False  # codewords of a saved average are no beginning
 
 
 class Coder(nn.Module):
