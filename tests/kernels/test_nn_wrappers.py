@@ -57,6 +57,21 @@ def test_codewords_that_were_copied_without_their_flag(options, saved):
     assert quantized.any()
 
 
+def test_statistics_that_were_copied_without_their_flags():
+    source, average, loaded = (layer(seed, affine_param=True) for seed in range(3))
+    for _ in range(2):
+        source(3 * normal(40, 8) + 2)
+    for mine, other in zip(average.buffers(), source.buffers(), strict=True):
+        if mine.is_floating_point():
+            mine.copy_(other)
+    assert average._codebook.codebook_mean_needs_init
+    loaded.load_state_dict(average.state_dict())
+    x = normal(40, 8, seed=3)
+    for found in (average, loaded):
+        assert torch.equal(found.eval()(x)[0], source.eval()(x)[0])
+        assert torch.equal(found.train()(x)[0], copy.deepcopy(source).train()(x)[0])
+
+
 def test_ema_pytorch():
     ema_pytorch = pytest.importorskip("ema_pytorch", reason="ema-pytorch is not installed")
     source = layer(kmeans_init=True)

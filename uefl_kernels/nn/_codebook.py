@@ -534,6 +534,13 @@ class Codebook(ConstantBuffers, Float32Module):
             self.register_buffer(f"{name}_needs_init", torch.tensor(True))
             self.register_buffer(name, torch.zeros_like(self.embed_avg[:, :1]))
 
+    def _without_statistics(self) -> torch.Tensor:
+        """Return True, in a tensor, before the first batch.
+
+        Wrappers that average a model may copy the statistics and not the flags.
+        """
+        return self.codebook_mean_needs_init & ~self.codebook_variance.any()
+
     @torch.no_grad()
     def update_affine(self, x: torch.Tensor, mask: torch.Tensor | None) -> None:
         """Move the statistics towards the codewords and the rows of a batch.
@@ -554,8 +561,9 @@ class Codebook(ConstantBuffers, Float32Module):
         mean = total / count.clamp(min=1)
         squares = ((rows - mean).square() * kept).sum(1, keepdim=True)
         variance = _distributed.all_reduce([squares], self.sync_affine_param)[0] / count.clamp(min=1)
-        first = self.codebook_mean_needs_init & (count > 0).all()
-        rest = self.codebook_mean_needs_init & ~first
+        without = self._without_statistics()
+        first = without & (count > 0).all()
+        rest = without & ~first
         of_codewords = embed.mean(1, keepdim=True), embed.var(1, unbiased=False, keepdim=True)
         for names, decay, values, found in (
             (_OF_CODES, self.affine_param_codebook_decay, of_codewords, ~rest),
@@ -676,8 +684,11 @@ class Codebook(ConstantBuffers, Float32Module):
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if self.affine_param and _is_set(self.codebook_mean_needs_init):
-            for name in _OF_BATCH:  # which the peer has from its first batch on
+            without = _is_set(self._without_statistics())
+            for name in _OF_BATCH if without else ():  # which the peer has from its first batch on
                 del destination[prefix + name]
+            for name in _OF_CODES if not without else ():
+                destination[f"{prefix}{name}_needs_init"] = torch.zeros_like(self.codebook_mean_needs_init)
 
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: list[str], *args: Any
