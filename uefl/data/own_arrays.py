@@ -201,7 +201,8 @@ def _read(
 
 def _check_order(rows: Any, labels: Any, where: str) -> None:
     """Refuse a DataFrame and a Series that have one index in two orders: they are paired by position."""
-    one, other = getattr(rows, "index", None), getattr(labels, "index", None)
+    one: Any = getattr(rows, "index", None)
+    other: Any = getattr(labels, "index", None)
     if not hasattr(one, "equals") or not hasattr(other, "equals"):
         return
     if not one.equals(other) and len(one) == len(other) and set(one) == set(other):

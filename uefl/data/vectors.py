@@ -94,10 +94,10 @@ def numbers_of(values: Any, where: str) -> torch.Tensor:
         if array.dtype.kind not in "iuf":
             raise UserError(f"{where}: expected floats (columns) or integers (tokens), got {array.dtype}")
         return torch.from_numpy(array.astype(np.float64 if array.dtype.kind == "f" else np.int64))
-    values = dense(values, where)
-    if values.dtype == torch.bool or values.is_complex():
-        raise UserError(f"{where}: expected floats (columns) or integers (tokens), got {values.dtype}")
-    return values.double() if values.is_floating_point() else values.long()
+    tensor = dense(values, where)
+    if tensor.dtype == torch.bool or tensor.is_complex():
+        raise UserError(f"{where}: expected floats (columns) or integers (tokens), got {tensor.dtype}")
+    return tensor.double() if tensor.is_floating_point() else tensor.long()
 
 
 def is_frame(values: Any) -> bool:

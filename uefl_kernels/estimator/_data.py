@@ -135,8 +135,8 @@ def codes_of(name: str, codes: Any) -> torch.Tensor:
     if isinstance(codes, torch.Tensor):
         if codes.is_complex() or codes.dtype == torch.bool:
             raise ValueError(f"{refused}{codes.dtype}")
-        codes = real(name, "codes", codes)
-        return codes if codes.is_floating_point() else codes.long()
+        found = real(name, "codes", codes)
+        return found if found.is_floating_point() else found.long()
     array = native(name, "codes", codes)
     if array.dtype.kind not in "iuf":
         raise ValueError(f"{refused}{array.dtype}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -88,7 +89,7 @@ class BinaryMapper(ConstantBuffers):
         found = torch.where(drawn, F.logsigmoid(logits), F.logsigmoid(-logits))
         return found.sum(-1) if sum_bits else found
 
-    def _indices(self, indices: torch.Tensor) -> torch.Tensor:
+    def _indices(self, indices: Any) -> torch.Tensor:
         return as_indices("BinaryMapper", indices, least=0, size=self.num_codes)
 
     @property
