@@ -425,6 +425,8 @@ def forced() -> str:
 
 def exporting_to_onnx() -> bool:
     """Return True while ``torch.onnx.export(..., dynamo=True)`` traces a model."""
+    if torch.compiler.is_dynamo_compiling():  # which may not trace a call of is_in_onnx_export
+        return False
     return torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export()
 
 
