@@ -158,8 +158,8 @@ def joined(
         def join(cfg: Config, root: Path | None, known: Silos) -> Joined:
             check_asked(cfg)
             try:
-                address.wait(patience)
-                link = stack.enter_context(connect(address, secret))
+                address.wait(patience, notice=notice)
+                link = stack.enter_context(connect(address, secret, notice))
             except Unreachable as error:
                 raise UserError(str(error)) from None
             return gather(cfg, link, address, silos, patience, notice, known)

@@ -30,7 +30,7 @@ from uefl.run import resume, train
 def folder(tmp_path, monkeypatch):
     images(tmp_path / "a", {"cat": 0, "dog": 1})
     images(tmp_path / "b", {"dog": 1, "emu": 2}, seed=1)
-    monkeypatch.setattr(Address, "wait", lambda self, seconds: None)
+    monkeypatch.setattr(Address, "wait", lambda self, seconds, **keys: None)
     monkeypatch.setattr("uefl.engines.flower.roster._EVERY", 0.0)
     return tmp_path
 
@@ -72,7 +72,7 @@ def joined(monkeypatch, programs, *, silos=2, wait=5.0, keys=None):
     link.keys = keys or {}
 
     @contextmanager
-    def connect(address, secret):
+    def connect(*arguments):
         yield link
 
     monkeypatch.setattr(deployment, "connect", connect)

@@ -1,6 +1,7 @@
 """The server's end of Flower: the commands that start a run, and their errors."""
 
 import os
+import re
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -63,6 +64,31 @@ def test_a_run_that_does_not_begin_is_a_line(monkeypatch, flwr, superexec, why):
         pass
 
 
+FAILS_ONCE = """
+from pathlib import Path
+first = Path({mark!r})
+if not first.exists():
+    first.touch()
+    raise SystemExit("│ Server error '500 Internal Server Error' for url │")
+raise SystemExit({then!r})
+"""
+
+
+@pytest.mark.parametrize(("then", "why"), [("no such run", "run: no such run$"), (0, "--isolation process")])
+def test_a_run_is_requested_again_after_a_server_error(monkeypatch, tmp_path, then, why):
+    monkeypatch.setattr(link, "_PATIENCE", 10.0 if then else 1.0)
+    monkeypatch.setattr(link, "_AGAIN", 0.0)
+    lines, flwr = [], FAILS_ONCE.format(mark=str(tmp_path / "mark"), then=then)
+    with (
+        played(monkeypatch, flwr=flwr, superexec="import time; time.sleep(60)"),
+        pytest.raises(Unreachable, match=why),
+        link.connect(ADDRESS, None, lines.append),
+    ):
+        pass
+    (line,) = lines
+    assert re.search(r"127\.0\.0\.1:1 .*\b500 Internal Server Error\b", line)
+
+
 def test_every_command_of_flower_comes_first_on_the_path(tmp_path):
     path = folder_of_commands(tmp_path / "bin")
     assert path == f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"
@@ -71,6 +97,12 @@ def test_every_command_of_flower_comes_first_on_the_path(tmp_path):
 
 
 class Teapot(BaseHTTPRequestHandler):
+    pages = iter(())
+
+    def do_GET(self):
+        self.send_response(next(self.pages, 404))
+        self.end_headers()
+
     def do_POST(self):
         self.rfile.read(int(self.headers["content-length"]))
         self.send_response(418)
@@ -78,6 +110,22 @@ class Teapot(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *arguments): ...
+
+
+@pytest.mark.parametrize("status", [502, 503, 504])
+def test_a_proxy_without_a_superlink_is_waited_for(monkeypatch, status):
+    monkeypatch.setattr(Teapot, "pages", iter([status] * 3))
+    lines = []
+    with HTTPServer(("127.0.0.1", 0), Teapot) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = Address(f"127.0.0.1:{server.server_port}", True)
+        address.wait(60.0, notice=lines.append)
+        monkeypatch.setattr(Teapot, "pages", iter([status] * 3))
+        with pytest.raises(Unreachable, match=rf"HTTP {status}$"):
+            address.wait(-1.0)
+        server.shutdown()
+    (line,) = lines
+    assert re.search(rf"{address.place}: HTTP {status}; ", line)
 
 
 def test_local_addresses_use_no_proxy(monkeypatch):

@@ -36,7 +36,7 @@ def supernodes(monkeypatch):
     monkeypatch.setattr(node, "_supernode", supernode)
     monkeypatch.setattr(node, "_reply_to_all", lambda listener, program, heard: heard)
     monkeypatch.setattr(node, "_AGAIN", 0.0)
-    monkeypatch.setattr(Address, "wait", lambda self, seconds: None)
+    monkeypatch.setattr(Address, "wait", lambda self, seconds, **keys: None)
     return acts
 
 

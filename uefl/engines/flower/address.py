@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import ipaddress
 import os
-import socket
 import ssl
 import time
+from collections.abc import Callable
+from contextlib import closing, suppress
 from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
+
+_ABSENT = (502, 503, 504)
+"""statuses of HTTP of a proxy before a SuperLink that does not run; Flower retries the same ones"""
 
 
 class Unreachable(ConnectionError):
@@ -66,40 +71,55 @@ class Address:
         file.write_bytes(self.root_certificates)
         return ["--root-certificates", str(file)]
 
-    def wait(self, seconds: float, alive: object = None) -> None:
-        """Wait until a SuperLink listens at the address and its certificate is valid.
+    def wait(
+        self, seconds: float, alive: object = None, notice: Callable[[str], object] = lambda line: None
+    ) -> None:
+        """Wait until a SuperLink replies at the address and its certificate is valid.
+
 
         Args:
-            seconds: how long to wait until it listens. A bad certificate raises at once.
+            seconds: how long to wait until it replies. A bad certificate raises at once.
             alive: a process (``poll()``). Its end also ends the wait.
+            notice: called with a line for the user that says why the wait goes on.
 
         Raises:
-            Unreachable: no server listens in time, or the certificate is invalid.
+            Unreachable: no server replies in time, or the certificate is invalid.
         """
-        end = time.monotonic() + seconds
+        end, told = time.monotonic() + seconds, None
         while True:
             try:
-                return self._shake_hands()
+                return self._connect()
             except ssl.SSLError as error:
                 why = getattr(error, "verify_message", "") or error.reason or "no TLS there"
                 raise Unreachable(
                     f"the SuperLink at {self.place} cannot be trusted: {why}; check the certificates"
                 ) from None
             except OSError as error:
+                why = f"no SuperLink at {self.place}: {error.strerror or error}"
                 ended = alive is not None and alive.poll() is not None  # type: ignore[attr-defined]
                 if ended or time.monotonic() > end:
-                    raise Unreachable(f"no SuperLink at {self.place}: {error.strerror or error}") from None
+                    raise Unreachable(why) from None
+                if why != told:
+                    notice(f"{why}; waiting for it")
+                told = why
             time.sleep(0.1)
 
-    def _shake_hands(self) -> None:
-        with socket.create_connection((self.host, self.port), timeout=5) as plain:
-            if self.insecure:
-                return
-            context = ssl.create_default_context(
-                cadata=None if self.root_certificates is None else self.root_certificates.decode("ascii")
-            )
-            with context.wrap_socket(plain, server_hostname=self.host):
-                return
+    def _connect(self) -> None:
+        """Ask for a page, and raise OSError if no server, or only a proxy, replies."""
+        if self.insecure:
+            connection = HTTPConnection(self.host, self.port, timeout=5)
+        else:
+            roots = None if self.root_certificates is None else self.root_certificates.decode("ascii")
+            context = ssl.create_default_context(cadata=roots)
+            connection = HTTPSConnection(self.host, self.port, timeout=5, context=context)
+        with closing(connection):
+            connection.connect()
+            status = 0
+            with suppress(OSError, HTTPException):  # of a server that is not a SuperLink; Flower says what
+                connection.request("GET", "/")
+                status = connection.getresponse().status
+            if status in _ABSENT:
+                raise OSError(f"HTTP {status}")
 
 
 def parse(place: str) -> str:

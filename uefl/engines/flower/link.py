@@ -9,9 +9,10 @@ all runs are the same. So if several programs begin at the same time, a process 
 from __future__ import annotations
 
 import json
+import re
 import socket
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -27,6 +28,8 @@ from .address import Address, Unreachable
 _PATIENCE = 60.0  # seconds for the program of a run to be started
 _ABSENCE = 120.0  # seconds for which a SuperLink may be unreachable in a run
 _END = 10.0  # seconds for the program of a run to report its end to the SuperLink
+_AGAIN = 3.0  # seconds between two requests of a run, if the SuperLink fails
+_SERVER_ERROR = re.compile("Server error '(5[^']*)'")  # as httpx, and so `flwr`, words it
 _APP = """[project]
 name = "uefl"
 version = "1.0.0"
@@ -157,13 +160,16 @@ def _read(frame: bytearray) -> Packet | str:
 
 
 @contextmanager
-def connect(address: Address, secret: Path | None = None) -> Iterator[Link]:
+def connect(
+    address: Address, secret: Path | None = None, notice: Callable[[str], object] = lambda line: None
+) -> Iterator[Link]:
     """Open a run at a SuperLink for as long as the context lasts.
 
     Args:
         address: address of the SuperLink.
         secret: the file that the SuperLink was started with (``--superexec-auth-secret-file``); without it,
             everyone who can connect to the SuperLink may start the program of a run.
+        notice: called with a line for the user.
 
     Raises:
         Unreachable: the SuperLink refuses, or does not leave the program of the run to this process.
@@ -171,7 +177,7 @@ def connect(address: Address, secret: Path | None = None) -> Iterator[Link]:
     address.avoid_proxy()
     with ExitStack() as stack:
         folder = stack.enter_context(temporary("uefl-run-"))
-        link = Link(stack.enter_context(_begun(address, secret, folder)), address.place)
+        link = Link(stack.enter_context(_begun(address, secret, folder, notice)), address.place)
         try:
             yield link
         except BaseException:
@@ -182,7 +188,9 @@ def connect(address: Address, secret: Path | None = None) -> Iterator[Link]:
 
 
 @contextmanager
-def _begun(address: Address, secret: Path | None, folder: Path) -> Iterator[socket.socket]:
+def _begun(
+    address: Address, secret: Path | None, folder: Path, notice: Callable[[str], object]
+) -> Iterator[socket.socket]:
     """Start a run and its program, and return the connection between the program and this process."""
     path = commands.folder_of_commands(folder / "bin")
     environment = {"FLWR_HOME": str(folder), "PATH": path, RUN: str(folder / "run")}
@@ -195,8 +203,16 @@ def _begun(address: Address, secret: Path | None, folder: Path) -> Iterator[sock
         (folder / "app").mkdir()
         (folder / "app" / "pyproject.toml").write_text(_APP)
         (folder / "config.toml").write_text(_connection(address, trust))
-        if processes.start("flwr", commands.__name__, "flwr", "run", str(folder / "app"), "here").wait():
-            raise Unreachable(f"the SuperLink at {address.place} refuses a run: {processes.ended('flwr')}")
+        until = time.monotonic() + _PATIENCE
+        while processes.start("flwr", commands.__name__, "flwr", "run", str(folder / "app"), "here").wait():
+            log = processes.log("flwr")
+            failure = _SERVER_ERROR.search(log.read_text(errors="replace"))
+            if failure is None or time.monotonic() > until:
+                why = failure[1] if failure else processes.ended("flwr")
+                raise Unreachable(f"the SuperLink at {address.place} refuses a run: {why}")
+            notice(f"the SuperLink at {address.place} replies {failure[1]}; trying again")
+            log.unlink()
+            time.sleep(_AGAIN)
         options = ["--runtime-api-address", address.place, *trust]
         options += [] if secret is None else ["--superexec-auth-secret-file", str(secret.resolve())]
         superexec = processes.start("superexec", commands.__name__, "flower-superexec", *options)

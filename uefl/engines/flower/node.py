@@ -63,7 +63,7 @@ def serve(address: Address, program: Program, key: Path | None = None, *, patien
         listener.listen()
         listener.settimeout(_PAUSE)
         while True:
-            address.wait(patience)
+            address.wait(patience, notice=_LOG.warning)
             begun = time.monotonic()
             with _supernode(address, key, folder) as healthy:
                 had_message = _reply_to_all(listener, program, healthy)
