@@ -8,6 +8,7 @@ import re
 import pytest
 import torch
 
+from tests.federated.deploy.silos_in_memory import Silos
 from tests.federated.engine_wrappers import TamperingEngine
 from tests.federated.tiny import arm, federation, finish, settings
 from uefl.algorithms.fedavg import FedAvg
@@ -273,3 +274,19 @@ def test_a_client_that_claims_no_training_images_ends_no_run():
 
     one, _, _ = arm(settings("tpt"), wrap=lambda engine: changed(engine, {"silo-1": change}))
     assert {record["client"] for record in finish(one)} == {"silo-0", "silo-1", "silo-2"}
+
+
+@pytest.mark.parametrize(("algorithm", "norm"), [("fedavg", "batch"), ("uefl", "group")])
+@pytest.mark.parametrize("value", [-999.0, -100.0, 3.0, 300.0])
+def test_an_update_that_spoils_the_training_of_others_is_rejected(algorithm, norm, value, tmp_path):
+    """The mean of the round would be the state of the run for good, and the other silos would be named."""
+    cfg, fed = settings(algorithm, quorum=0.5, norm_layer=norm, rounds=[3]), federation()
+    one, _, notices = arm(
+        cfg,
+        fed,
+        lambda _: changed(Silos(cfg, fed, tmp_path), {"silo-1": constant("values", value)}),
+        clients_keep_states=True,
+    )
+    assert means(finish(one))
+    assert [line["client"] for line in one.rejected] == ["silo-1"] * 3
+    assert {line["client"] for line in one.rejected} == {"silo-1"}

@@ -26,6 +26,7 @@ from ..server.turn import Turn
 from .base import State, register
 from .gaussian_features import GaussianFeatures, GaussianParameters, gaussian_net
 
+_FARTHEST = 1e3  # mean of a feature
 _SUMS = ("precision", "weighted_mean")
 
 
@@ -119,13 +120,14 @@ class FedCR(GaussianFeatures):
         return message
 
     def rejection(self, message: Message, reply: Reply) -> str | None:
-        """Reject precisions that are negative."""
-        precision = reply.tensors.get("precision")
-        return (
-            "precision has negative elements"
-            if precision is not None and bool((precision < 0).any())
-            else None
-        )
+        """Reject precisions that are negative, and means so large that the loss of others would overflow."""
+        if not set(_SUMS) <= reply.tensors.keys():
+            return None
+        precision, weighted = (reply.tensors[name].double() for name in _SUMS)
+        if bool((precision < 0).any()):
+            return "precision has negative elements"
+        far = bool((weighted.abs() > _FARTHEST * precision).any())
+        return f"weighted_mean is more than {_FARTHEST:g} times its precision" if far else None
 
     def averages(self, state: State) -> dict[str, Mean]:
         """Return the averages of FedAvg, and the product of the Gaussians."""

@@ -117,7 +117,6 @@ class Workspace:
         weights = self.flat.named(self.flat.values.detach(), self.flat.buffers)
         return [name for name in weights if self.algorithm.is_private(name, owners[name.rpartition(".")[0]])]
 
-    @torch.no_grad()
     def fault(
         self, tensors: Mapping[str, torch.Tensor], private: Mapping[str, torch.Tensor], predict: bool = True
     ) -> str | None:
@@ -134,13 +133,42 @@ class Workspace:
             return "a running variance is below 0"
         if not predict:
             return None
+        finite = bool(torch.isfinite(self._logits(tensors, private)).all())
+        return None if finite else "its predictions are not finite"
+
+    def largest_output(
+        self, tensors: Mapping[str, torch.Tensor], private: Mapping[str, torch.Tensor]
+    ) -> float:
+        """Return the largest element of the outputs of all layers for one input of noise, or NaN.
+
+        Args:
+            tensors, private: as in :meth:`fault`.
+        """
+        found = []
+
+        def hear(module: torch.nn.Module, inputs: object, output: object) -> None:
+            if isinstance(output, torch.Tensor):
+                found.append(output.abs().max().double())
+
+        hooks = [module.register_forward_hook(hear) for module in self.net.modules()]
+        try:
+            found.append(self._logits(tensors, private).abs().max().double())
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return float(torch.stack(found).max())
+
+    @torch.no_grad()
+    def _logits(
+        self, tensors: Mapping[str, torch.Tensor], private: Mapping[str, torch.Tensor]
+    ) -> torch.Tensor:
         self.load(Message(dict(tensors), private=dict(private)))
         training = self.net.training
         self.net.eval()
         with torch.random.fork_rng(devices=[]), self.amp():
-            logits = self.net(self.example)
+            logits: torch.Tensor = self.net(self.example)
         self.net.train(training)
-        return None if bool(torch.isfinite(logits).all()) else "its predictions are not finite"
+        return logits
 
     @property
     def example(self) -> torch.Tensor:

@@ -136,18 +136,27 @@ class ServerModel:
         """Return why an updated model is rejected, whose large elements would overflow in other clients."""
         if not {"values", "buffers"} <= message.tensors.keys() & reply.tensors.keys():
             return None
-        sent, found = message.tensors["values"], reply.tensors["values"]
-        if sent.shape != found.shape:
+        if message.tensors["values"].shape != reply.tensors["values"].shape:
             return None
-        largest = reply.magnitudes["values"]
-        # noise may have any size; the sent model is read only if its largest element matters
-        if largest > _GROWTH and self.algorithm.context.run.privacy != "local":
-            most = _GROWTH * max(magnitudes({"": sent})[""], 1.0)
-            if largest > most:
-                return (
-                    f"values has an element of {largest:.3g}, more than {most:.3g}; if the model has"
-                    " diverged, lower lr"
+        if self.algorithm.context.run.privacy != "local":  # noise may have any size
+            averaged = message.tensors.keys() & reply.tensors.keys() & self._averages.keys()
+            for name in sorted(averaged - {"buffers"}):
+                largest = reply.magnitudes[name]
+                # the sent tensor is read only if its largest element matters
+                if largest > _GROWTH:
+                    most = _GROWTH * max(magnitudes({"": message.tensors[name]})[""], 1.0)
+                    if largest > most:
+                        return (
+                            f"{name} has an element of {largest:.3g}, more than {most:.3g}; if the model"
+                            " has diverged, lower lr"
+                        )
+            if self._clients_keep_states:  # a silo may send any weights
+                before, after = (
+                    self._workspace.largest_output(tensors, self.private.start)
+                    for tensors in (message.tensors, reply.tensors)
                 )
+                if not after <= _GROWTH * max(before, 1.0):
+                    return f"with its values a layer returns {after:.3g}, with the sent ones {before:.3g}"
         return self._workspace.fault(reply.tensors, self.private.start, predict=False)
 
     def begin_averages(self, rule: Rule | Privacy) -> None:

@@ -75,8 +75,24 @@ def test_false_gradient_of_the_head_is_rejected(name, value):
     assert bool(torch.isfinite(lying.members[0].state.tensors["gradient"]).all())
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "keys", "name"),
+    [
+        ("fedcr", {}, "weighted_mean"),
+        ("fedbr", {}, "projection"),
+        ("fedsr", {"class_gaussians": "shared"}, "class_mean"),
+        ("scaffold", {}, "control"),
+    ],
+)
+def test_tensors_sent_with_the_model_are_bounded_as_it_is(algorithm, keys, name):
+    lying, _, notices = arm(settings(algorithm, quorum=0.5, **keys), wrap=lies(of(name, 1e15)))
+    finish(lying)
+    assert {one["client"] for one in lying.rejected} == {LIAR}
+    assert re.search(rf"\brejected {LIAR}: .*\b{name}\b", notices[0])
+
+
 def test_honest_replies_are_accepted():
-    for algorithm, keys in [("tpt", {}), ("fedbr", {}), ("fediir", {}), *POOLED]:
+    for algorithm, keys in [("tpt", {}), ("fedbr", {}), ("fediir", {}), ("fedcr", {}), *POOLED]:
         honest, *_ = arm(settings(algorithm, **keys))
         finish(honest)
         assert not honest.rejected

@@ -215,9 +215,13 @@ def test_a_long_gradient_is_shortened_and_a_short_one_is_not():
     assert torch.equal(steps[0.0], steps[1e6])
 
 
-def test_negative_precisions_are_refused():
-    reply = Reply("a", 1, {"precision": torch.tensor([-1.0])})
-    assert "precision" in FedCR().rejection(Message(), reply)
+def test_impossible_gaussians_are_refused():
+    """With a far mean, the loss of the other clients would overflow."""
+    for precision, weighted, why in [(-1.0, 0.0, "precision"), (0.0, 1.0, "mean"), (2.0, -2e4, "1000")]:
+        reply = Reply(
+            "a", 1, {"precision": torch.tensor([precision]), "weighted_mean": torch.tensor([weighted])}
+        )
+        assert why in FedCR().rejection(Message(), reply)
 
 
 def test_loss_equals_the_formula():

@@ -76,7 +76,6 @@ class Address:
     ) -> None:
         """Wait until a SuperLink replies at the address and its certificate is valid.
 
-
         Args:
             seconds: how long to wait until it replies. A bad certificate raises at once.
             alive: a process (``poll()``). Its end also ends the wait.
