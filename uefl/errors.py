@@ -23,6 +23,14 @@ class UnknownAlgorithm(UserError):
     """
 
 
+class UnfitClient(UserError):
+    """A client with data that an algorithm cannot train on; other clients can be trained without it."""
+
+    def __init__(self, client: str, why: str) -> None:
+        super().__init__(f"client {client!r} {why}")
+        self.client = client
+
+
 class RunError(Exception):
     """A run that stopped early, for example without a quorum or with a diverged model.
 

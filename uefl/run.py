@@ -91,10 +91,13 @@ class ClientPool(Protocol):
     clients_keep_states: bool
     """whether clients keep their private states themselves"""
 
-    def federation(self, cfg: Config, data_root: Path | None, known: Silos) -> Federation:
+    def federation(
+        self, cfg: Config, data_root: Path | None, known: Silos, check: Callable[[Federation], object]
+    ) -> Federation:
         """Find all clients, or raise UserError or RunError.
 
-        ``known`` is what an interrupted run had in :attr:`silos`.
+        ``known`` is what an interrupted run had in :attr:`silos`. ``check`` is called with the federation,
+        and raises UserError if it cannot be trained.
         """
         ...
 
@@ -256,6 +259,12 @@ def _prepare(
     deployment: ClientPool | None,
 ) -> _Run:
     """Build and check all that the configuration names, before anything is written."""
+
+    checked: list[_Run] = []
+
+    def check(federation: Federation) -> None:
+        checked[:] = [_checked(cfg, preset, out, where, federation, observer, network, deployment)]
+
     kinds = {find(arm.algorithm) for arm in cfg.arms.values()}
     try:
         for op in sorted({op for kind in kinds for op in kind.ops}):
@@ -268,11 +277,27 @@ def _prepare(
                 "key 'run.clients_at_once': clients in other processes train one after the other; set the key"
                 " to 1"
             )
-        federation = deployment.federation(cfg, data_root, read_silos(out))
+        deployment.federation(cfg, data_root, read_silos(out), check)
     elif federation is None:
-        federation = build(cfg.data, kind=cfg.kind, seed=cfg.run.seed, data_root=data_root)  # type: ignore[arg-type]
+        check(build(cfg.data, kind=cfg.kind, seed=cfg.run.seed, data_root=data_root))  # type: ignore[arg-type]
     elif federation.kind != cfg.kind:
         raise UserError(f"the arms are for {cfg.kind} data, the federation has {federation.kind} data")
+    else:
+        check(federation)
+    return checked[0]
+
+
+def _checked(
+    cfg: Config,
+    preset: str,
+    out: Path,
+    where: torch.device,
+    federation: Federation,
+    observer: Observer,
+    network: Callable[[], nn.Module] | None,
+    deployment: ClientPool | None,
+) -> _Run:
+    """Return the run of a federation, or raise UserError if it cannot be trained."""
     if federation.server is not None and any(client.name == SERVER for client in federation.clients):
         raise UserError(f"client {SERVER!r} has the name that the server trains under; rename the client")
     check_inputs(cfg, federation)

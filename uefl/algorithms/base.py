@@ -24,7 +24,7 @@ from torch import nn
 
 from ..aggregation import Mean, WeightedMean
 from ..engines.base import Expected, Message, Reply, expected_like
-from ..errors import UnknownAlgorithm, UserError, nearest
+from ..errors import UnfitClient, UnknownAlgorithm, nearest
 from ..fields import parse
 from ..findings import Findings, History
 from ..models.normalization import blank
@@ -168,10 +168,8 @@ class Algorithm:
                 probe = blank(1, federation.shape, federation.inputs).to(next(net.parameters()).device)
                 net.train()(probe if federation.inputs.kind == "tokens" else probe.float())
             except ValueError:  # a batch norm with one value per channel raises this error
-                raise UserError(
-                    f"client {smallest.name!r} has one training image, which batch norm cannot normalize;"
-                    " give it two"
-                ) from None
+                why = "has one training image, which batch norm cannot normalize; give it two"
+                raise UnfitClient(smallest.name, why) from None
 
     # --- the model -----------------------------------------------------------------------------------------
 

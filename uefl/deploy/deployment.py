@@ -25,7 +25,7 @@ from ..engines.flower.engine import FlowerEngine
 from ..engines.flower.link import Link, connect
 from ..engines.flower.roster import ClientNodes, Report
 from ..engines.processes import Processes
-from ..errors import RunError, UserError
+from ..errors import RunError, UnfitClient, UserError
 from ..folder import Silos
 from ..server.checks import printable
 from .agreement import agree, check_asked, fitting
@@ -35,8 +35,13 @@ from .setting import Setting, greeting, task, without_files
 _START = 120.0  # seconds within which processes on this machine must connect
 Notice = Callable[[str], None]
 Started = Callable[[str], None]
+Check = Callable[[Federation], object]
 Joined = tuple[Federation, Callable[[Header, Started], Engine], Silos]
 """a federation, the function that returns an engine for its clients, and the facts that a run stores"""
+
+
+def _accept(federation: Federation) -> None:
+    """Accept any federation."""
 
 
 class Deployment:
@@ -49,18 +54,25 @@ class Deployment:
     """
 
     def __init__(
-        self, join: Callable[[Config, Path | None, Silos], Joined], *, own_data: bool = False
+        self, join: Callable[[Config, Path | None, Silos, Check], Joined], *, own_data: bool = False
     ) -> None:
         self._join, self.clients_keep_states = join, own_data
         self.silos: Silos = {}
 
-    def federation(self, cfg: Config, data_root: Path | None, known: Silos) -> Federation:
+    def federation(
+        self, cfg: Config, data_root: Path | None, known: Silos, check: Check = _accept
+    ) -> Federation:
         """Wait for all clients and return their federation.
+
+        The arguments are as of :class:`uefl.run.ClientPool`. A silo for which ``check`` raises UnfitClient is
+        refused, and another one may take its place.
 
         Raises:
             UserError, RunError: clients do not connect, or cannot be trained together.
         """
-        self._federation, self._engine, self.silos = self._join(cfg, data_root, known)
+        self._federation, self._engine, self.silos = self._join(cfg, data_root, known, check)
+        if not self.clients_keep_states:
+            check(self._federation)
         self._cfg = without_files(cfg) if self.clients_keep_states else cfg
         return self._federation
 
@@ -95,7 +107,7 @@ def on_this_machine(device: str, notice: Notice) -> Iterator[Deployment]:
 
     with ExitStack() as stack:
         stack.callback(stop)
-        yield Deployment(lambda cfg, root, _: _start(cfg, root, device, processes, stack))
+        yield Deployment(lambda cfg, root, *_: _start(cfg, root, device, processes, stack))
 
 
 def _start(cfg: Config, root: Path | None, device: str, processes: Processes, stack: ExitStack) -> Joined:
@@ -155,14 +167,14 @@ def joined(
     """
     with ExitStack() as stack:
 
-        def join(cfg: Config, root: Path | None, known: Silos) -> Joined:
+        def join(cfg: Config, root: Path | None, known: Silos, check: Check) -> Joined:
             check_asked(cfg)
             try:
                 address.wait(patience, notice=notice)
                 link = stack.enter_context(connect(address, secret, notice))
             except Unreachable as error:
                 raise UserError(str(error)) from None
-            return gather(cfg, link, address, silos, patience, notice, known)
+            return gather(cfg, link, address, silos, patience, notice, known, check)
 
         yield Deployment(join, own_data=True)
 
@@ -176,7 +188,14 @@ def _too_few(together: list[str], wanted: str, refused: list[str]) -> UserError:
 
 
 def gather(
-    cfg: Config, link: Link, address: Address, silos: int, patience: float, notice: Notice, known: Silos
+    cfg: Config,
+    link: Link,
+    address: Address,
+    silos: int,
+    patience: float,
+    notice: Notice,
+    known: Silos,
+    check: Check,
 ) -> Joined:
     """Wait for silos and return their federation.
 
@@ -184,6 +203,7 @@ def gather(
 
     Args:
         known: the stored facts about the silos of a resumed run.
+        check: as of :meth:`Deployment.federation`.
 
     Raises:
         UserError: silos do not connect, or cannot train together.
@@ -221,8 +241,8 @@ def gather(
     roster = ClientNodes(link, greeting(without_files(cfg)), admit, bound=bound)
     reported: dict[int, str] = {}
     end = time.monotonic() + patience
-    together: list[str] = []
-    while len(together) < silos:
+    federation = None
+    while federation is None:
         roster.refresh()
         together, unfit = fitting(reports, cfg)
         for node, why in roster.refused.items():
@@ -233,11 +253,19 @@ def gather(
             reasons = [*roster.refused.values(), *unfit.values()]
             raise _too_few(together, f"{silos} silos came to {address.place} in {patience:g} s", reasons)
         time.sleep(0.05)
+        if len(together) >= silos:
+            taken = {name: reports[name] for name in together[:silos]}
+            federation = agree(taken, cfg, address.place)
+            try:
+                check(federation)
+            except UnfitClient as error:
+                roster.refuse(error.client, str(error))
+                del reports[error.client]
+                federation = None
     begun.append(True)
-    for name in reports.keys() - set(together[:silos]):
+    for name in reports.keys() - taken.keys():
         roster.refuse(name, unfit.get(name, f"silo {name!r} came after the run had its {silos} silos"))
         del reports[name]
-    federation = agree(reports, cfg, address.place)
     found = {name: report.program for name, report in sorted(reports.items())}
     for name, key in (roster.keys or {}).items():
         if name in found:

@@ -22,7 +22,7 @@ from ..folder import Silos
 from ..run import chosen_device
 from .agreement import check_asked
 from .choices import Flower
-from .deployment import Deployment, Joined, Notice, gather, simulated
+from .deployment import Check, Deployment, Joined, Notice, gather, simulated
 from .silo import SiloProgram
 from .silo_folder import SiloFolder, next_to
 from .sources import PartitionedSource, own
@@ -80,16 +80,16 @@ class InRun(Flower):
 
 
 def _with_silos(link: Link, silos: int, patience: float, notice: Notice) -> Deployment:
-    def join(cfg: Config, root: Path | None, known: Silos) -> Joined:
+    def join(cfg: Config, root: Path | None, known: Silos, check: Check) -> Joined:
         check_asked(cfg)
         keys = any(node.key for node in link.nodes())
-        return gather(cfg, link, Address(_PLACE, insecure=not keys), silos, patience, notice, known)
+        return gather(cfg, link, Address(_PLACE, insecure=not keys), silos, patience, notice, known, check)
 
     return Deployment(join, own_data=True)
 
 
 def _simulated(link: Link) -> Deployment:
-    def join(cfg: Config, root: Path | None, known: Silos) -> Joined:
+    def join(cfg: Config, root: Path | None, *_: object) -> Joined:
         federation, names = simulated(cfg, root)
         return federation, partial(FlowerEngine, link, AnyNode(link, names)), {}
 

@@ -25,7 +25,6 @@ from ..engines.distributed import DistributedEngine, Worker, serve
 from ..engines.frames import ConnectionLost
 from ..engines.processes import Processes, end_with_parent
 from ..errors import RunError
-from ..folder import Silos
 from .deployment import Deployment, Joined, Notice, simulated
 from .setting import greeting
 from .silo import SiloProgram
@@ -56,7 +55,7 @@ def on_workers(
     processes = Processes(Path(mkdtemp(prefix="uefl-workers-")))
     workers: list[Worker] = []
 
-    def join(cfg: Config, data_root: Path | None, known: Silos) -> Joined:
+    def join(cfg: Config, data_root: Path | None, *_: object) -> Joined:
         federation, names = simulated(cfg, data_root)
         if not workers:
             _note_oversubscription(count, device, notice)

@@ -3,6 +3,7 @@
 The tests cover admission, messages, and the records of silos in the run folder.
 """
 
+import json
 import re
 from contextlib import contextmanager
 
@@ -35,10 +36,10 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def settings(folder, **keys):
+def settings(folder, algorithm="fedavg", **keys):
     table = {
         "data": {"source": str(folder), "legacy_holdout": True},
-        "arms": {"arm": {"algorithm": "fedavg"}},
+        "arms": {"arm": {"algorithm": algorithm}},
     }
     small = {
         "passes": 2,
@@ -78,6 +79,10 @@ def joined(monkeypatch, programs, *, silos=2, wait=5.0, keys=None):
     monkeypatch.setattr(deployment, "connect", connect)
     with deployment.joined(Address("there:1"), silos, None, wait, said.append) as run:
         yield run, said, got
+
+
+def read_jsonl(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_silos_get_no_file_names_of_the_server(folder, monkeypatch):
@@ -126,6 +131,36 @@ def test_silo_with_other_images_does_not_block_the_run(folder, monkeypatch, orde
     assert [client.name for client in federation.clients] == ["a", "b"]
     if order == "cab":
         assert any(re.search("silo 'c' .*10x10", one["why"]) for one in got if one["ask"] == "refused")
+
+
+def test_a_silo_that_an_arm_cannot_train_does_not_block_the_run(folder, monkeypatch):
+    """An arm needs features for its codewords. The report of a silo can claim any number of images."""
+    images(folder / "c", {"cat": 0, "dog": 1})
+    honest = program(folder, "c")
+
+    def lies(packet):
+        reply = honest(packet)
+        if packet.header["ask"] == "report":
+            reply.header["sizes"]["train"] = 1
+            reply.header["content"]["train"]["images_of_class"] = [1, 0]
+            reply.parts["pixels"]["counts"] = torch.eye(1, 256, dtype=torch.int64) * 64
+        return reply
+
+    programs = [lies, program(folder, "a"), program(folder, "b")]
+    with joined(monkeypatch, programs) as (run, said, got):
+        train(
+            settings(folder, "uefl", codewords=10, segments=1),
+            preset="x",
+            out=folder / "run",
+            device="cpu",
+            data_root=None,
+            observer=Killer(),
+            deployment=run,
+            pages=False,
+        )
+    assert {record["client"] for record in read_jsonl(folder / "run" / "metrics.jsonl")} == {"a", "b"}
+    assert any(re.match("refused: client 'c' .*1 training images .*10", line) for line in said)
+    assert any("'c'" in one["why"] for one in got if one["ask"] == "refused")
 
 
 def test_silos_that_do_not_fit_together_are_named(folder, monkeypatch):

@@ -10,7 +10,7 @@ import uefl_kernels
 
 from ...client.work import Batch, Work
 from ...data.federation import Federation
-from ...errors import UserError
+from ...errors import UnfitClient
 from ..base import register
 from .sets import SetAlgorithm
 
@@ -31,10 +31,8 @@ class FedLLP(SetAlgorithm):
         super().check(federation, arm, net)
         small = min(federation.clients, key=lambda client: max(client.sizes.sets))
         if max(small.sizes.sets) < 2:
-            raise UserError(
-                f"client {small.name!r} has sets of one image only; arm {arm!r} takes a set per step, and"
-                " batch norm needs two or more"
-            )
+            why = f"has sets of one image; arm {arm!r} takes a set per step, and batch norm needs two or more"
+            raise UnfitClient(small.name, why)
 
     def before_round(self, work: Work) -> None:
         """Set the dropout rates of the method."""

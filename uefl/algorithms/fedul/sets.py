@@ -11,7 +11,7 @@ from ...aggregation import Mean
 from ...client.work import Batch, Work
 from ...data.federation import Federation
 from ...engines.base import Reply
-from ...errors import UserError
+from ...errors import UnfitClient, UserError
 from ...server.teacher import Teacher
 from ...server.turn import Turn
 from ...uncertainty import Prediction, without_spread
@@ -63,10 +63,8 @@ class SetAlgorithm(Algorithm):
         """Refuse a client with a single image, because a step needs two."""
         smallest = min(federation.clients, key=lambda client: client.sizes.train)
         if smallest.sizes.train < 2:
-            raise UserError(
-                f"client {smallest.name!r} has {smallest.sizes.train} image; batch norm needs two or more in"
-                " a step"
-            )
+            why = f"has {smallest.sizes.train} image; batch norm needs two or more in a step"
+            raise UnfitClient(smallest.name, why)
         server = federation.server
         if self.context.run.select == "validation" and (server is None or server.validation is None):
             raise UserError(

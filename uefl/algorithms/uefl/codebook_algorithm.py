@@ -19,7 +19,7 @@ from ...aggregation import LARGEST
 from ...client.work import Batch, Work
 from ...data.federation import Federation
 from ...engines.base import Message, Reply
-from ...errors import UserError
+from ...errors import UnfitClient, UserError
 from ...findings import Findings, History
 from ...models.custom import CustomNet
 from ...models.heads import Head
@@ -100,10 +100,8 @@ class CodebookAlgorithm(Algorithm):
         per_image = net.positions * (1 if self.quantizer.segment_codebooks else segments)
         if few.sizes.train * per_image < self.most_new():
             rows = f"{few.sizes.train} training images of {per_image} feature vectors"
-            raise UserError(
-                f"client {few.name!r} has {rows}, too few for {self.most_new()} new codewords; lower"
-                " codewords"
-            )
+            why = f"has {rows}, too few for {self.most_new()} new codewords; lower codewords"
+            raise UnfitClient(few.name, why)
 
     def server_state(self, values: torch.Tensor, buffers: torch.Tensor, net: torch.nn.Module) -> State:
         """Return the state of FedAvg."""
