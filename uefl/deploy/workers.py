@@ -55,7 +55,7 @@ def on_workers(
     processes = Processes(Path(mkdtemp(prefix="uefl-workers-")))
     workers: list[Worker] = []
 
-    def join(cfg: Config, data_root: Path | None, *_: object) -> Joined:
+    def join(cfg: Config, data_root: Path | None, *rest: object) -> Joined:
         federation, names = simulated(cfg, data_root)
         if not workers:
             _note_oversubscription(count, device, notice)
