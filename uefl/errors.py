@@ -24,7 +24,10 @@ class UnknownAlgorithm(UserError):
 
 
 class UnfitClient(UserError):
-    """A client with data that an algorithm cannot train on; other clients can be trained without it."""
+    """An algorithm cannot train on the data of a client.
+
+    Other clients can be trained without it.
+    """
 
     def __init__(self, client: str, why: str) -> None:
         super().__init__(f"client {client!r} {why}")

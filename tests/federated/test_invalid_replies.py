@@ -278,7 +278,7 @@ def test_a_client_that_claims_no_training_images_ends_no_run():
 
 @pytest.mark.parametrize(("algorithm", "norm"), [("fedavg", "batch"), ("uefl", "group")])
 @pytest.mark.parametrize("value", [-999.0, -100.0, 3.0, 300.0])
-def test_an_update_that_spoils_the_training_of_others_is_rejected(algorithm, norm, value, tmp_path):
+def test_update_that_spoils_the_training_of_others_is_rejected(algorithm, norm, value, tmp_path):
     """The mean of the round would be the state of the run for good, and the other silos would be named."""
     cfg, fed = settings(algorithm, quorum=0.5, norm_layer=norm, rounds=[3]), federation()
     one, *_ = arm(

@@ -187,6 +187,54 @@ def _too_few(together: list[str], wanted: str, refused: list[str]) -> UserError:
     return UserError(f"{there} {wanted}{left}; {advice}, or lower --silos")
 
 
+class _Admission:
+    """Admit silos to a run by their reports.
+
+    Args:
+        cfg: of the run.
+        silos: the number of silos that the run waits for.
+        notice: called with a line for the user.
+    """
+
+    def __init__(self, cfg: Config, silos: int, notice: Notice) -> None:
+        self._cfg, self._silos, self._notice = cfg, silos, notice
+        self.reports: dict[str, SiloReport] = {}
+        """by name"""
+        self.begun = False
+        """whether the run has its silos"""
+
+    def __call__(self, packet: Report) -> str | None:
+        """Take a report, or return why its silo is refused."""
+        name = packet.header["client"]
+        try:
+            report = read(packet)
+        except UserError as error:
+            return printable(f"silo {name!r}: {error}")
+        if name in self.reports:
+            if not report.has_data_of(self.reports[name]):
+                return f"silo {name!r} came again with other data"
+            before = self.reports[name].program
+            _note_change(name, before, report.program, "before it came again", self._notice)
+            self.reports[name] = report
+            return None
+        if self.begun:
+            return self.late(name)
+        if report.kind != self._cfg.kind:
+            return f"silo {name!r} has {report.kind} data, the arms need {self._cfg.kind}"
+        self.reports[name] = report
+        there, why_not = fitting(self.reports, self._cfg)
+        self._notice(
+            f"silo {name} is there ({len(there)} of {self._silos})"
+            if name in there
+            else f"silo {name} does not fit: {why_not[name]}"
+        )
+        return None
+
+    def late(self, name: str) -> str:
+        """Return why a silo is refused that the run does not need."""
+        return f"silo {name!r} came after the run had its {self._silos} silos"
+
+
 def gather(
     cfg: Config,
     link: Link,
@@ -208,37 +256,11 @@ def gather(
     Raises:
         UserError: silos do not connect, or cannot train together.
     """
-    reports: dict[str, SiloReport] = {}
-    begun: list[bool] = []
-
-    def admit(packet: Report) -> str | None:
-        name = packet.header["client"]
-        try:
-            report = read(packet)
-        except UserError as error:
-            return printable(f"silo {name!r}: {error}")
-        if name in reports:
-            if not report.has_data_of(reports[name]):
-                return f"silo {name!r} came again with other data"
-            _note_change(name, reports[name].program, report.program, "before it came again", notice)
-            reports[name] = report
-            return None
-        if begun:
-            return f"silo {name!r} came after the run had its {silos} silos"
-        if report.kind != cfg.kind:
-            return f"silo {name!r} has {report.kind} data, the arms need {cfg.kind}"
-        reports[name] = report
-        there, why_not = fitting(reports, cfg)
-        notice(
-            f"silo {name} is there ({len(there)} of {silos})"
-            if name in there
-            else f"silo {name} does not fit: {why_not[name]}"
-        )
-        return None
-
     notice(f"waiting for {silos} silos at {address.place}")
     bound = None if address.insecure else {name: of["key"] for name, of in known.items() if "key" in of}
-    roster = ClientNodes(link, greeting(without_files(cfg)), admit, bound=bound)
+    admission = _Admission(cfg, silos, notice)
+    reports = admission.reports
+    roster = ClientNodes(link, greeting(without_files(cfg)), admission, bound=bound)
     reported: dict[int, str] = {}
     end = time.monotonic() + patience
     federation = None
@@ -262,9 +284,9 @@ def gather(
                 roster.refuse(error.client, str(error))
                 del reports[error.client]
                 federation = None
-    begun.append(True)
+    admission.begun = True
     for name in reports.keys() - taken.keys():
-        roster.refuse(name, unfit.get(name, f"silo {name!r} came after the run had its {silos} silos"))
+        roster.refuse(name, unfit.get(name, admission.late(name)))
         del reports[name]
     found = {name: report.program for name, report in sorted(reports.items())}
     for name, key in (roster.keys or {}).items():

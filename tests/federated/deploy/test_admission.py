@@ -134,7 +134,10 @@ def test_silo_with_other_images_does_not_block_the_run(folder, monkeypatch, orde
 
 
 def test_a_silo_that_an_arm_cannot_train_does_not_block_the_run(folder, monkeypatch):
-    """An arm needs features for its codewords. The report of a silo can claim any number of images."""
+    """An arm needs features for its codewords.
+
+    The report of a silo can claim any number of images.
+    """
     images(folder / "c", {"cat": 0, "dog": 1})
     honest = program(folder, "c")
 

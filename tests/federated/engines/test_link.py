@@ -74,7 +74,9 @@ raise SystemExit({then!r})
 """
 
 
-@pytest.mark.parametrize(("then", "why"), [("no such run", "run: no such run$"), (0, "--isolation process")])
+@pytest.mark.parametrize(
+    ("then", "why"), [("no such run", r"127\.0\.0\.1:1 .*run$"), (0, "--isolation process")]
+)
 def test_a_run_is_requested_again_after_a_server_error(monkeypatch, tmp_path, then, why):
     monkeypatch.setattr(link, "_PATIENCE", 10.0 if then else 1.0)
     monkeypatch.setattr(link, "_AGAIN", 0.0)
