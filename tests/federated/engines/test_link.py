@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from uefl.engines.flower import link
+from uefl.engines.flower import QUIET, link
 from uefl.engines.flower.address import Address, Unreachable
 from uefl.engines.flower.commands import folder_of_commands
 from uefl.engines.processes import Processes
@@ -49,10 +49,11 @@ def test_the_program_of_a_run_connects(monkeypatch):
     ("flwr", "superexec", "why"),
     [
         ("print('a line'); print('│ no such run │'); raise SystemExit(1)", "", "127.0.0.1:1 .*run$"),
+        (f"import os; raise SystemExit([os.environ[name] for name in {sorted(QUIET)}])", "", "'1', '1', '0'"),
         ("", "print('401'); raise SystemExit(1)", "127.0.0.1:1 .*401; .*--secret"),
         ("", "import time; time.sleep(60)", "127.0.0.1:1 .*--isolation process"),
     ],
-    ids=["no run", "no task", "away"],
+    ids=["no run", "quiet", "no task", "away"],
 )
 def test_a_run_that_does_not_begin_is_a_line(monkeypatch, flwr, superexec, why):
     monkeypatch.setattr(link, "_PATIENCE", 1.0)

@@ -1,6 +1,8 @@
 """A silo's end of Flower: which failures of a SuperLink and of Flower's processes it survives."""
 
+import ast
 import os
+import resource
 import socket
 import subprocess
 import time
@@ -12,7 +14,7 @@ pytest.importorskip("flwr")
 
 from uefl.engines import frames, processes
 from uefl.engines.codec import Packet, decode, encode
-from uefl.engines.flower import SILO, node
+from uefl.engines.flower import QUIET, SILO, node
 from uefl.engines.flower.address import Address, Unreachable
 
 ADDRESS = Address("127.0.0.1:1", insecure=True)
@@ -98,7 +100,8 @@ def started(monkeypatch):
 
     def play(self, name, module, *arguments):
         found[name] = arguments
-        return start(self, name, LINE, play.lines.get(name, f"open({arguments[-1]!r}, 'w'); {STAYS}"))
+        play.lines.setdefault(name, f"open({arguments[-1]!r}, 'w'); {STAYS}")
+        return start(self, name, LINE, play.lines[name])
 
     play.lines = {"supernode": STAYS, "superexec": STAYS}
     monkeypatch.setattr(processes.Processes, "start", play)
@@ -127,6 +130,21 @@ def test_processes_are_watched_and_end_with_the_context(started, tmp_path, name,
     assert "--insecure" in supernode
     assert subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True).returncode == 1
     assert list(tmp_path.iterdir()) == [tmp_path / "key"]
+
+
+def test_processes_of_flower_are_small_and_contact_no_one(started, monkeypatch, tmp_path):
+    """They have a limit of memory, no telemetry, no check for updates, and install no packages."""
+    lines, _ = started
+    told, limits, prlimit = tmp_path / "told", [], resource.prlimit
+    lines["supernode"] = f"import os; open({str(told)!r}, 'w').write(repr(dict(os.environ))); {STAYS}"
+    monkeypatch.setattr(resource, "prlimit", lambda pid, *limit: limits.append(limit) or prlimit(pid, *limit))
+    with node._supernode(ADDRESS, None, tmp_path):
+        while not told.exists() or not told.read_text():
+            time.sleep(0.05)
+    assert limits == [(resource.RLIMIT_DATA, (17 * 2**30,) * 2)] * 3
+    environment = ast.literal_eval(told.read_text())
+    assert environment.items() >= QUIET.items()
+    assert set(QUIET.values()) == {"0", "1"}
 
 
 def test_messages_are_answered_until_a_process_ends(monkeypatch, tmp_path):
