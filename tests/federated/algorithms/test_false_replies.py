@@ -143,6 +143,24 @@ def test_client_without_its_entropy_is_not_extended():
     assert LIAR not in lying.members[0].state.plain["uncertain"]
 
 
+@pytest.mark.parametrize("entropy", [0.0, -0.0, -1e-3, 5e-324])
+def test_false_entropy_extends_by_no_more_than_the_codewords(entropy):
+    """With it, a client decides that all others are uncertain."""
+
+    def change(reply):
+        if "holdout_entropy" in reply.metrics:
+            reply.metrics["holdout_entropy"] = entropy
+
+    lying, _, notices = arm(settings("uefl", rounds=[1, 1, 1]), wrap=lies(change))
+    records = finish(lying)
+    assert not any(re.search(r"\(-|inf|nan", line) for line in notices)
+    sizes = {
+        one["client"]: [r["codewords"] for r in records if r["client"] == one["client"]] for one in records
+    }
+    assert sizes["silo-0"] == sizes["silo-2"] == [4, 8, 12]
+    assert max(sizes[LIAR]) <= 12
+
+
 def test_one_false_loss_does_not_end_the_run():
     calls = iter([1.0] + [1e30] * 9)
 

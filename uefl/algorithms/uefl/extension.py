@@ -52,7 +52,7 @@ def above(threshold: float, entropy: Mapping[str, float], names: list[str]) -> s
     They have enough digits to differ from the threshold.
     """
     least = min(entropy.values())
-    if least == 0:
+    if least < 1e-6:  # a ratio to it has no meaning; a check of replies allows for rounding below 0
         return ", ".join(names)
 
     def digits(name: str) -> int:
