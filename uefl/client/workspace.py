@@ -136,10 +136,10 @@ class Workspace:
         finite = bool(torch.isfinite(self._logits(tensors, private)).all())
         return None if finite else "its predictions are not finite"
 
-    def largest_output(
+    def largest_outputs(
         self, tensors: Mapping[str, torch.Tensor], private: Mapping[str, torch.Tensor]
-    ) -> float:
-        """Return the largest element of the outputs of all layers for one input of noise, or NaN.
+    ) -> dict[str, float]:
+        """Return the largest ``logit`` and output of any ``layer`` for one input of noise, or NaN.
 
         Args:
             tensors, private: as in :meth:`fault`.
@@ -152,11 +152,12 @@ class Workspace:
 
         hooks = [module.register_forward_hook(hear) for module in self.net.modules()]
         try:
-            found.append(self._logits(tensors, private).abs().max().double())
+            logit = self._logits(tensors, private).abs().max().double()
         finally:
             for hook in hooks:
                 hook.remove()
-        return float(torch.stack(found).max())
+        pair = torch.stack([logit, torch.stack([logit, *found]).max()]).tolist()
+        return dict(zip(("logit", "layer"), pair, strict=True))
 
     @torch.no_grad()
     def _logits(

@@ -33,6 +33,8 @@ from .turn import Turn
 _NAME = re.compile("([0-9a-f]{32})?")
 # A client that trains for a round and stays finite does not multiply the largest element by this factor.
 _GROWTH = 1e3
+# The loss follows the logits, and the square of the output of a layer must not overflow.
+_OUTPUTS = {"logit": 1e4, "layer": 1e6}
 
 
 class ServerModel:
@@ -152,11 +154,13 @@ class ServerModel:
                         )
             if self._clients_keep_states:  # a silo may send any weights
                 before, after = (
-                    self._workspace.largest_output(tensors, self.private.start)
+                    self._workspace.largest_outputs(tensors, self.private.start)
                     for tensors in (message.tensors, reply.tensors)
                 )
-                if not after <= _GROWTH * max(before, 1.0):
-                    return f"with its values a layer returns {after:.3g}, with the sent ones {before:.3g}"
+                for what, growth in _OUTPUTS.items():
+                    if not after[what] <= growth * max(before[what], 1.0):
+                        pair = f"{after[what]:.3g}, before the round {before[what]:.3g}"
+                        return f"with its values the largest output ({what}) is {pair}"
         return self._workspace.fault(reply.tensors, self.private.start, predict=False)
 
     def begin_averages(self, rule: Rule | Privacy) -> None:
