@@ -133,7 +133,7 @@ def test_processes_are_watched_and_end_with_the_context(started, tmp_path, name,
 
 
 def test_processes_of_flower_are_small_and_contact_no_one(started, monkeypatch, tmp_path):
-    """They have a limit of memory, no telemetry, no check for updates, and install no packages."""
+    """The silo turns off telemetry, checks for updates and installation of packages."""
     lines, _ = started
     told, limits, prlimit = tmp_path / "told", [], resource.prlimit
     lines["supernode"] = f"import os; open({str(told)!r}, 'w').write(repr(dict(os.environ))); {STAYS}"
