@@ -40,10 +40,6 @@ Joined = tuple[Federation, Callable[[Header, Started], Engine], Silos]
 """a federation, the function that returns an engine for its clients, and the facts that a run stores"""
 
 
-def _accept(federation: Federation) -> None:
-    """Accept any federation."""
-
-
 class Deployment:
     """A run with clients in other processes: its federation, and an engine for each of its arms.
 
@@ -60,7 +56,7 @@ class Deployment:
         self.silos: Silos = {}
 
     def federation(
-        self, cfg: Config, data_root: Path | None, known: Silos, check: Check = _accept
+        self, cfg: Config, data_root: Path | None, known: Silos, check: Check = lambda federation: None
     ) -> Federation:
         """Wait for all clients and return their federation.
 
