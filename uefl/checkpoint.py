@@ -12,8 +12,8 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from safetensors.torch import save as save_bytes
 
 from .errors import UserError
 from .json_text import parse_json
-from .paths import named, neighbor
+from .paths import named, neighbor, opened, read_text
 
 SCHEMA = 4
 _INDEX = "checkpoint.json"
@@ -77,13 +77,12 @@ def save_tensors(
     Raises:
         OSError: the file cannot be written.
     """
-    temporary = temporary_of(path)
-    try:
-        save_file(copies(tensors), temporary, metadata)
-    except SafetensorError as error:
-        raise OSError(errno.EIO, str(error), str(path)) from None
-    temporary.chmod(0o666 & ~_umask())
-    replace(temporary, path)
+    with replaced(path) as temporary:
+        try:
+            save_file(copies(tensors), temporary, metadata)
+        except SafetensorError as error:
+            raise OSError(errno.EIO, str(error), str(path)) from None
+        temporary.chmod(0o666 & ~_umask())
 
 
 def save_parts(
@@ -106,15 +105,13 @@ def save_parts(
         end += stop - start
     header = json.dumps(layout, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)
-    temporary = temporary_of(path)
-    with named(path), temporary.open("wb") as file:
+    with replaced(path) as temporary, temporary.open("wb") as file:
         file.write(len(header).to_bytes(8, "little") + header)
         for part in parts():
             described, values = _header_and_bytes(part)
             for name, about in described.items():
                 file.seek(8 + len(header) + layout[name]["data_offsets"][0])
                 file.write(values[slice(*about["data_offsets"])])
-    replace(temporary, path)
 
 
 def _header_and_bytes(tensors: dict[str, torch.Tensor]) -> tuple[dict[str, dict[str, Any]], memoryview]:
@@ -147,15 +144,13 @@ def write_json(path: Path, value: Any) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file whole or not at all."""
-    temporary = temporary_of(path)
-    with named(path):
-        try:
-            temporary.write_text(text, encoding="utf-8")
-            replace(temporary, path)
-        except OSError:
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            raise
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, data: bytes | memoryview) -> None:
+    """Write a file whole or not at all."""
+    with replaced(path) as temporary:
+        temporary.write_bytes(data)
 
 
 def read_index(directory: Path) -> dict[str, Any]:
@@ -166,7 +161,7 @@ def read_index(directory: Path) -> dict[str, Any]:
     """
     path = directory / _INDEX
     try:
-        index = parse_json(path.read_text(encoding="utf-8"))
+        index = parse_json(read_text(path))
         schema = index["schema"]
     except (ValueError, KeyError, TypeError):
         raise UserError(
@@ -182,12 +177,28 @@ def read_index(directory: Path) -> dict[str, Any]:
     return dict(index)
 
 
-def temporary_of(path: Path) -> Path:
-    """Return the name under which a file is written before it takes its place.
+@contextmanager
+def replaced(path: Path) -> Iterator[Path]:
+    """Yield the name of a new file, which takes the place of ``path`` once its bytes are on the disk.
 
-    The name has a fixed suffix, so that it is not the name of a file of the user.
+    The new name has a fixed suffix, so that it is not the name of a file of the user. A file of this name
+    that a killed process left is removed first. After an error, the new file is removed.
+
+    Raises:
+        OSError: it cannot be written; ``path`` is as before.
     """
-    return neighbor(path, ".tmp")
+    temporary = neighbor(path, ".tmp")
+    with named(path):
+        try:
+            temporary.unlink(missing_ok=True)
+            yield temporary
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
 
 
 def _umask() -> int:
@@ -197,12 +208,5 @@ def _umask() -> int:
 
 
 def _digest(path: Path) -> str:
-    with path.open("rb") as file:
+    with opened(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def replace(temporary: Path, path: Path) -> None:
-    """Rename a file into its place after its bytes are on the disk."""
-    with temporary.open("rb") as file:
-        os.fsync(file.fileno())
-    os.replace(temporary, path)

@@ -344,6 +344,8 @@ def _resumable(folder: Path, go_on: str) -> Iterator[None]:
         yield
     except (KeyboardInterrupt, BrokenPipeError) as end:
         raise _ended(end, folder, go_on) from None
+    except UserError:
+        raise
     except OSError as error:  # a full disk
         if (folder / "summary.json").is_file() or not (folder / "config.toml").is_file():
             raise

@@ -41,6 +41,14 @@ class RunError(Exception):
     """
 
 
+class UnusableFile(UserError, OSError):
+    """A file that cannot be read, such as a folder, a pipe or a device."""
+
+    def __str__(self) -> str:
+        """Name the file and the reason."""
+        return f"{self.filename} cannot be used ({self.strerror})"
+
+
 class InvalidPriors(UserError, ValueError):
     """Class priors or sets that no client can train on.
 

@@ -50,18 +50,15 @@ def write(model: SavedModel, path: Path, client: str | None = None) -> None:
     check_no_file_of_a_run(path)
     if is_model(path):
         raise UserError(f"{path} is the model of a run and would be replaced; choose another name")
-    temporary = checkpoint.temporary_of(path)
     with writing(path), isolated(), torch.no_grad():
         module = model.module(client)
         example = blank(2, model.shape, model.inputs)
         example = example.float() if model.inputs.kind == "images" else example
         try:
-            FORMATS[path.suffix.lower()](module, example, temporary, about)
-            checkpoint.replace(temporary, path)
+            with checkpoint.replaced(path) as temporary:
+                FORMATS[path.suffix.lower()](module, example, temporary, about)
         except OSError as error:
             raise UserError(f"{path} cannot be written ({error.strerror or error})") from None
-        finally:
-            temporary.unlink(missing_ok=True)
 
 
 def _inputs(model: SavedModel) -> dict[str, object]:

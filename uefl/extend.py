@@ -19,6 +19,7 @@ from . import checkpoint
 from .config import Config
 from .errors import UserError
 from .folder import Metrics
+from .paths import opened, read_text
 
 _FOLDER, _LONGER, _STAGED = "ends", "longer", "longer.tmp"
 State = tuple[dict[str, torch.Tensor], dict[str, Any]]
@@ -34,7 +35,7 @@ def keep(out: Path, arm: int, name: str) -> None:
     if found is None or found[1]["arm"] != arm:
         return
     tensors, plain = found
-    with (out / "metrics.jsonl").open("rb") as file:
+    with opened(out / "metrics.jsonl") as file:
         written = file.read(plain["metrics_bytes"]).decode()
     count = sum(json.loads(line)["arm"] == name for line in written.splitlines())
     folder = out / _FOLDER / name
@@ -112,7 +113,7 @@ def stage(out: Path, cfg: Config, rounds: int, digest: str, preset: str) -> dict
     assert first is not None
     assert last is not None
     lines = []
-    for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines(keepends=True):
+    for line in read_text(out / "metrics.jsonl").splitlines(keepends=True):
         arm = json.loads(line)["arm"]
         if left[arm] > 0:  # the turn that now trains measures the last round again
             lines.append(line)

@@ -13,7 +13,7 @@ from typing import IO, Any
 
 from .errors import UserError
 from .json_text import parse_json
-from .paths import check_name, named, neighbor
+from .paths import check_name, check_regular, named, neighbor, read_bytes, read_text
 
 Silos = dict[str, dict[str, str]]
 """facts by name of the silo: ``precision``, ``torch`` and, with keys, the hash of its ``key``"""
@@ -40,10 +40,11 @@ def lock(out: Path, name: str = "run.lock", advice: str = "choose another folder
         UserError: another process holds the lock, or the folder cannot be written to.
     """
     try:
-        opened = (out / name).open("w")
+        check_regular(out / name)
+        file = (out / name).open("a")
     except OSError as error:
         raise UserError(f"{out / name} cannot be written ({error.strerror}); {advice}") from None
-    with opened as file:
+    with file:
         if not _locked(file):
             raise UserError(f"{out} is in use by another process; wait for it to end, or {advice}")
         yield
@@ -104,6 +105,7 @@ def in_turn(path: Path, wait: bool = True) -> Iterator[None]:
     """
     guard = neighbor(path, ".lock")
     while True:
+        check_regular(guard)
         with guard.open("a") as file:
             if wait:
                 fcntl.flock(file, fcntl.LOCK_EX)
@@ -190,7 +192,7 @@ class Metrics:
 
         Rounds count from 1.
         """
-        return [parse_json(line) for line in self._path.read_text(encoding="utf-8").splitlines()]
+        return [parse_json(line) for line in read_text(self._path).splitlines()]
 
     def check_new(self, arm: str) -> None:
         """Check that no results are lost if a run has no checkpoint yet.
@@ -201,9 +203,9 @@ class Metrics:
         Raises:
             UserError: there are lines of other rounds.
         """
-        if not self._path.is_file():
+        if not self._path.exists():
             return
-        for text in self._path.read_text(encoding="utf-8", errors="replace").splitlines():
+        for text in read_bytes(self._path).decode(errors="replace").splitlines():
             with suppress(ValueError, KeyError, TypeError):  # a killed process may leave a part of a line
                 line = parse_json(text)
                 if (line["arm"], line["round"]) != (arm, 1):
@@ -230,6 +232,7 @@ class Metrics:
         Raises:
             UserError: the file is shorter than ``size``, or damaged.
         """
+        check_regular(self._path)
         with named(self._path):
             self._path.touch()
         if self.bytes < size:
@@ -252,7 +255,7 @@ def read_silos(out: Path) -> Silos:
     """
     path = out / "silos.json"
     try:
-        found = parse_json(path.read_text(encoding="utf-8"))
+        found = parse_json(read_text(path))
         if not all(isinstance(value, str) for of in found.values() for value in of.values()):
             raise TypeError
     except FileNotFoundError:

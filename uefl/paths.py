@@ -5,6 +5,7 @@ An error is one sentence, and comes before anything is read or written.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import resource
@@ -13,8 +14,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
-from .errors import UserError
+from .errors import UnusableFile, UserError
 
 _GROUP = Path("/sys/fs/cgroup/memory.max")
 _LONGEST = 255  # bytes of a name, on all usual file systems
@@ -100,6 +102,53 @@ def check_file(path: Path, what: str, expected: str = "expected a file") -> None
         kind = "a folder"
     found = f"is {kind}" if kind else f"is not there{other_capitals(path)}"
     raise UserError(f"{what} {path} {found}; {expected}")
+
+
+def check_regular(path: Path) -> None:
+    """Refuse a pipe, a socket and a device where a file is read or written. Opening one could wait for ever.
+
+    Raises:
+        UnusableFile: it is one.
+    """
+    kind = special(path)
+    if kind is not None:
+        raise UnusableFile(errno.EINVAL, f"it is {kind}", str(path))
+
+
+def opened(path: Path) -> BinaryIO:
+    """Open a regular file to read it.
+
+    Raises:
+        FileNotFoundError: it is not there.
+        UnusableFile: it is of another kind, or may not be read.
+    """
+    check_regular(path)
+    try:
+        return path.open("rb")
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise UnusableFile(error.errno, error.strerror, str(path)) from None
+
+
+def read_bytes(path: Path) -> bytes:
+    """Read a regular file.
+
+    Raises:
+        FileNotFoundError, UnusableFile: as of :func:`opened`.
+    """
+    with opened(path) as file, named(path):
+        return file.read()
+
+
+def read_text(path: Path, encoding: str = "utf-8") -> str:
+    """Read a regular file of text.
+
+    Raises:
+        FileNotFoundError, UnusableFile: as of :func:`opened`.
+        UnicodeDecodeError: it has another encoding.
+    """
+    return read_bytes(path).decode(encoding)
 
 
 def memory() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -195,7 +196,10 @@ def write_file(rows: Iterable[NamedPrediction], kind: str, path: Path) -> None:
         if special(path) is None:
             write_text(path.resolve(), text.getvalue())  # a link stays a link
         else:  # a file must not take its place
-            path.write_text(text.getvalue(), encoding="utf-8")
+            descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)  # a pipe that is not read is an error
+            os.set_blocking(descriptor, True)
+            with open(descriptor, "w", encoding="utf-8") as file:
+                file.write(text.getvalue())
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror})") from None
 

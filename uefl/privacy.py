@@ -38,7 +38,9 @@ import torch
 from scipy.special import ndtri
 
 from .aggregation import WeightedMean
+from .checkpoint import replaced
 from .errors import UserError
+from .paths import read_bytes
 
 if TYPE_CHECKING:
     from .algorithms.base import Algorithm, State
@@ -334,19 +336,15 @@ def key_of(out: Path, begun: bool) -> bytes:
     """
     path = out / KEY
     if path.exists():
-        return path.read_bytes()
+        return read_bytes(path)
     if begun:
         raise UserError(
             f"{path} is missing; it has the secret key of this run's noise. Restore it, or start again in"
             " another folder"
         )
-    key, new = secrets.token_bytes(32), out / f"{KEY}.new"
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
+    key = secrets.token_bytes(32)
+    with replaced(path) as new, os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
         file.write(key)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(new, path)
     return key
 
 

@@ -52,7 +52,7 @@ from .folder import Metrics, Silos, check_free, lock, read_silos
 from .isolation import isolate
 from .json_text import parse_json
 from .models import custom, saved
-from .paths import check_name
+from .paths import check_name, read_text
 from .seeds import derive, deterministic, make_repeatable
 from .server.participants import Participants, check_joins
 from .server.rounds import ServerLoop
@@ -204,7 +204,7 @@ def resume(
     with lock(out):
         extend.finish(out)
         cfg = config.load_whole(out / "config.toml")
-        preset = (out / "config.toml").read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
+        preset = read_text(out / "config.toml").splitlines()[0].removeprefix("# ")
 
         def prepared(cfg: Config, then: dict[str, Any] | None) -> _Run:
             cfg = cfg if then is None else cfg.with_run(threads=then["threads"])
@@ -629,7 +629,7 @@ def _written_summary(out: Path) -> dict[str, Any]:
     """
     path = out / "summary.json"
     try:
-        return dict(parse_json(path.read_text(encoding="utf-8")))
+        return dict(parse_json(read_text(path)))
     except (ValueError, TypeError):
         raise UserError(f"{path} is damaged; restore it, or delete it to continue the run") from None
 

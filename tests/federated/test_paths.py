@@ -181,14 +181,14 @@ def test_a_full_disk_before_the_run_begins(tmp_path, monkeypatch):
     """The message names the file, and remaining files do not block the next start in the folder."""
     for file in ("manifest.json", "config.toml"):
         with monkeypatch.context() as patch:
-            write = Path.write_text
+            write = Path.write_bytes
 
-            def full(path, text, *rest, file=file, write=write, **keys):
+            def full(path, data, file=file, write=write):
                 if path.name == f"{file}.tmp":
                     raise OSError(28, "full")
-                return write(path, text, *rest, **keys)
+                return write(path, data)
 
-            patch.setattr(Path, "write_text", full)
+            patch.setattr(Path, "write_bytes", full)
             message = refused("train", "demo", *SETS, "--out", tmp_path / "run")
         assert str(tmp_path / "run" / file) in message
         assert "full" in message

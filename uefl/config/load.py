@@ -18,7 +18,7 @@ from typing import Any
 
 from ..errors import UnknownAlgorithm, UserError, nearest
 from ..fields import shown, unknown
-from ..paths import check_file, expanded
+from ..paths import check_file, expanded, read_text
 from .config import SECTIONS, Config, from_table
 from .keys import all_keys, named, places, sections_with, whole_keys
 
@@ -226,9 +226,7 @@ def _read(source: str) -> dict[str, Any]:
         return tomllib.loads(preset_text(source))
     check_file(path, "the configuration", "expected a .toml file")
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
+        return tomllib.loads(read_text(path, "utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not valid TOML: {error}") from None
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import gzip
-import shutil
 import zlib
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from ..errors import UserError
+from ..paths import read_bytes
 from .dataset import DataSet, two_parts
 from .images import in_memory
+
+_BYTES = b"\0\0\x08"
+"""the first bytes of an IDX file whose values are unsigned bytes; the number of dimensions follows"""
 
 
 def read(
@@ -65,27 +67,16 @@ def read(
 
 
 def _array(path: Path, advice: str) -> npt.NDArray[np.uint8]:
-    from torchvision.datasets.mnist import read_sn3_pascalvincent_tensor
-
     compressed = path.with_name(path.name + ".gz")
     found = compressed if compressed.exists() else path
     try:
-        if found is path:
-            tensor = read_sn3_pascalvincent_tensor(str(path))
-        else:  # torchvision reads uncompressed files only
-            with gzip.open(compressed) as packed, NamedTemporaryFile(suffix=path.name) as plain:
-                shutil.copyfileobj(packed, plain)
-                plain.flush()
-                tensor = read_sn3_pascalvincent_tensor(plain.name)
-        if tensor.dtype != torch.uint8:
-            raise ValueError(f"its values are {tensor.dtype}, expected bytes")
-        values: npt.NDArray[np.uint8] = tensor.numpy()
-        return values
+        data = read_bytes(found)
+        data = gzip.decompress(data) if found is compressed else data
+        if data[:3] != _BYTES:
+            raise ValueError("no IDX file of bytes")
+        begin = 4 + 4 * data[3]
+        return np.frombuffer(data, np.uint8, offset=begin).reshape(np.frombuffer(data[4:begin], ">u4"))
     except FileNotFoundError:
         raise UserError(f"no {compressed}: {advice}") from None
-    except _DAMAGED as error:
-        raise UserError(f"cannot read {found} ({error or 'no IDX file'}): {advice}") from None
-
-
-# torchvision checks the header by assertions and a table of types
-_DAMAGED = (OSError, EOFError, zlib.error, ValueError, AssertionError, LookupError, RuntimeError)
+    except (OSError, EOFError, zlib.error, ValueError, IndexError) as error:
+        raise UserError(f"cannot read {found} ({error}): {advice}") from None

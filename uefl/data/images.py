@@ -18,7 +18,7 @@ import torch
 from PIL import Image, UnidentifiedImageError
 
 from ..errors import UserError
-from ..paths import check_file
+from ..paths import check_file, opened
 from . import pixels
 from .rotate import resize
 
@@ -181,7 +181,7 @@ class File(NamedTuple):
 
 
 def _opener(path: Path) -> Callable[[], BinaryIO]:
-    return lambda: path.open("rb")
+    return lambda: opened(path)
 
 
 def on_disk(root: Path, paths: Sequence[Path]) -> ImageList:

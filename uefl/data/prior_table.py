@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import InvalidPriors
-from ..paths import check_fits
+from ..paths import check_fits, read_text
 
 
 class SetPriors(NamedTuple):
@@ -45,7 +45,7 @@ def read(root: Path) -> PriorTable:
         path = root / "priors.csv"
         check_fits(path)
         try:
-            text = path.read_text(encoding="utf-8-sig")  # spreadsheets put a mark in front
+            text = read_text(path, "utf-8-sig")  # spreadsheets put a mark in front
         except UnicodeDecodeError as error:
             raise InvalidPriors(f"{path} is not UTF-8 text ({error}); save it as CSV UTF-8") from None
         reader = csv.reader(io.StringIO(text))
@@ -102,7 +102,7 @@ def _read_json(path: Path) -> PriorTable:
 
     check_fits(path)
     try:
-        content = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=tuple)
+        content = json.loads(read_text(path, "utf-8-sig"), object_pairs_hook=tuple)
     except (ValueError, RecursionError) as error:
         raise InvalidPriors(f"{path} is not JSON ({error})") from None
     named = {

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import RunError, UserError
+from ..paths import read_bytes
 
 if TYPE_CHECKING:
     from ..engines.flower.address import Address
@@ -197,7 +198,7 @@ def check_private(path: str | Path, option: str, strict: bool, warn: Callable[[s
 
 def _content(path: str | Path, option: str) -> bytes:
     try:
-        return Path(path).read_bytes()
+        return read_bytes(Path(path))
     except OSError as error:
         raise UserError(f"{option}: {path} cannot be read ({error.strerror})") from None
 

@@ -15,6 +15,7 @@ from ..checkpoint import write_json
 from ..errors import UserError
 from ..folder import lock
 from ..json_text import parse_json
+from ..paths import read_text
 
 if TYPE_CHECKING:
     from ..client.workspace import Workspace
@@ -165,7 +166,7 @@ class PrivacyFloor:
 def _read(path: Path) -> dict[float, int]:
     """Return the number of sent updates by noise multiplier, or nothing if there is no file."""
     try:
-        found = parse_json(path.read_text(encoding="utf-8"))
+        found = parse_json(read_text(path))
         updates = {float(noise): count for noise, count in found["updates"].items()}
         if found["schema"] != _SCHEMA or not all(
             noise > 0 and type(count) is int and count >= 0 for noise, count in updates.items()

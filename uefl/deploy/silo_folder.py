@@ -18,6 +18,7 @@ import torch
 from ..checkpoint import write_json
 from ..errors import UserError
 from ..json_text import parse_json
+from ..paths import read_bytes, read_text
 from ..server.private import StateFiles, Tensors
 
 _NAME = re.compile("[0-9a-f]{32}")
@@ -46,7 +47,8 @@ class SiloFolder:
             self.secret = None if simulated else _secret(folder / "secret")
         except OSError as error:
             raise UserError(
-                f"--state: {folder} cannot be used ({error.strerror}); name a folder of this silo's own"
+                f"--state: {error.filename or folder} cannot be used ({error.strerror}); name a folder of this"
+                " silo's own"
             ) from None
 
 
@@ -116,7 +118,7 @@ class States:
 
     def _rounds(self) -> dict[str, int]:
         try:
-            return dict(parse_json((self._folder / "about.json").read_text())["rounds"])
+            return dict(parse_json(read_text(self._folder / "about.json"))["rounds"])
         except (OSError, ValueError, KeyError, TypeError):
             return {}  # if the numbers of rounds cannot be read, all states are kept
 
@@ -136,7 +138,7 @@ def _secret(path: Path) -> bytes:
             pass
         finally:
             new.unlink()
-    found = path.read_bytes()
+    found = read_bytes(path)
     if len(found) != _LENGTH:
         raise UserError(
             f"{path}, the secret of this silo, is damaged; restore it, or remove it to have another one"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from ..checkpoint import write_bytes
 from ..findings import Shares
 from . import quality, samples
 from .compare import Comparison
@@ -58,7 +60,9 @@ def save(drawings: Iterable[Drawing], out: Path) -> list[Picture]:
         matplotlib.rcdefaults()  # ignore the caller's style
         matplotlib.rcParams.update(RC)
         for picture, figure in drawings:
-            figure.savefig(out / "plots" / picture.name)
+            drawn = io.BytesIO()
+            figure.savefig(drawn)
+            write_bytes(out / "plots" / picture.name, drawn.getbuffer())
             pictures.append(picture)
     return pictures
 

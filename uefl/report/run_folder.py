@@ -22,7 +22,7 @@ from ..errors import UserError
 from ..findings import Findings, History
 from ..json_text import parse_json
 from ..metrics.base import described
-from ..paths import check_name, other_capitals
+from ..paths import check_name, other_capitals, read_text
 from .words import labels, mean
 
 Record = dict[str, Any]
@@ -542,7 +542,7 @@ def _is_manifest(found: Any) -> bool:
 def _read_made(path: Path) -> Record:
     """Read made.json, or return nothing if it is absent or damaged: no number depends on it."""
     try:
-        made = parse_json((path / "made.json").read_text(encoding="utf-8"))
+        made = parse_json(read_text(path / "made.json"))
     except (OSError, ValueError):
         return {}
     if not isinstance(made, dict) or not made.keys() >= MADE:
@@ -554,8 +554,6 @@ def _read_made(path: Path) -> Record:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_text(path)
     except UnicodeDecodeError:
         raise UserError(f"{path} is not text; the file is damaged: restore it, or train again") from None
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None

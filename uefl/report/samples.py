@@ -10,12 +10,13 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load
 
 from .. import checkpoint
 from ..data.federation import LabeledData, SetData
 from ..errors import UserError
 from ..models.saved import SavedModel
+from ..paths import read_bytes
 from .run_folder import RunFolder
 from .style import Drawing, Picture, canvas, drawn, drawn_classes
 
@@ -148,7 +149,7 @@ def _read(path: Path) -> Tensors:
     if not path.exists():
         return {}
     try:
-        return load_file(path)
+        return load(read_bytes(path))
     except SafetensorError as error:
         raise UserError(f"{path} cannot be read: {error}; delete it to report without images") from None
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ..checkpoint import write_text
 from ..folder import in_turn
+from ..paths import read_bytes
 from ..text_table import Table, escape_markdown
 from .compare import Comparison
 from .content import Block, Content, comparison, content
@@ -144,7 +145,7 @@ def _html_block(block: Block, plots: Path) -> str:
         return "<ul>" + "".join(f"<li>{_html_text(line)}</li>" for line in block) + "</ul>"
     if isinstance(block, Table):
         return block.html()
-    data = base64.b64encode((plots / block.name).read_bytes()).decode()
+    data = base64.b64encode(read_bytes(plots / block.name)).decode()
     image = f'<img src="data:image/png;base64,{data}" alt="{escape(block.alt)}">'
     return f"<figure>{image}<figcaption>{_html_text(block.caption)}</figcaption></figure>"
 

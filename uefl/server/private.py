@@ -19,6 +19,7 @@ from safetensors.torch import load, save
 from .. import checkpoint
 from ..errors import UserError
 from ..lazy import Lazy
+from ..paths import read_bytes
 
 if TYPE_CHECKING:
     from ..algorithms.base import Algorithm
@@ -49,6 +50,7 @@ class StateFiles:
             self._folder.mkdir()
             _fsync(self._folder.parent)
         temporary = self._folder / "new"
+        temporary.unlink(missing_ok=True)  # a killed process may have left it
         temporary.write_bytes(data)
         os.replace(temporary, self._path(name))
         self._unsynced.add(name)
@@ -64,7 +66,7 @@ class StateFiles:
         """
         path = self._path(name)
         try:
-            data = path.read_bytes()
+            data = read_bytes(path)
         except FileNotFoundError:
             raise UserError(
                 f"{path}, the private state of {owner}, is missing; restore it, or start again in another"

@@ -8,8 +8,10 @@ import time
 from pathlib import Path
 
 from ..api import load
+from ..checkpoint import write_json
 from ..models.normalization import blank
 from ..models.saved import SavedModel
+from ..paths import read_text
 
 ON_GPU = "milliseconds_gpu"
 MEASURES = frozenset({"parameters_millions", "milliseconds", ON_GPU})
@@ -37,7 +39,7 @@ def measure(folder: Path, gpu: bool) -> None:
     found = {"parameters_millions": parameters / 1e6, "milliseconds": milliseconds(model, client)}
     if gpu:
         found[ON_GPU] = milliseconds(model.to("cuda"), client)
-    (folder / "cost.json").write_text(json.dumps(found) + "\n", encoding="utf-8")
+    write_json(folder / "cost.json", found)
 
 
 def milliseconds(model: SavedModel, client: str | None) -> float:
@@ -58,5 +60,5 @@ def milliseconds(model: SavedModel, client: str | None) -> float:
 def read(folder: Path) -> dict[str, float]:
     """Return the result of :func:`measure`, or an empty mapping if it was not called."""
     path = folder / "cost.json"
-    found: dict[str, float] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    found: dict[str, float] = json.loads(read_text(path)) if path.exists() else {}
     return found

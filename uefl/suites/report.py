@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
+from ..checkpoint import write_text
 from ..errors import UserError, nearest
 from ..report.compare import half_width, interval
 from ..report.content import Block, Content, ReportSection
@@ -116,7 +117,7 @@ def write(result: Result, out: Path, data_root: Path | None = None) -> None:
     """
     drawings = (*_draw(result), *_draw_clients(result), *_draw_features(result, data_root))
     write_pages(content(result, save(drawings, out)), out)
-    (out / "results.json").write_text(json.dumps(plain(result), indent=1) + "\n", encoding="utf-8")
+    write_text(out / "results.json", json.dumps(plain(result), indent=1) + "\n")
 
 
 def plain(result: Result) -> dict[str, object]:

@@ -20,6 +20,7 @@ from typing import NamedTuple
 from .. import config
 from ..errors import UserError
 from ..folder import lock
+from ..paths import check_regular, opened, read_bytes, read_text
 from ..report.compare import differing
 from .suite import Job
 from .worker import work
@@ -127,7 +128,7 @@ def check_own(out: Path, suite: str, jobs: list[Job]) -> None:
 def _suite_of(path: Path) -> str | None:
     """Return the suite that wrote results, or None if the results are missing or damaged."""
     try:
-        return str(json.loads(path.read_text(encoding="utf-8"))["suite"])
+        return str(json.loads(read_text(path))["suite"])
     except (OSError, ValueError, TypeError, KeyError):
         return None
 
@@ -176,6 +177,8 @@ def _start_server() -> None:
 
 def _start(job: Job, device: str, data_root: Path | None) -> ForkServerProcess:
     job.folder.parent.mkdir(parents=True, exist_ok=True)
+    check_regular(_log(job))
+    _log(job).open("ab").close()  # an error is one of the suite
     process = _FORK.Process(
         target=work, args=(job.config.to_toml(), job.folder, device, data_root, _log(job)), daemon=True
     )
@@ -188,14 +191,14 @@ def _log(job: Job) -> Path:
 
 
 def _last_line(path: Path) -> str:
-    lines = path.read_text(encoding="utf-8", errors="replace").split("\n") if path.is_file() else []
+    lines = read_bytes(path).decode(errors="replace").split("\n") if path.is_file() else []
     return next((line.strip() for line in reversed(lines) if line.strip()), "").removeprefix("error: ")
 
 
 def _measured(job: Job) -> int:
     """Return the number of rounds in the metrics of a run."""
     try:
-        with (job.folder / "metrics.jsonl").open("rb") as file:
+        with opened(job.folder / "metrics.jsonl") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
             whole = [
                 line

@@ -40,7 +40,7 @@ from ..config.keys import named
 from ..config.load import merged
 from ..errors import UserError, nearest
 from ..fields import parse, shown
-from ..paths import check_file, expanded
+from ..paths import check_file, expanded, read_text
 
 Scale = Literal["cpu", "paper"]
 Sections = dict[str, Any]
@@ -248,10 +248,8 @@ def _read(path: Path) -> tuple[str, Sections]:
     """Return a TOML file as text and as a table."""
     check_file(path, "the suite", "expected a .toml file")
     try:
-        text = path.read_text(encoding="utf-8-sig")  # some editors write a byte order mark first
+        text = read_text(path, "utf-8-sig")  # some editors write a byte order mark first
         return text, tomllib.loads(text)
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not valid TOML: {error}") from None
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import io
 from pathlib import Path
 
 import numpy as np
 
 from ...errors import UserError
+from ...paths import read_text
 from .. import npz
 from ..dataset import DataSet, numbers, two_parts
 from ..folder_listing import subfolders, visible
@@ -44,7 +46,7 @@ def gtsrb(root: Path | None) -> DataSet:
     table = root / "gtsrb" / "GT-final_test.csv"
     try:
         # a spreadsheet may have added a byte order mark
-        with table.open(newline="", encoding="utf-8-sig") as file:
+        with io.StringIO(read_text(table, "utf-8-sig"), newline="") as file:
             lines = csv.DictReader(file, delimiter=";", skipinitialspace=True)
             lacking = {"Filename", "ClassId"} - set(lines.fieldnames or ())
             if lacking:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...errors import UserError, first_line
-from ...paths import check_file, check_fits
+from ...paths import check_file, check_fits, opened
 from ..dataset import DataSet, fixed_order
 from ..folder_listing import case_conflicts, visible
 from ..vectors import Vectors, joined, of_frame
@@ -102,7 +102,7 @@ def _check_csv(path: Path) -> None:
     Raises:
         UserError: the table is too large.
     """
-    with path.open("rb") as file:
+    with opened(path) as file:
         sample = file.read(_SAMPLE)
     cells = sample.count(b",") + sample.count(b"\n")
     size = path.stat().st_size

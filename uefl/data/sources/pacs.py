@@ -11,6 +11,7 @@ from typing import BinaryIO
 import numpy as np
 
 from ...errors import UserError
+from ...paths import opened
 from ..dataset import DataSet
 from ..folder_listing import labeled
 from ..images import File, ImageList, from_files, on_disk
@@ -72,14 +73,14 @@ def _folder(root: Path) -> ImageList:
 
 def _archive(path: Path) -> ImageList:
     try:
-        with tarfile.open(path, "r:") as archive:
+        with opened(path) as file, tarfile.open(fileobj=file, mode="r:") as archive:
             members = sorted((m for m in archive if m.isfile()), key=lambda m: m.name)
     except (OSError, tarfile.TarError) as error:
         raise UserError(f"cannot read {path} ({error}): {_ADVICE}") from None
 
     def opener(start: int, size: int) -> Callable[[], BinaryIO]:
         def read() -> BinaryIO:
-            with path.open("rb") as file:
+            with opened(path) as file:
                 file.seek(start)
                 return io.BytesIO(file.read(size))
 
