@@ -84,6 +84,10 @@ def special(path: Path) -> str | None:
         return None
 
 
+def _other_kind(path: Path) -> str | None:
+    return special(path) or ("a folder" if path.is_dir() else None)
+
+
 def check_file(path: Path, what: str, expected: str = "expected a file") -> None:
     """Refuse a path that is not a regular file.
 
@@ -95,22 +99,20 @@ def check_file(path: Path, what: str, expected: str = "expected a file") -> None
             not UTF-8. If a file has the name in other capitals, the message names it.
     """
     check_name(path, what)
-    kind = special(path)
+    kind = _other_kind(path)
     if kind is None and path.is_file():
         return
-    if kind is None and path.is_dir():
-        kind = "a folder"
     found = f"is {kind}" if kind else f"is not there{other_capitals(path)}"
     raise UserError(f"{what} {path} {found}; {expected}")
 
 
 def check_regular(path: Path) -> None:
-    """Refuse a pipe, a socket and a device where a file is read or written. Opening one could wait for ever.
+    """Refuse a path that is there and is not a regular file, before it is read or written.
 
     Raises:
         UnusableFile: it is one.
     """
-    kind = special(path)
+    kind = _other_kind(path)
     if kind is not None:
         raise UnusableFile(errno.EINVAL, f"it is {kind}", str(path))
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -22,11 +23,14 @@ import uefl
 from uefl import checkpoint, config
 from uefl.cli import app
 from uefl.engines.processes import temporary
-from uefl.errors import UserError
+from uefl.errors import UnusableFile, UserError
 from uefl.models import saved
+from uefl.paths import opened, read_bytes, read_text
+from uefl.report.plots import save
+from uefl.report.style import Picture
 
 from .data.common import labeled
-from .whole_run import KEYS, start
+from .whole_run import KEYS, go_on, interrupted, outcome, start
 
 SETS = [item for key in KEYS for item in ("--set", key)]
 
@@ -175,6 +179,110 @@ def test_sockets_and_devices(tmp_path):
         labeled(tmp_path / "silos")
     with pytest.raises(UserError, match=r"\bdevice;"):
         saved.load("/dev/null")
+
+
+def put(kind, path):
+    """Put what is not a file in the place of a file."""
+    path.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(os.path.relpath(path))
+    else:
+        path.symlink_to({"device": "/dev/zero", "loop": path}[kind])
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket", "device", "folder", "loop"])
+@pytest.mark.parametrize("read", [opened, read_bytes, read_text])
+def test_only_regular_files_are_read(tmp_path, kind, read):
+    put(kind, tmp_path / "x")
+    with pytest.raises(UnusableFile, match=re.escape(str(tmp_path / "x"))) as error:
+        read(tmp_path / "x")
+    assert isinstance(error.value, UserError)
+    assert isinstance(error.value, OSError)
+
+
+def test_files_are_read_by_these_functions():
+    """Exceptions are files of the system, of the package, and of processes that the package has started."""
+    found = set()
+    for path in Path(uefl.__file__).parent.rglob("*.py"):
+        if re.search(r"""\.read_(text|bytes)\(|open\(.*"r?b?"|\bload_file\(""", path.read_text()):
+            found.add(path.name)
+    # checkpoint.py loads a file that it has read for its digest
+    assert found <= {"paths.py", "checkpoint.py", "threads.py", "load.py", "docs.py", "suite.py"} | {
+        "processes.py",
+        "messenger.py",
+        "node.py",
+    }
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
+@pytest.mark.parametrize(("name", "code"), [("manifest.json", 2), ("made.json", 0), ("report.md", 0)])
+def test_a_report_of_a_folder_with_special_files(finished, tmp_path, kind, name, code):
+    """It names the file, writes a new one in its place, or does without made.json."""
+    out = Path(shutil.copytree(finished[0], tmp_path / "run"))
+    put(kind, out / name)
+    result = cli("report", out)
+    assert result.exit_code == code, result.output
+    assert name in result.output or name == "made.json" or (out / name).is_file()
+
+
+def test_a_picture_is_written_in_the_place_of_a_pipe(tmp_path):
+    (tmp_path / "plots").mkdir()
+    os.mkfifo(tmp_path / "plots" / "x.png")
+    save([(Picture("x.png", "", ""), Figure())], tmp_path)
+    assert (tmp_path / "plots" / "x.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.fixture(scope="module")
+def half(tmp_path_factory):
+    """Return an unfinished run with private states, and the outcome of the run when it is continued."""
+    out = interrupted(tmp_path_factory.mktemp("half") / "run", 'arms=["fedper"]', "rounds=[3]", after=7)
+    whole = Path(shutil.copytree(out, out.parent / "whole"))
+    go_on(whole)
+    return out, outcome(whole)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder"])
+@pytest.mark.parametrize(
+    "name", ["metrics.jsonl", "checkpoint.json", "run.lock", "private/*", "checkpoint-*"]
+)
+def test_a_run_with_special_files_is_not_continued(half, tmp_path, kind, name):
+    out = Path(shutil.copytree(half[0], tmp_path / "run"))
+    path = next(out.glob(name))
+    before = path.read_bytes()
+    put(kind, path)
+    result = cli("train", "--resume", out)
+    assert result.exit_code == 2, result.output
+    assert path.name in result.output.splitlines()[-1]
+    path.rmdir() if kind == "folder" else path.unlink()
+    path.write_bytes(before)
+    go_on(out)
+    assert outcome(out) == half[1]
+
+
+@pytest.mark.parametrize("left", ["pipe", "link"])
+def test_what_lies_where_a_file_is_made_is_replaced(half, tmp_path, left):
+    """A link is not followed, so that nothing outside of the folder is changed."""
+    out = Path(shutil.copytree(half[0], tmp_path / "run"))
+    (tmp_path / "mine").write_text("mine")
+    names = ["checkpoint.json", "checkpoint.new", "summary.json", "model-fedper.safetensors"]
+    for path in (*(out / f"{name}.tmp" for name in names), out / "private" / "new"):
+        os.mkfifo(path) if left == "pipe" else path.symlink_to(tmp_path / "mine")
+    go_on(out)
+    assert outcome(out) == half[1]
+    assert (tmp_path / "mine").read_text() == "mine"
+    assert not [path for path in out.rglob("*") if path.is_fifo() or path.is_symlink()]
+
+
+def test_a_pipe_that_is_not_read_is_not_waited_for(half, tmp_path, pipe):
+    go_on(out := Path(shutil.copytree(half[0], tmp_path / "run")))
+    images(tmp_path / "silos")
+    message = refused("predict", out, tmp_path / "silos", "--csv", pipe)
+    assert str(pipe) in message
 
 
 def test_a_full_disk_before_the_run_begins(tmp_path, monkeypatch):

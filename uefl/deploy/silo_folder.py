@@ -47,8 +47,8 @@ class SiloFolder:
             self.secret = None if simulated else _secret(folder / "secret")
         except OSError as error:
             raise UserError(
-                f"--state: {error.filename or folder} cannot be used ({error.strerror}); name a folder of this"
-                " silo's own"
+                f"--state: {error.filename or folder} cannot be used ({error.strerror}); name a folder of"
+                " this silo's own"
             ) from None
 
 
