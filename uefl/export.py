@@ -58,7 +58,8 @@ def write(model: SavedModel, path: Path, client: str | None = None) -> None:
             with checkpoint.replaced(path) as temporary:
                 FORMATS[path.suffix.lower()](module, example, temporary, about)
         except OSError as error:
-            raise UserError(f"{path} cannot be written ({error.strerror or error})") from None
+            place = error.filename or path
+            raise UserError(f"{place} cannot be written ({error.strerror or error})") from None
 
 
 def _inputs(model: SavedModel) -> dict[str, object]:

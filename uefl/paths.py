@@ -193,9 +193,9 @@ def other_capitals(path: Path) -> str:
 
 @contextmanager
 def named(path: Path) -> Iterator[None]:
-    """Add the written path to an error of the system.
+    """Name the written path in an error of the system.
 
-    Python leaves it out for a full disk.
+    Python leaves it out for a full disk, and names the temporary file where one cannot take its place.
 
     Raises:
         OSError: the error that was raised inside, with ``filename``.
@@ -203,6 +203,6 @@ def named(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.filename is not None or error.errno is None:
+        if error.errno is None or (error.filename is not None and error.filename2 is None):
             raise
         raise OSError(error.errno, error.strerror, str(path)) from None

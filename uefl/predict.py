@@ -201,7 +201,7 @@ def write_file(rows: Iterable[NamedPrediction], kind: str, path: Path) -> None:
             with open(descriptor, "w", encoding="utf-8") as file:
                 file.write(text.getvalue())
     except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror})") from None
+        raise UserError(f"{error.filename or path} cannot be written ({error.strerror})") from None
 
 
 def table(rows: Iterable[NamedPrediction], kind: str) -> Table:

@@ -20,7 +20,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import uefl
-from uefl import checkpoint, config
+from uefl import checkpoint, config, data
 from uefl.cli import app
 from uefl.engines.processes import temporary
 from uefl.errors import UnusableFile, UserError
@@ -283,6 +283,18 @@ def test_a_pipe_that_is_not_read_is_not_waited_for(half, tmp_path, pipe):
     images(tmp_path / "silos")
     message = refused("predict", out, tmp_path / "silos", "--csv", pipe)
     assert str(pipe) in message
+
+
+@pytest.mark.parametrize(
+    "name", ["silos/b", "silos/a/bird", "silos/a/cat/7.png", "sets/test.npz", "sets/priors.csv"]
+)
+def test_a_broken_link_among_the_data_is_not_passed_over(tmp_path, name):
+    images(tmp_path / "silos")
+    images(tmp_path / "sets" / "clients")
+    (tmp_path / name).symlink_to(tmp_path / "absent")
+    kind = "sets" if name.startswith("sets") else "labeled"
+    with pytest.raises(UserError, match=name):
+        data.build(data.Data(source=str(tmp_path / name.split("/")[0])), kind=kind, seed=0)
 
 
 def test_a_full_disk_before_the_run_begins(tmp_path, monkeypatch):

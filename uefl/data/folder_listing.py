@@ -21,7 +21,8 @@ def visible(folder: Path) -> list[Path]:
     Files that operating systems create count as hidden.
 
     Raises:
-        UserError: the folder cannot be read, or has a pipe, a socket, a device or a name that is not UTF-8.
+        UserError: the folder cannot be read, or has a pipe, a socket, a device, a broken link or a name that
+            is not UTF-8.
     """
     try:
         entries = sorted(
@@ -34,6 +35,8 @@ def visible(folder: Path) -> list[Path]:
     for path in entries:
         check_name(path, "the entry")
         kind = special(path)
+        if kind is None and path.is_symlink() and not path.exists():
+            kind = "a link to a path that is not there"
         if kind is not None:
             raise UserError(f"{path} is {kind}; expected images and folders of images, remove it")
     return entries

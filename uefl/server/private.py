@@ -19,7 +19,7 @@ from safetensors.torch import load, save
 from .. import checkpoint
 from ..errors import UserError
 from ..lazy import Lazy
-from ..paths import read_bytes
+from ..paths import named, read_bytes
 
 if TYPE_CHECKING:
     from ..algorithms.base import Algorithm
@@ -52,7 +52,8 @@ class StateFiles:
         temporary = self._folder / "new"
         temporary.unlink(missing_ok=True)  # a killed process may have left it
         temporary.write_bytes(data)
-        os.replace(temporary, self._path(name))
+        with named(self._path(name)):
+            os.replace(temporary, self._path(name))
         self._unsynced.add(name)
         if before is not None and self._replaced is not None:
             self._replaced.add(before)

@@ -4,6 +4,8 @@ The tests write small files of the published formats, and read the real ones whe
 """
 
 import gzip
+import os
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -194,6 +196,29 @@ def test_damaged_idx_file_is_named(idx_root, damage):
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(UserError, match=r"t10k-images-idx3-ubyte.gz"):
         SOURCES["mnist"](idx_root)
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("mnist", "MNIST/raw/train-images-idx3-ubyte"),
+        ("mnist", "MNIST/raw/train-images-idx3-ubyte.gz"),
+        ("pacs", "pacs.tar"),
+        ("gtsrb", "gtsrb/GT-final_test.csv"),
+        ("cifar10", "cifar10.npz"),
+    ],
+)
+def test_a_pipe_in_the_data_root_is_named(tmp_path, name, place):
+    (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "gtsrb/GTSRB/Training/00000").mkdir(parents=True)
+    os.mkfifo(tmp_path / place)
+    with pytest.raises(UserError, match=rf"{place}.*\bpipe"):
+        SOURCES[name](tmp_path)
+
+
+def test_packed_files_are_read_without_a_temporary_folder(idx_root, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(idx_root / "absent"))
+    assert len(SOURCES["mnist"](idx_root).labels)
 
 
 @pytest.mark.parametrize(
