@@ -23,7 +23,7 @@ from rich.console import Console
 from typer.core import TyperCommand, TyperGroup
 
 from . import config
-from .errors import RunError, UserError
+from .errors import RunError, UserError, one_line
 from .paths import expanded
 from .terminal import OUTPUT, name_output, open_closed_streams, write_nearest_characters
 
@@ -53,10 +53,10 @@ def _in_a_line() -> Iterator[None]:
         yield
     except _UsageError as error:
         where = f"; see {error.ctx.command_path} --help" if error.ctx else ""
-        typer.echo(f"error: {' '.join(error.format_message().split()).rstrip('.')}{where}", err=True)
+        _say(f"{' '.join(error.format_message().split()).rstrip('.')}{where}")
         raise typer.Exit(2) from None
     except (UserError, RunError) as error:
-        typer.echo(f"error: {error}", err=True)
+        _say(str(error))
         raise typer.Exit(2 if isinstance(error, UserError) else 1) from None
     except KeyboardInterrupt as end:
         with suppress(OSError):
@@ -66,14 +66,18 @@ def _in_a_line() -> Iterator[None]:
         _silence_stdout()
         raise typer.Exit(_OUTPUT_CLOSED) from None
     except MemoryError:
-        typer.echo("error: this process may not use more memory; take fewer or smaller inputs", err=True)
+        _say("this process may not use more memory; take fewer or smaller inputs")
         raise typer.Exit(1) from None
     except OSError as error:  # a folder that cannot be written, a full disk, no network for a download
         where = f"{error.filename}: " if error.filename else ""
         if where and error.filename == str(OUTPUT):
             _silence_stdout()
-        typer.echo(f"error: {where}{error.strerror or error}", err=True)
+        _say(f"{where}{error.strerror or error}")
         raise typer.Exit(2) from None
+
+
+def _say(problem: str) -> None:
+    typer.echo(f"error: {one_line(problem)}", err=True)
 
 
 class _Commands(TyperGroup):

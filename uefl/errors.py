@@ -62,6 +62,14 @@ def first_line(error: BaseException) -> str:
     return line[:200] or type(error).__name__
 
 
+def one_line(text: str) -> str:
+    """Return a text with a question mark for each line end and other character that is not printed.
+
+    Names of files may have such characters.
+    """
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
 def nearest(word: str, words: Iterable[str]) -> str:
     """Return `` (did you mean 'x'?)``, or an empty string."""
     close = difflib.get_close_matches(word, list(words), 1)

@@ -47,7 +47,7 @@ from .data.federation import Federation
 from .devices import is_gpu
 from .engines.base import Engine
 from .engines.in_process import LocalEngine
-from .errors import UserError
+from .errors import UserError, one_line
 from .folder import Metrics, Silos, check_free, lock, read_silos
 from .isolation import isolate
 from .json_text import parse_json
@@ -157,7 +157,7 @@ def train(
         try:
             checkpoint.write_json(out / "manifest.json", run.federation.manifest)
             checkpoint.write_json(out / "made.json", run.made())
-            checkpoint.write_text(out / "config.toml", f"# {preset}\n{cfg.to_toml()}")
+            checkpoint.write_text(out / "config.toml", f"# {one_line(preset)}\n{cfg.to_toml()}")
         except OSError as error:  # a full disk; files that are left do not block the next start in the folder
             raise UserError(
                 f"{error.filename or out} cannot be written ({error.strerror}); choose another folder with"

@@ -451,6 +451,17 @@ def test_names_that_no_file_can_have(tmp_path, monkeypatch, name):
     assert not list(tmp_path.iterdir())
 
 
+def test_names_with_line_ends_and_control_characters(tmp_path):
+    """An error stays one line, and the first line of config.toml is still a comment."""
+    name = "a\n\x1b[31m\u2028"
+    assert "\x1b" not in refused("report", tmp_path / name)
+    (tmp_path / f"{name}.toml").write_text('base = "demo"')
+    arguments = (*SETS, "--set", "arms=fedavg", "--set", "rounds=[1]", "--out", tmp_path / name)
+    for command in (("train", tmp_path / f"{name}.toml", *arguments), ("report", tmp_path / name)):
+        result = cli(*command)
+        assert result.exit_code == 0, result.output
+
+
 def test_a_suite_is_a_file_in_any_capitals(tmp_path):
     os.mkfifo(tmp_path / "pipe.toml")
     for path, said in ((tmp_path / "pipe.toml", "pipe"), (tmp_path / "absent.toml", "absent.toml")):

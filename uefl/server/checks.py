@@ -12,7 +12,7 @@ from ..algorithms.base import Record, State
 from ..client.evaluation import list_lengths
 from ..client.work import RESERVED
 from ..engines.base import Reply
-from ..errors import RunError
+from ..errors import RunError, one_line
 
 _DIVERGED = 1e3  # factor of the first training loss: more than the variation in a run that learns
 _OUTLIER = 100  # factor of the largest elements of the other updates
@@ -115,7 +115,7 @@ def printable(reason: str, most: int = _LONGEST) -> str:
 
     Clients choose some of the names in it.
     """
-    line = "".join(character if character.isprintable() else "?" for character in reason[: most + 1])
+    line = one_line(reason[: most + 1])
     return line if len(line) <= most else f"{line[:most]}..."
 
 
