@@ -77,7 +77,8 @@ def _in_a_line() -> Iterator[None]:
 
 
 def _say(problem: str) -> None:
-    typer.echo(f"error: {one_line(problem)}", err=True)
+    with suppress(OSError):  # where stderr cannot be written, the exit code remains
+        typer.echo(f"error: {one_line(problem)}", err=True)
 
 
 class _Commands(TyperGroup):

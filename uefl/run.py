@@ -52,7 +52,7 @@ from .folder import Metrics, Silos, check_free, lock, read_silos
 from .isolation import isolate
 from .json_text import parse_json
 from .models import custom, saved
-from .paths import check_name, read_text
+from .paths import check_name, other_capitals, read_text
 from .seeds import derive, deterministic, make_repeatable
 from .server.participants import Participants, check_joins
 from .server.rounds import ServerLoop
@@ -200,7 +200,8 @@ def resume(
             if free
             else "expected a run folder, as `uefl train` writes it"
         )
-        raise UserError(f"{out} holds no run (no config.toml); {advice}")
+        other = other_capitals(out) or other_capitals(out / "config.toml")
+        raise UserError(f"{out} holds no run (no config.toml){other}; {advice}")
     with lock(out):
         extend.finish(out)
         cfg = config.load_whole(out / "config.toml")

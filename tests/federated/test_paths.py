@@ -22,9 +22,10 @@ from typer.testing import CliRunner
 import uefl
 from uefl import checkpoint, config, data
 from uefl.cli import app
+from uefl.data import SOURCES
 from uefl.engines.processes import temporary
 from uefl.errors import UnusableFile, UserError
-from uefl.models import saved
+from uefl.models import pretrained, saved
 from uefl.paths import opened, read_bytes, read_text
 from uefl.report.plots import save
 from uefl.report.style import Picture
@@ -96,6 +97,27 @@ def test_other_capitals_are_named(tmp_path):
     with pytest.raises(UserError, match=r"\(but Data.npz"):
         saved.load(tmp_path / "DATA.npz")
     assert "(but Silos" in refused("report", tmp_path / "SILOS")
+    assert "(but Silos" in refused("train", "--resume", tmp_path / "SILOS")
+    with pytest.raises(UserError, match=r"\(but Data.npz"):
+        pretrained.file_of(str(tmp_path / "DATA.NPZ"), None)
+    with pytest.raises(UserError, match=r"\(but Silos"):
+        SOURCES["mnist"](tmp_path / "silos")
+
+
+@pytest.mark.parametrize("name", ["clients", "priors.csv", "priors.json"])
+def test_other_capitals_in_a_folder_of_sets_are_named(tmp_path, name):
+    images(tmp_path / "clients")
+    place = tmp_path / name.capitalize()
+    (tmp_path / "clients").rename(place) if name == "clients" else place.touch()
+    with pytest.raises(UserError, match=rf"\(but {place.name}"):
+        data.build(data.Data(source=str(tmp_path)), kind="sets", seed=0)
+
+
+@pytest.mark.parametrize("name", ["config.toml", "metrics.jsonl"])
+def test_other_capitals_in_a_run_folder_are_named(finished, tmp_path, name):
+    out = Path(shutil.copytree(finished[0], tmp_path / "run"))
+    (out / name).rename(out / name.upper())
+    assert f"(but {name.upper()}" in refused("report", out)
 
 
 BYTES = os.fsdecode(b"caf\xe9")

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from ..errors import UserError, first_line
-from ..paths import check_file, memory
+from ..paths import check_file, memory, other_capitals
 from .dataset import DataSet, numbers, two_parts
 from .images import ImageList, in_memory
 from .pixels import as_images, as_labels
@@ -167,7 +167,9 @@ def find_pool(name: str, root: Path, pattern: str, classes: tuple[str, ...], adv
             expected content.
     """
     if not root.is_dir():
-        raise UserError(f"no folder {root}, which was given as the data root; for {name}: {advice}")
+        raise UserError(
+            f"no folder {root}{other_capitals(root)}, which was given as the data root; for {name}: {advice}"
+        )
     found = sorted(root.glob(pattern))
     if not found:
         raise UserError(

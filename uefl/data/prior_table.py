@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import InvalidPriors
-from ..paths import check_fits, read_text
+from ..paths import check_fits, other_capitals, read_text
 
 
 class SetPriors(NamedTuple):
@@ -41,7 +41,7 @@ def read(root: Path) -> PriorTable:
     Raises:
         InvalidPriors: the table cannot be read, or an entry is missing or occurs twice.
     """
-    if (root / "priors.csv").is_file():
+    if (root / "priors.csv").exists():
         path = root / "priors.csv"
         check_fits(path)
         try:
@@ -77,8 +77,11 @@ def read(root: Path) -> PriorTable:
             shares = [_number(cell, f"{path}, line {line}") for cell in row[2:]]
             table[row[0]][row[1]] = SetPriors(shares, f"{path.name}, line {line}")
         return PriorTable(path.name, table, classes)
-    if (root / "priors.json").is_file():
+    if (root / "priors.json").exists():
         return _read_json(root / "priors.json")
+    for name in ("priors.csv", "priors.json"):
+        if other := other_capitals(root / name):
+            raise InvalidPriors(f"{root / name} is not there{other}")
     return PriorTable("", {}, ())
 
 

@@ -81,7 +81,7 @@ def own(path: Path, name: str | None, label: str = "label") -> OwnFolder | OwnSe
         check_names("silo", [name or path.stem])
         return OwnTable(path, name or path.stem, label)
     inside = path / "clients"
-    if inside.is_dir() and any(entry.is_dir() or entry.suffix == ".npz" for entry in visible(inside)):
+    if inside.is_dir() and any(entry.is_dir() or entry.suffix.lower() == ".npz" for entry in visible(inside)):
         return OwnSets(path, name)
     name = name or path.resolve().name
     check_names("silo", [name])

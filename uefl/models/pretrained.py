@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ..errors import UserError, first_line
-from ..paths import expanded
+from ..paths import check_file, expanded
 
 
 def file_of(pretrained: bool | str, weights: Any) -> Path:
@@ -25,8 +25,7 @@ def file_of(pretrained: bool | str, weights: Any) -> Path:
     """
     if isinstance(pretrained, str):
         path = expanded(pretrained)
-        if not path.is_file():
-            raise UserError(f"key 'model.pretrained': there is no file {pretrained}")
+        check_file(path, "key 'model.pretrained':", "expected a file of weights")
         return path
     path = Path(torch.hub.get_dir()) / "checkpoints" / Path(weights.url).name
     if not path.is_file():

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from ...errors import InvalidPriors, UserError
+from ...paths import other_capitals
 from .. import npz, prior_table
 from ..folder_listing import case_conflicts, labeled, unused_paths, visible
 from ..images import ImageList, Rows, on_disk
@@ -47,7 +48,7 @@ def read(root: Path) -> UnlabeledData:
         InvalidPriors: a set has no row of priors, or a row has no set.
     """
     if not (root / "clients").is_dir():
-        raise UserError(f"{root} has no folder clients; {LAYOUT}")
+        raise UserError(f"{root} has no folder clients{other_capitals(root / 'clients')}; {LAYOUT}")
     table = prior_table.read(root)
     classes, named_by = table.classes, table.file
     entries = [path for path in visible(root / "clients") if path.is_dir() or path.suffix.lower() == ".npz"]
@@ -184,7 +185,7 @@ def _labeled(
         labels = np.array([names.index(name) for _, name in files])
         return LabeledRows(images, np.arange(len(files)), labels), names
     path = root / f"{part}.npz"
-    if not path.is_file():
+    if not path.exists():
         return None
     arrays = npz.read(path, ("images", "labels"))
     if set(arrays) != {"images", "labels"}:
@@ -204,7 +205,9 @@ def _unused_files(root: Path, clients: list[Path], table: str) -> tuple[str, ...
     parts = [root / part if (root / part).is_dir() else root / f"{part}.npz" for part in _PARTS]
     known = {root / "clients", *(root / name for part in _PARTS for name in (part, f"{part}.npz"))}
     others = [
-        path for path in visible(root) if path not in known and (path.is_dir() or path.suffix == ".npz")
+        path
+        for path in visible(root)
+        if path not in known and (path.is_dir() or path.suffix.lower() == ".npz")
     ]
     misnamed = (
         (f"ignored: {', '.join(map(str, others))}; expected test, labeled or validation",) if others else ()
