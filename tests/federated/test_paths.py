@@ -20,11 +20,15 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import uefl
-from uefl import checkpoint, config, data
+from uefl import checkpoint, config, data, privacy
 from uefl.cli import app
 from uefl.data import SOURCES
+from uefl.deploy import choices
+from uefl.deploy.privacy_floor import PrivacyFloor
+from uefl.deploy.silo_folder import SiloFolder
 from uefl.engines.processes import temporary
 from uefl.errors import UnusableFile, UserError
+from uefl.folder import read_silos
 from uefl.models import pretrained, saved
 from uefl.paths import opened, read_bytes, read_text
 from uefl.report.plots import save
@@ -298,6 +302,25 @@ def test_what_lies_where_a_file_is_made_is_replaced(half, tmp_path, left):
     assert outcome(out) == half[1]
     assert (tmp_path / "mine").read_text() == "mine"
     assert not [path for path in out.rglob("*") if path.is_fifo() or path.is_symlink()]
+
+
+@pytest.mark.parametrize(
+    ("name", "use"),
+    [
+        ("secret", SiloFolder),
+        (
+            "spent.json",
+            lambda folder: PrivacyFloor(1.0, 1e-5, 0.0, folder / "spent.json").locked().__enter__(),
+        ),
+        ("key", lambda folder: choices.checked_address("host:1", folder / "key", insecure=False)),
+        (privacy.KEY, lambda folder: privacy.key_of(folder, begun=True)),
+        ("silos.json", read_silos),
+    ],
+)
+def test_pipes_in_the_folder_of_a_silo_or_a_server(tmp_path, name, use):
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(UserError, match=rf"{name} .*\bpipe"):
+        use(tmp_path)
 
 
 def test_a_pipe_that_is_not_read_is_not_waited_for(half, tmp_path, pipe):

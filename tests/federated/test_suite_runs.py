@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import signal
 import subprocess
@@ -342,6 +343,27 @@ def test_stopped_run_is_resumed(tmp_path: Path) -> None:
     )
     assert stopped == whole
     assert of_stopped["arms"] == of_whole["arms"]
+
+
+def test_special_and_damaged_files_in_the_folder_of_a_suite(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pipe is not waited for, and a damaged cost is measured again."""
+    job, *_ = suite.jobs(suite.load(tiny(tmp_path)), "cpu", 1, tmp_path / "out", threads=1)
+    job.folder.mkdir(parents=True)
+    os.mkfifo(tmp_path / "out" / "results.json")
+    runner.check_own(tmp_path / "out", "tiny", [job])
+    os.mkfifo(job.folder.with_suffix(".log"))
+    monkeypatch.setattr(runner, "_start_server", lambda: None)
+    keys = {"side_by_side": 1, "device": "cpu", "data_root": None, "ended": print, "report": print}
+    with pytest.raises(UserError, match=r"seed-0\.log .*\bpipe"):
+        runner.run([job], **keys)
+    (job.folder / "cost.json").write_text('{"parameters_')
+    assert cost.read(job.folder) == {}
+    (job.folder / "cost.json").unlink()
+    os.mkfifo(job.folder / "cost.json")
+    with pytest.raises(UserError, match=r"cost\.json .*\bpipe"):
+        cost.read(job.folder)
 
 
 def test_the_cost_of_a_model_covers_the_cpu_and_any_gpu(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from pathlib import Path
 
 from ..api import load
 from ..checkpoint import write_json
+from ..json_text import parse_json
 from ..models.normalization import blank
 from ..models.saved import SavedModel
 from ..paths import read_text
@@ -58,7 +58,9 @@ def milliseconds(model: SavedModel, client: str | None) -> float:
 
 
 def read(folder: Path) -> dict[str, float]:
-    """Return the result of :func:`measure`, or an empty mapping if it was not called."""
-    path = folder / "cost.json"
-    found: dict[str, float] = json.loads(read_text(path)) if path.exists() else {}
-    return found
+    """Return the result of :func:`measure`, or an empty mapping if it is missing or damaged."""
+    try:
+        found = parse_json(read_text(folder / "cost.json"))
+    except (FileNotFoundError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
