@@ -19,6 +19,7 @@ from . import checkpoint
 from .config import Config
 from .errors import UserError
 from .folder import Metrics
+from .json_text import parse_json
 from .paths import opened, read_text
 
 _FOLDER, _LONGER, _STAGED = "ends", "longer", "longer.tmp"
@@ -113,11 +114,14 @@ def stage(out: Path, cfg: Config, rounds: int, digest: str, preset: str) -> dict
     assert first is not None
     assert last is not None
     lines = []
-    for line in read_text(out / "metrics.jsonl").splitlines(keepends=True):
-        arm = json.loads(line)["arm"]
-        if left[arm] > 0:  # the turn that now trains measures the last round again
-            lines.append(line)
-        left[arm] -= 1
+    try:
+        for line in read_text(out / "metrics.jsonl").splitlines(keepends=True):
+            arm = parse_json(line)["arm"]
+            if left[arm] > 0:  # the turn that now trains measures the last round again
+                lines.append(line)
+            left[arm] -= 1
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{out / 'metrics.jsonl'} is damaged; restore it, or start a new run") from None
     text = "".join(lines)
     plain = first[1] | {
         "arm": 0,

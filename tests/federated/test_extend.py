@@ -127,6 +127,13 @@ def test_run_that_cannot_be_extended_is_unchanged(tmp_path):
     with pytest.raises(UserError, match="lr_schedule"):
         extend(tmp_path / "cosine", 1)
     start(tmp_path / "run", "arms=fedavg", "rounds=[1]")
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    whole = metrics.read_bytes()
+    for damaged in (b"\xff", whole[:-9], b"[]\n", whole.replace(b'"fedavg"', b'"other"')):
+        metrics.write_bytes(damaged)
+        with pytest.raises(UserError, match=r"metrics\.jsonl"):
+            extend(tmp_path / "run", 1)
+    metrics.write_bytes(whole)
     (tmp_path / "run" / "ends" / "fedavg" / "checkpoint.json").unlink()
     with pytest.raises(UserError, match=r"/ends/fedavg .*'fedavg'"):
         extend(tmp_path / "run", 1)
