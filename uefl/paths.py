@@ -13,8 +13,8 @@ import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 from .errors import UnusableFile, UserError
 
@@ -117,7 +117,7 @@ def check_regular(path: Path) -> None:
         raise UnusableFile(errno.EINVAL, f"it is {kind}", str(path))
 
 
-def opened(path: Path) -> BinaryIO:
+def opened(path: Path) -> BufferedReader:
     """Open a regular file to read it.
 
     Raises:
