@@ -248,7 +248,7 @@ def test_files_are_read_by_these_functions():
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
 @pytest.mark.parametrize(("name", "code"), [("manifest.json", 2), ("made.json", 0), ("report.md", 0)])
 def test_a_report_of_a_folder_with_special_files(finished, tmp_path, kind, name, code):
-    """It names the file, writes a new one in its place, or does without made.json."""
+    """A report names the file, writes a new one in its place, or does without made.json."""
     out = Path(shutil.copytree(finished[0], tmp_path / "run"))
     put(kind, out / name)
     result = cli("report", out)
