@@ -103,6 +103,7 @@ LEANED_ON = {
     "uefl.data.inputs": "the kinds of inputs: one type",
     "uefl.engines.base": "messages and replies: types, and the protocol of an engine",
     "uefl.errors": "the errors that become a line for the user",
+    "uefl.paths": "checks of paths, and the functions that read files",
 }
 """the only modules that an eighth of the package or more may import, and why"""
 

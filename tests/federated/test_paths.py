@@ -242,6 +242,7 @@ def test_files_are_read_by_these_functions():
         "processes.py",
         "messenger.py",
         "node.py",
+        "link.py",
     }
 
 

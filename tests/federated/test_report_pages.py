@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from uefl.cli import app
@@ -198,7 +198,7 @@ def test_images_of_another_file_are_named(tmp_path, file, tensors):
 def test_samples_are_spread_over_the_classes_and_kept_once(tmp_path):
     data = with_samples(tmp_path)
     before = (tmp_path / "samples.safetensors").read_bytes()
-    tensors = samples.load_file(tmp_path / "samples.safetensors")
+    tensors = load_file(tmp_path / "samples.safetensors")
     assert tensors["1.labels"].tolist() == sorted(tensors["1.labels"].tolist())
     assert set(tensors["1.labels"].tolist()) == {0, 1, 2, 3}
     images = {image.numpy().tobytes() for image in data["silo-1"].train.images}
@@ -525,7 +525,7 @@ class Guess:
 def test_the_most_uncertain_test_images_are_kept_and_shown(tmp_path):
     data = with_samples(sample_runs.write(tmp_path))
     samples.write_uncertain(tmp_path, "uefl", Guess(), list(data), data.__getitem__)
-    kept = samples.load_file(tmp_path / "uncertain-uefl.safetensors")
+    kept = load_file(tmp_path / "uncertain-uefl.safetensors")
     brightness = data["silo-1"].test.images.float().mean((1, 2, 3))
     np.testing.assert_allclose(kept["1.entropy"], 1 - brightness.sort().values[:10] / 255, atol=1e-6)
     write_report(tmp_path)

@@ -18,11 +18,12 @@ _LITTER = frozenset(
 def visible(folder: Path) -> list[Path]:
     """Return the visible entries of a folder, sorted by name.
 
-    Files that operating systems create count as hidden.
+    Files that operating systems create count as hidden. A broken link with the name of an image is an entry,
+    so that its reader names it among all damaged images.
 
     Raises:
-        UserError: the folder cannot be read, or has a pipe, a socket, a device, a broken link or a name that
-            is not UTF-8.
+        UserError: the folder cannot be read, or has a pipe, a socket, a device, another broken link or a name
+            that is not UTF-8.
     """
     try:
         entries = sorted(
@@ -35,11 +36,18 @@ def visible(folder: Path) -> list[Path]:
     for path in entries:
         check_name(path, "the entry")
         kind = special(path)
-        if kind is None and path.is_symlink() and not path.exists():
+        if kind is None and path.is_symlink() and not path.exists() and not _is_image(path):
             kind = "a link to a path that is not there"
         if kind is not None:
             raise UserError(f"{path} is {kind}; expected images and folders of images, remove it")
     return entries
+
+
+def _is_image(path: Path) -> bool:
+    """Return True for the name of an image."""
+    from torchvision.datasets.folder import IMG_EXTENSIONS
+
+    return path.suffix.lower() in IMG_EXTENSIONS
 
 
 def subfolders(folder: Path, layout: str) -> list[Path]:
@@ -48,11 +56,9 @@ def subfolders(folder: Path, layout: str) -> list[Path]:
     Raises:
         UserError: the folder has no subfolder, or has an image outside of its subfolders.
     """
-    from torchvision.datasets.folder import IMG_EXTENSIONS
-
     entries = visible(folder)
     for path in entries:
-        if path.is_file() and path.suffix.lower() in IMG_EXTENSIONS:
+        if not path.is_dir() and _is_image(path):
             raise UserError(f"{path} is not in a class folder; {layout}")
     folders = [path for path in entries if path.is_dir()]
     if not folders:
@@ -78,7 +84,7 @@ def labeled(folder: Path, layout: str) -> list[tuple[Path, str]]:
 def unused_paths(folders: Iterable[Path], used: Collection[Path] = ()) -> tuple[str, ...]:
     """Return one note on files where folders are expected, without ``used``, and one on empty folders."""
     inside = [path for folder in folders for path in visible(folder) if path not in used]
-    files = [path for path in inside if path.is_file()]
+    files = [path for path in inside if not path.is_dir()]
     empty = [path for path in inside if path.is_dir() and not visible(path)]
     return tuple(
         f"ignored {what}: {paths[0]}" + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")

@@ -164,7 +164,7 @@ def test_an_incomplete_reply_is_requested_once_more(run):
     there.torn[11] = 1
     assert [reply.error for reply in one.round(asked)] == [None, None, None]
     there.torn[11] = 2
-    tiny.check_errors(one.round(asked), None, "whole", None)
+    tiny.check_errors(one.round(asked), None, "completely", None)
 
 
 def test_too_large_reply_is_requested_once_more(run, monkeypatch):
