@@ -50,9 +50,9 @@ def test_nan_keeps_a_codeword_out_of_the_batch():
     arguments.sums[1, 3, 5] = torch.nan
     counts, sums = arguments.counts.clone(), arguments.sums.clone()
     counts[1, 3], sums[1, 3] = 0, 0
-    expected = torch.ops.uefl.ema_update(*arguments._replace(counts=counts, sums=sums))
-    found = torch.ops.uefl.ema_update(*arguments)
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    for update in (torch.ops.uefl.ema_update, torch.ops.uefl_reference.ema_update):
+        expected = update(*arguments._replace(counts=counts, sums=sums))
+        assert all(torch.equal(a, b) for a, b in zip(update(*arguments), expected, strict=True))
 
 
 def test_codewords_without_any_size_stay():
@@ -120,6 +120,19 @@ def test_stages_that_move_together_move_as_one_by_one():
     )
 
 
+@pytest.mark.parametrize("cosine", [False, True])
+def test_update_ema_moves_codewords_as_a_pass_does(cosine):
+    def moved(manual):
+        torch.manual_seed(0)
+        layer = VectorQuantize(8, 16, use_cosine_sim=cosine, manual_ema_update=manual)
+        layer(torch.randn(60, 8))
+        if manual:
+            layer._codebook.update_ema()
+        return layer.codebook
+
+    torch.testing.assert_close(moved(True), moved(False))
+
+
 class Count(TorchDispatchMode):
     """Count the operations of torch."""
 
@@ -142,9 +155,12 @@ def test_a_training_pass_takes_few_operations(layer, most):
     assert counted.calls <= most
 
 
-def test_shared_codebook_moves_once_for_each_stage():
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_shared_codebook_moves_once_for_each_stage(by_hand):
     torch.manual_seed(0)
-    layer = ResidualVQ(dim=8, codebook_size=16, num_quantizers=3, shared_codebook=True)
+    layer = ResidualVQ(dim=8, codebook_size=16, num_quantizers=3, shared_codebook=not by_hand)
+    for stage in layer.layers[1:] if by_hand else ():
+        stage._codebook = layer.layers[0]._codebook
     alone = VectorQuantize(8, 16)
     alone.load_state_dict(layer.layers[0].state_dict())
     x = torch.randn(4, 50, 8)

@@ -143,7 +143,7 @@ def test_one_average_by_hand():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_dead_codewords_move_to_distinct_rows(kind):
-    vq, x = layer(threshold_ema_dead_code=1, decay=0.0, codebook_size=30, **KINDS[kind]), normal(50, 8)
+    vq, x = layer(threshold_ema_dead_code=2, decay=0.0, codebook_size=30, **KINDS[kind]), normal(50, 8)
     seen = vq.project_in(x).detach().unflatten(-1, (vq.heads, -1))
     seen = F.normalize(seen, dim=-1) if kind == "cosine" else seen
     vq(x)
@@ -154,8 +154,8 @@ def test_dead_codewords_move_to_distinct_rows(kind):
         assert len(revived) > 0
         assert hits.any(1).all()
         assert len(set(hits.int().argmax(1).tolist())) == len(revived)
-        assert (vq._codebook.cluster_size[codebook][counts == 0] == 1).all()
-        assert torch.equal(vq._codebook.embed_avg[codebook][counts == 0], revived)
+        assert (vq._codebook.cluster_size[codebook][counts == 0] == 2).all()
+        assert torch.equal(vq._codebook.embed_avg[codebook][counts == 0], 2 * revived)
 
 
 def test_more_dead_codewords_than_rows():
@@ -210,7 +210,8 @@ def test_usage_and_perplexity():
     assert vq.usage.item() == pytest.approx((vq.counts > 0).double().mean().item())
     vq = layer(heads=4, codebook_dim=2, separate_codebook_per_head=True).eval()
     vq(normal(40, 8))
-    assert vq.perplexity.shape == vq.usage.shape == (4,)
+    torch.testing.assert_close(vq.perplexity, torch.special.entr(vq.counts / 40).sum(-1).exp())
+    assert vq.usage.shape == (4,)
     assert vq.counts.sum(-1).tolist() == [40] * 4
     vq(normal(0, 8))
     assert vq.perplexity.tolist() == [1] * 4
