@@ -7,7 +7,7 @@ import torch
 from tests.federated import tiny_sets
 from tests.federated.engine_wrappers import RecordingEngine, TamperingEngine
 from tests.federated.tiny import again, arm, federation, finish, settings, values, workspace_of
-from uefl.algorithms.base import registry
+from uefl.algorithms.base import Algorithm, registry
 from uefl.client.client import Clients
 from uefl.client.workspace import Workspace
 from uefl.engines.base import Reply
@@ -66,6 +66,19 @@ def test_training_learns_and_runs_repeat_bit_for_bit():
 def test_seeds_matter():
     one, two = (finish(arm(settings("fedavg", seed=seed))[0]) for seed in (0, 1))
     assert one != two
+
+
+def test_every_client_draws_its_own_batches_in_every_round():
+    orders = []
+
+    class Orders(Algorithm):
+        def epoch(self, work):
+            batches = list(super().epoch(work))
+            orders.append(torch.cat(batches).tolist())
+            return iter(batches)
+
+    finish(arm(settings("fedavg", rounds=[2]), algorithm=Orders())[0])
+    assert len(orders) == len(set(map(tuple, orders))) == 6
 
 
 ONE_ENSEMBLE = "fedsr, ensemble"

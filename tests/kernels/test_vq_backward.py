@@ -151,6 +151,14 @@ def test_rows_that_are_not_finite_change_no_other_rows(op):
         assert torch.equal(got.isnan(), reference(x, codebook, indices, g, pull, rotation).isnan())
 
 
+def test_lengths_below_epsilon_count_as_epsilon(op):
+    x, codebook = normal(40, 12), normal(9, 6, seed=1)
+    x[::2] *= 1e-8
+    x[1], codebook[0] = 0, 0
+    codebook[1:4] *= 1e-8
+    compare(op, *inputs(x, codebook))
+
+
 def test_no_rows(op):
     for rotation in (False, True):
         assert op(*inputs(torch.empty(0, 4, 6), normal(5, 3)), rotation).shape == (0, 4, 6)
