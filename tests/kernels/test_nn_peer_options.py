@@ -267,19 +267,6 @@ def test_cross_entropy_of_given_codewords():
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6)
 
 
-def test_diversity_ignores_padding():
-    """The peer includes the padding."""
-    vq, mask = pair(codebook_diversity_loss_weight=1.0)[0], torch.arange(40).expand(3, 40) < 17
-    found = vq(
-        normal(3, 40, 16).masked_fill(~mask[..., None], torch.nan),
-        mask=mask,
-        freeze_codebook=True,
-        return_loss_breakdown=True,
-    )
-    cut = vq(normal(3, 40, 16)[:, :17], freeze_codebook=True, return_loss_breakdown=True)
-    torch.testing.assert_close(found[3].codebook_diversity, cut[3].codebook_diversity)
-
-
 def test_a_bridge_in_front_of_the_codewords():
     results = []
     for kind in (VectorQuantize, peer.VectorQuantize):

@@ -244,6 +244,15 @@ def test_an_affine_map_begins_with_the_first_batch_that_has_rows():
     assert all(torch.equal(value, found[1][name]) for name, value in found[0].items())
 
 
+def test_decays_of_an_affine_map():
+    vq = layer(affine_param=True, affine_param_batch_decay=0.0, affine_param_codebook_decay=1.0)
+    first = vq.codebook.mean(0)
+    for seed in range(2):
+        vq(normal(40, 8, seed=seed))
+    torch.testing.assert_close(vq._codebook.batch_mean[0, 0], normal(40, 8, seed=1).mean(0))
+    torch.testing.assert_close(vq._codebook.codebook_mean[0, 0], first)
+
+
 def test_statistics_of_an_affine_map_that_a_checkpoint_lacks():
     vq = layer(affine_param=True)
     new = {name: value for name, value in state(vq).items() if "batch_" not in name}

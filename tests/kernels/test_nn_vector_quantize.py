@@ -331,6 +331,16 @@ def test_padding_of_nan_reaches_no_gradient(make):
     assert all(parameter.grad.isfinite().all() for parameter in vq.parameters() if parameter.grad is not None)
 
 
+@pytest.mark.parametrize(
+    "options", [{"codebook_diversity_loss_weight": 1.0}, {"commitment_use_cross_entropy_loss": True}], ids=str
+)
+def test_losses_of_assignments_leave_padding_out(options):
+    """The peer includes the padding in the diversity."""
+    vq, x, mask = layer(freeze_codebook=True, **options), normal(3, 40, 8), torch.arange(40) < 17
+    loss = vq(x.masked_fill(~mask[:, None], torch.nan), mask=mask.expand(3, 40))[2]
+    torch.testing.assert_close(loss, vq(x[:, :17])[2])
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_mask_keeps_padding_out_of_the_codewords(kind):
     vq = layer(threshold_ema_dead_code=1, decay=0.0, codebook_size=30, **KINDS[kind])
