@@ -213,6 +213,25 @@ def test_unreadable_report_is_answered(folder, monkeypatch):
     assert told == ["report", "refused"]
 
 
+def test_silo_with_data_of_another_kind_is_refused(folder, monkeypatch):
+    honest = program(folder, "b")
+
+    def liar(packet):
+        report = honest(packet)
+        if packet.header["ask"] == "report":
+            content, sizes = report.header["content"], report.header["sizes"]
+            del content["holdout"]
+            sizes |= {"holdout": 0, "sets": [sizes["train"]]}
+            report.header.update(kind="sets", reach={"has": [True, True], "full_rank": True})
+        return report
+
+    with (
+        joined(monkeypatch, [program(folder, "a"), liar], wait=0.1) as (run, _, _),
+        pytest.raises(UserError, match=r"refused: silo 'b' has sets .*labeled"),
+    ):
+        run.federation(settings(folder), None, {})
+
+
 def test_a_resumed_run_keeps_the_key_of_each_name(folder, monkeypatch):
     """The run folder has the hash of the key.
 
