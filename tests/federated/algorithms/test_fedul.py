@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -310,6 +311,19 @@ def test_saved_model_can_be_the_best_on_validation():
     best = max(r["validation_accuracy"] for r in records)
     own = state(algorithm)
     assert algorithm.teacher.accuracy(own.tensors) == best == own.plain["best_accuracy"]
+
+
+def test_of_equally_good_models_the_first_is_saved():
+    """The report names its round."""
+    algorithm, measured = arm(configured("fedul", select="validation"))[0], []
+
+    def accuracy(tensors):
+        measured.append(tensors["values"].clone())
+        return (0.25, 0.5, 0.5)[len(measured) - 1]
+
+    algorithm.teacher = SimpleNamespace(accuracy=accuracy)
+    finish(algorithm)
+    assert torch.equal(values(algorithm), measured[1])
 
 
 # --- averages ---------------------------------------------------------------------------------------------
