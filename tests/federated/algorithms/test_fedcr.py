@@ -112,9 +112,18 @@ def test_training_uses_only_the_last_pass():
     one_silo = ClientData.of("silo-0", LabeledData(train, split(12, 1, 0.1), split(12, 2, 0.1)))
     fed = Federation(fed.kind, (one_silo,), fed.classes, fed.shape, fed.mean, fed.std)
     deviations = []
+
+    class Watched(FedCR):
+        def loss(self, work, batch):
+            loss = super().loss(work, batch)
+            summed.add((work.epoch, bool(work.memory["sums"].any())))
+            return loss
+
     for epochs in (1, 3):
-        one = arm(settings("fedcr", dim=8, local_epochs=epochs, optimizer="sgd", lr=1e-9, samples=2), fed)[0]
+        cfg, summed = settings("fedcr", local_epochs=epochs, optimizer="sgd", lr=1e-9), set()
+        one = arm(cfg, fed, algorithm=Watched(dim=8, samples=2))[0]
         one.turn()
+        assert summed == {(epoch, epoch == epochs - 1) for epoch in range(epochs)}
         means, stds = state(one).tensors["classes"]
         assert torch.equal(means[2], torch.zeros(8))
         assert torch.equal(stds[2], torch.ones(8))
@@ -261,6 +270,15 @@ def test_head_phase_trains_on_the_measured_encoder():
         if p.grad is not None and p.grad.abs().max() > 0
     }
     assert with_gradient == {"head"}
+
+
+def test_head_phase_moves_only_the_head():
+    work = first_turn(settings("fedcr", dim=8, samples=2, head_epochs=1, weight_decay=0.1))
+    work.message.options["ask"] = "0/0/1"
+    before = work.workspace.shared()["values"].clone(), work.workspace.private()["net.values"].clone()
+    work.workspace.algorithm.reply(work)
+    assert torch.equal(work.workspace.shared()["values"], before[0])
+    assert not torch.equal(work.workspace.private()["net.values"], before[1])
 
 
 def test_the_mean_of_the_logits_predicts():
