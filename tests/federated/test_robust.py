@@ -54,8 +54,11 @@ def flat(found):
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("n", [5, 6, 10])
 def test_a_rule_is_its_definition(rule, n):
-    sent, attackers = updates(n), RULES[rule].get("attackers", 0)
-    np.testing.assert_allclose(flat(result(sent, rule, attackers)), plain(sent, rule, attackers), atol=1e-6)
+    attackers = RULES[rule].get("attackers", 0)
+    for seed in range(8):
+        sent = updates(n, seed=seed)
+        found = flat(result(sent, rule, attackers))
+        np.testing.assert_allclose(found, plain(sent, rule, attackers), atol=1e-6)
 
 
 @pytest.mark.parametrize("attackers", [0, 1, 2, 3])

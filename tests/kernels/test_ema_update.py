@@ -120,6 +120,18 @@ def test_stages_that_move_together_move_as_one_by_one():
     )
 
 
+@pytest.mark.parametrize(("option", "value"), [("decay", 0.5), ("eps", 1.0), ("manual_ema_update", True)])
+def test_a_stage_moves_by_its_own_options(option, value):
+    def after(**one_by_one):
+        torch.manual_seed(0)
+        layer = ResidualVQ(dim=8, codebook_size=16, num_quantizers=3)
+        setattr(layer.layers[1], option, value)
+        layer(torch.randn(4, 50, 8), **one_by_one)
+        return layer.state_dict()
+
+    torch.testing.assert_close(after(), after(mask=torch.ones(4, 50, dtype=torch.bool)))
+
+
 @pytest.mark.parametrize("cosine", [False, True])
 def test_update_ema_moves_codewords_as_a_pass_does(cosine):
     def moved(manual):

@@ -33,6 +33,12 @@ def test_priors_in_half_precision_may_be_off_by_their_rounding(dtype):
     )
 
 
+def test_shares_are_divided_by_their_sum():
+    shares = P, torch.tensor([0.3, 0.7], dtype=torch.float64), P[0]
+    found = log_transition_matrix(*(share * (1 + 5e-5) for share in shares))
+    torch.testing.assert_close(found, log_transition_matrix(*shares), rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("case", BAD_PRIORS)
 def test_wrong_priors(case):
     arguments, error, message = BAD_PRIORS[case]

@@ -88,6 +88,21 @@ def test_the_same_as_without(name, reentrant, views):
         assert torch.equal(model.state_dict()[key], value), key
 
 
+def test_draws_behind_an_accumulated_batch_are_the_same_again():
+    model, gradients = QuantizedNet(LAYERS["revival"]), []
+
+    def region(x):
+        quantized, _, loss = model.quantizer(model.before(x), accum_ema_update=True)
+        return torch.nn.functional.dropout(quantized).sum() + loss
+
+    for call in (region, lambda x: checkpoint(region, x, use_reentrant=False)):
+        torch.manual_seed(1)
+        x = normal(30, 8).requires_grad_()
+        call(x).backward()
+        gradients.append(x.grad)
+    assert torch.equal(*gradients)
+
+
 def test_a_graph_that_is_kept_can_be_run_again():
     model = QuantizedNet(LAYERS["averages"])
     quantized, loss = checkpoint(model, normal(30, 8).requires_grad_(), use_reentrant=False)

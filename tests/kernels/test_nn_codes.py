@@ -243,14 +243,15 @@ def test_a_mask_and_a_number_for_each_example():
     assert torch.equal(indices[..., 1] >= 0, mask & torch.tensor([[False], [True], [True]]))
 
 
+DROPS = {"quantize_dropout": True}
 STACKS = {
     "sim": lambda: ResidualSimVQ(dim=8, num_quantizers=3, codebook_size=16),
     "sim first": lambda: ResidualSimVQ(dim=8, num_quantizers=3, codebook_size=16, channel_first=True),
     "fsq": lambda: ResidualFSQ(levels=[5, 3], dim=8, num_quantizers=3),
     "lfq": lambda: ResidualLFQ(dim=8, codebook_size=16, num_quantizers=3),
-    "grouped": lambda: GroupedResidualVQ(dim=8, groups=2, num_quantizers=3, codebook_size=16),
-    "grouped fsq": lambda: GroupedResidualFSQ(levels=[5, 3], dim=8, num_quantizers=3, groups=2),
-    "grouped lfq": lambda: GroupedResidualLFQ(dim=8, codebook_size=16, num_quantizers=3, groups=2),
+    "grouped": lambda: GroupedResidualVQ(dim=8, groups=2, num_quantizers=3, codebook_size=16, **DROPS),
+    "grouped fsq": lambda: GroupedResidualFSQ(levels=[5, 3], dim=8, num_quantizers=3, groups=2, **DROPS),
+    "grouped lfq": lambda: GroupedResidualLFQ(dim=8, codebook_size=16, num_quantizers=3, groups=2, **DROPS),
 }
 
 
@@ -272,6 +273,18 @@ def test_a_number_of_quantizers_of_every_residual_layer(name):
     assert torch.equal(layer.encode(x, n_q=n_q), indices)
     with pytest.raises(ValueError, match="n_q"):
         layer(x, n_q=4)
+
+
+@pytest.mark.parametrize("name", ["grouped", "grouped fsq", "grouped lfq"])
+def test_groups_leave_out_the_same_quantizers(name):
+    torch.manual_seed(0)
+    layer = STACKS[name]()
+    numbers = set()
+    for _ in range(20):
+        kept = (layer(normal(1, 4, 8))[1][:, 0, 0] >= 0).sum(-1)
+        assert kept[0] == kept[1]
+        numbers.add(int(kept[0]))
+    assert numbers == {1, 2, 3}
 
 
 def test_losses_of_the_examples_that_a_quantizer_has():

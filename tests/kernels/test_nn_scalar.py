@@ -76,6 +76,15 @@ def test_lfq_entropies_cover_all_codewords():
     torch.testing.assert_close(losses.batch_entropy.double(), batch, rtol=1e-4, atol=1e-4)
 
 
+def test_lfq_entropy_of_a_share_of_the_rows():
+    layer, x = LFQ(dim=4, frac_per_sample_entropy=0.1), normal(10, 4)
+    found, *alone = (
+        layer(rows, inv_temperature=1.0, return_loss_breakdown=True)[1].per_sample_entropy
+        for rows in (x, *x.split(1))
+    )
+    assert (torch.stack(alone) - found).abs().min() < 1e-6
+
+
 def test_lfq_mask_of_positions_leaves_them_out():
     layer = LFQ(dim=4, commitment_loss_weight=1.0)
     x, mask = normal(2, 10, 4), torch.rand(2, 10, generator=torch.Generator().manual_seed(0)) < 0.5

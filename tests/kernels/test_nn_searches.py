@@ -131,6 +131,18 @@ def test_a_frozen_shared_codebook_stays(options, call):
     assert all(map(torch.equal, state(rvq).values(), before.values()))
 
 
+def test_weights_of_the_losses_choose_the_beam():
+    torch.manual_seed(0)
+    rvq = ResidualVQ(
+        dim=8, num_quantizers=2, codebook_size=6, beam_size=6, beam_score_quantizer_weights=[4.0, 1.0]
+    ).eval()
+    x, (first, second) = normal(60, 8), rvq.codebooks
+    rest = x.unsqueeze(1) - first
+    scores = 4 * distances(x, first).unsqueeze(-1) + distances(rest, second)
+    best = scores.flatten(1).argmin(-1)
+    assert torch.equal(rvq(x)[1], torch.stack([best // 6, best % 6], -1))
+
+
 @pytest.mark.parametrize("options", [{"diveq": True}, {"commitment_weight": 0.0}], ids=str)
 def test_beams_need_a_loss_to_compare(options):
     rvq = ResidualVQ(dim=8, num_quantizers=2, codebook_size=16, beam_size=2, **options)
