@@ -12,7 +12,7 @@ from uefl.client.client import Clients
 from uefl.client.workspace import Workspace
 from uefl.engines.base import Reply
 from uefl.errors import RunError
-from uefl.server.checks import check_quorum
+from uefl.server.checks import check_course, check_quorum
 
 
 def test_r_rounds_take_r_plus_one_exchanges_and_r_measurements():
@@ -220,6 +220,13 @@ def test_a_loss_far_above_its_beginning_is_divergence(resumed):
         algorithm = other
     with pytest.raises(RunError, match=r"diverged: .*5e\+03 .*round 2, .*\b2; .*\blr$"):
         algorithm.turn()
+
+
+def test_false_losses_of_half_of_the_clients_do_not_end_the_run():
+    losses = [{"train_loss": loss} for loss in (1e30, 1.0, 1e30, 1.0)]
+    assert check_course([], losses, 1.0, 2) == 1.0
+    with pytest.raises(RunError, match=r"diverged: .*1e\+30"):
+        check_course([], losses[:3], 1.0, 2)
 
 
 def measures(**values):
