@@ -113,7 +113,7 @@ def test_training_uses_only_the_last_pass():
     fed = Federation(fed.kind, (one_silo,), fed.classes, fed.shape, fed.mean, fed.std)
     deviations = []
 
-    class Watched(FedCR):
+    class SumsWatched(FedCR):
         def loss(self, work, batch):
             loss = super().loss(work, batch)
             summed.add((work.epoch, bool(work.memory["sums"].any())))
@@ -121,7 +121,7 @@ def test_training_uses_only_the_last_pass():
 
     for epochs in (1, 3):
         cfg, summed = settings("fedcr", local_epochs=epochs, optimizer="sgd", lr=1e-9), set()
-        one = arm(cfg, fed, algorithm=Watched(dim=8, samples=2))[0]
+        one = arm(cfg, fed, algorithm=SumsWatched(dim=8, samples=2))[0]
         one.turn()
         assert summed == {(epoch, epoch == epochs - 1) for epoch in range(epochs)}
         means, stds = state(one).tensors["classes"]
