@@ -4,11 +4,11 @@
 //   average <- average + step (sum - average)
 //   codeword <- average / smoothed,  smoothed = (size + eps) / (total + K eps) * total
 //
-// total is the sum of the K sizes. A codeword that has NaN in its sum takes no part in the batch: its count
-// and its sum are zero. A codeword without any size stays. The CPU and CUDA round each operation, and add in
-// the same order, so they give the same bits.
+// total is the sum of the K sizes. If the sum of a codeword has NaN, its count and its sum are zero instead.
+// If the smoothed size of a codeword is zero, the codeword stays. The CPU and CUDA round each operation, and
+// add in the same order, so they give the same bits.
 //
-// Bytes: each array once. Operations: less than one for each byte.
+// Bytes that must move: each array once. Operations: less than one for each byte.
 #pragma once
 
 #include <cmath>
@@ -33,7 +33,7 @@ struct EmaUpdate {
   T *new_sizes, *new_averages, *new_codewords;
 };
 
-// Moves an average by one step. It ends exactly at `to` for a step of 1.
+// Moves an average towards the value of a batch. With a step of 1 the result is exactly `to`.
 template <class T>
 struct AverageStep {
   T factor;
@@ -51,7 +51,7 @@ UEFL_HOST_DEVICE static inline AverageStep<T> step_of(const EmaUpdate<T>& run, i
   return AverageStep<T>(run.weights ? multiply(run.step, run.weights[codeword]) : run.step);
 }
 
-// Returns the size by which the average is divided, with Laplace smoothing.
+// Returns the size with Laplace smoothing. The average is divided by it.
 template <class T>
 UEFL_HOST_DEVICE static inline T smoothed(const EmaUpdate<T>& run, int64_t codeword, T total) {
   return multiply((run.new_sizes[codeword] + run.eps) / (total + run.all_eps), total);

@@ -5,7 +5,7 @@
 namespace uefl::cpu {
 namespace {
 
-// Adds kParts partial sums, the last half to the first.
+// Adds kParts partial sums: in each step, the second half to the first half.
 template <int kParts>
 double tree(double (&parts)[kParts]) {
   for (int step = kParts / 2; step > 0; step /= 2) {

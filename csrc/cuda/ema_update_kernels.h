@@ -29,14 +29,14 @@ __global__ void __launch_bounds__(kThreads) move_averages(EmaUpdate<T> run) {
           move(run.sizes[codeword], invalid ? T(0) : static_cast<T>(run.counts[codeword]));
     const T* average = run.averages + codeword * run.d;
     T* out = run.new_averages + codeword * run.d;
-    for (int64_t j = lane; j < run.d; j += kWarp)  // from the first-level cache, the second time
+    for (int64_t j = lane; j < run.d; j += kWarp)  // this second reading of sum is from the first-level cache
       out[j] = move(average[j], invalid ? T(0) : static_cast<T>(sum[j]));
   }
 }
 
-// Writes the new codewords. The blocks take the codebooks in turn, and the grid has the same number of blocks
-// for each. Each block adds the sizes of its codebook, so a grid has no more blocks than the multiprocessors
-// need.
+// Writes the new codewords. Block b takes codewords of codebook b % codebooks, and each codebook has the same
+// number of blocks. Each block adds all sizes of its codebook, so the launcher starts no more blocks than run
+// at a time.
 template <class T>
 __global__ void __launch_bounds__(kThreads) set_codewords(EmaUpdate<T> run) {
   __shared__ double parts[kTotalParts];

@@ -12,8 +12,8 @@ namespace {
 using torch::stable::Tensor;
 
 template <class T>
-void run(const EmaUpdate<T>& run) {
-  constexpr int64_t kTask = 1 << 15;  // elements that pay for starting a thread
+void update(const EmaUpdate<T>& run) {
+  constexpr int64_t kTask = 1 << 15;  // fewer elements do not pay for a thread
   const int64_t codewords = run.codebooks * run.k, grain = std::max<int64_t>(1, kTask / run.d);
   torch::stable::parallel_for(0, codewords, grain,
                               [&](int64_t lo, int64_t hi) { cpu::move_averages(run, lo, hi); });
@@ -29,7 +29,7 @@ EmaUpdateCall::Results ema_update(const Tensor& sizes, const Tensor& averages, c
                                   double step, double eps, bool unit) {
   EmaUpdateCall call(sizes, averages, codewords, counts, sums, weights);
   if (averages.numel() == 0) return call.results();
-  call.is_double() ? run(call.of<double>(step, eps, unit)) : run(call.of<float>(step, eps, unit));
+  call.is_double() ? update(call.of<double>(step, eps, unit)) : update(call.of<float>(step, eps, unit));
   return call.results();
 }
 

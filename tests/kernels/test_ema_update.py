@@ -55,7 +55,7 @@ def test_nan_keeps_a_codeword_out_of_the_batch():
         assert all(torch.equal(a, b) for a, b in zip(update(*arguments), expected, strict=True))
 
 
-def test_codewords_without_any_size_stay():
+def test_codewords_of_a_codebook_without_size_stay():
     arguments = given(1, 6, 4, step=1.0)._replace(
         counts=torch.zeros(1, 6, dtype=torch.int64), sums=torch.zeros(1, 6, 4, dtype=torch.float64)
     )

@@ -50,12 +50,12 @@ def ema_update(given: Arguments) -> Result:
 def codewords_of(
     sizes: torch.Tensor, averages: torch.Tensor, codewords: torch.Tensor, eps: float, unit: bool
 ) -> torch.Tensor:
-    """Return the codewords of new averages.
+    """Return the codewords for new sizes and averages.
 
-    A codeword without any size stays.
+    A codeword with a smoothed size of zero stays.
     """
     total = sizes.sum(-1, keepdim=True)
     size = (sizes + eps) / (total + sizes.shape[-1] * eps) * total
-    size = size.unsqueeze(-1)  # zero only where every average is: a step of 1 and a batch without rows
+    size = size.unsqueeze(-1)  # zero for a total of zero, which a step of 1 and a batch without rows give
     found = averages / size
     return torch.where(size > 0, F.normalize(found, dim=-1, eps=1e-6) if unit else found, codewords)
