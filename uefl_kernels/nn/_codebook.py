@@ -1,9 +1,9 @@
 """The codewords of a VQ layer and their updates without a gradient.
 
-Updates are averages, revival, k-means, and an affine map.
+The updates are moving averages, revival of dead codewords, k-means, and an affine map.
 
-Nothing here waits for the device, except where ``kmeans_init`` reads the flag ``initted``: once after each
-change of it, and in the first batch where a mask or other processes take part.
+The host waits for the device only with ``kmeans_init``: when it reads the flag ``initted``, once after each
+change of this flag, and in the first batch with a mask or with several processes.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _OF_CODES = ("codebook_mean", "codebook_variance")
 
 
 class Affine(NamedTuple):
-    """Subtract the mean of the codewords, divide by a ratio of deviations, add the mean of the batches."""
+    """A map that subtracts ``inner``, divides by ``ratio``, and adds ``outer``."""
 
     inner: torch.Tensor
     ratio: torch.Tensor
@@ -57,12 +57,11 @@ class Affine(NamedTuple):
 
 
 class Codebook(ConstantBuffers, Float32Module):
-    """The codewords ``[h, K, d]`` of a layer, h = 1 if all heads share them.
+    """The codewords ``[h, K, d]`` of a layer, with h = 1 if all heads share the codewords.
 
-    Attributes and state are the ones of the peer's class.
-
-    The arguments mean the same as in :class:`VectorQuantize`. Plain attributes may be set
-    later and then hold for the next call; setting a property that is fixed raises AttributeError.
+    The class has the attributes and the state of the peer's class. The arguments mean the same as in
+    :class:`VectorQuantize`. A plain attribute may be set between two calls. Setting a fixed property raises
+    AttributeError.
     """
 
     initted: torch.Tensor
@@ -128,17 +127,17 @@ class Codebook(ConstantBuffers, Float32Module):
             self.register_buffer("embed", embed)
         self._register_statistics()
         self._register_constants()
-        # Counts and sums of batches that wait for the next. No buffers: DistributedDataParallel would
-        # overwrite them with the values of one process.
+        # Counts and sums of batches that wait for the next batch. They are no buffers, because
+        # DistributedDataParallel would overwrite buffers with the values of one process.
         self.pending: tuple[torch.Tensor, torch.Tensor] | None = None
-        # `initted` and its version when it was last seen True
+        # the tensor `initted` and its version, when the host last read True from it
         self._known: tuple[torch.Tensor, int] | None = None
-        self._begun = False  # whether `initted` was seen True since the last load
+        self._begun = False  # whether the host read True from `initted` since the last load
         self.memory = Memory()
 
     _sharded = False
 
-    def _constants(self) -> dict[str, torch.Tensor | None]:  # where they begin
+    def _constants(self) -> dict[str, torch.Tensor | None]:
         counts = torch.zeros(self.cluster_size.shape, dtype=torch.int64)
         return {"counts": counts, "steps": torch.zeros((), dtype=torch.int64)}
 
@@ -152,7 +151,7 @@ class Codebook(ConstantBuffers, Float32Module):
     def forward(self, x: torch.Tensor, step: Callable[..., Any], *args: Any) -> Any:
         """Return ``step(x, *args)``, a step of the layer.
 
-        Hooks of this module run around all that uses its tensors.
+        So hooks of this module run before and after all code that uses its tensors.
         """
         if self.embed_avg.dtype in HALF:
             self._restore_float32()
@@ -220,7 +219,7 @@ class Codebook(ConstantBuffers, Float32Module):
 
     @property
     def affine(self) -> Affine | None:
-        """Return the map to the mean and the variance of the batches, which later batches leave as it is."""
+        """Return a copy of the current map to the mean and the variance of the batches."""
         if not self._affine_param:
             return None
         return Affine(self.codebook_mean.clone(), self._ratio(), self.batch_mean.clone())
@@ -276,9 +275,9 @@ class Codebook(ConstantBuffers, Float32Module):
             self._sharded = True
 
     def _restore_float32(self) -> None:
-        """Make float buffers float32 again that were cast behind the module.
+        """Convert buffers of half precision back to float32.
 
-        Averages do not move in half precision.
+        In half precision, a step of an average can be too small to change it.
         """
         cast = [(name, buffer) for name, buffer in self.named_buffers(recurse=False) if buffer.dtype in HALF]
         for _, buffer in cast:
@@ -318,13 +317,13 @@ class Codebook(ConstantBuffers, Float32Module):
 
         Args:
             counts: ``[h, K]``, of the rows where the mask is True.
-            sums: ``[h, K, d]``, of the same rows. A codeword with a row of NaN has a sum of NaN; this step
-                leaves it out.
+            sums: ``[h, K, d]``, of the same rows. If the sum of a codeword has NaN, its count and its sum are
+                zero instead.
             x: ``[..., heads * d]``, the rows that were quantized.
             mask: ``[...]`` bool, or None.
             weight: weight of this batch in the averages of each codeword, ``[K]`` or ``[h, K]``, or a
-                function of sums and sizes that returns it.
-            accumulate: only add the batch to the next one that does not accumulate.
+                function that returns this weight from sums and counts.
+            accumulate: keep the counts and sums for the next call without ``accumulate``.
             ema: overrides ``ema_update``.
         """
         state = self.cluster_size, self.embed_avg, self.embed
@@ -332,7 +331,7 @@ class Codebook(ConstantBuffers, Float32Module):
         shared = _distributed.rank_and_size(self.use_ddp)[1] > 1
         if accumulate or self.pending is not None or self._affine_param or shared or callable(weight):
             counts, sums = valid_batch(counts, sums)
-        if self._affine_param:  # sums of the rows, mapped to where the codewords are
+        if self._affine_param:  # map the sums of the rows into the space of the codewords
             size = counts.unsqueeze(-1)
             sums = (sums - size * self.batch_mean) * self._ratio() + size * self.codebook_mean
         if self.pending is not None:
@@ -353,7 +352,7 @@ class Codebook(ConstantBuffers, Float32Module):
     def _moved(
         self, state: Sequence[torch.Tensor], counts: torch.Tensor, sums: torch.Tensor, weight: Weight | None
     ) -> Sequence[torch.Tensor]:
-        """Return the averages and codewords of ``state`` after a batch, by the options of this codebook."""
+        """Return ``state`` (sizes, averages, codewords) after a batch, by the options of this codebook."""
         dtype = state[1].dtype
         if weight is not None:
             if not isinstance(weight, torch.Tensor):
@@ -366,7 +365,7 @@ class Codebook(ConstantBuffers, Float32Module):
         return moved
 
     def _changed(self, ema: bool | None) -> int:
-        """Return how many of averaged sizes, averaged sums and codewords an update changes."""
+        """Return 3 if an update changes sizes, averages and codewords, or 2 if the codewords stay."""
         if self.manual_ema_update or not (self.ema_update if ema is None else ema):
             return 2
         self._require_whole()
@@ -382,7 +381,7 @@ class Codebook(ConstantBuffers, Float32Module):
         return [counts.squeeze(-1).long(), sums.double(), *offered]
 
     def _options_of_move(self) -> tuple[Any, ...] | None:
-        """Return what codebooks must share that move together, or None if this one does more than move."""
+        """Return the options that codebooks must share to move in one op, or None if one op is not enough."""
         if (
             self.threshold_ema_dead_code > 0
             or self.pending is not None
@@ -394,9 +393,9 @@ class Codebook(ConstantBuffers, Float32Module):
         return (*options, self.embed.shape, self.embed_avg.dtype)
 
     def skip_update(self, x: torch.Tensor, mask: torch.Tensor | None, accumulate: bool) -> None:
-        """Draw the random numbers of ``update`` when a region runs again.
+        """Draw the random numbers of ``update`` when a checkpointed region runs again.
 
-        So later draws are the same as the first time.
+        So later draws are the same as in the first run.
         """
         if self.threshold_ema_dead_code > 0 and not accumulate:
             self._offer(x, mask)
@@ -405,7 +404,7 @@ class Codebook(ConstantBuffers, Float32Module):
     def update_ema(self) -> None:
         """Set codewords to sums / sizes, with Laplace smoothing.
 
-        With ``manual_ema_update``, the caller calls it.
+        With ``manual_ema_update``, the user calls this method.
         """
         self._require_whole()
         found = codewords_of(self.cluster_size, self.embed_avg, self.embed, self.eps, self.use_cosine_sim)
@@ -465,13 +464,13 @@ class Codebook(ConstantBuffers, Float32Module):
         return self.cluster_size < self.threshold_ema_dead_code
 
     def _offer(self, x: torch.Tensor, mask: torch.Tensor | None) -> list[torch.Tensor]:
-        """Make this process's share of K places.
+        """Offer rows of this process for dead codewords.
 
-        Return taken ``[h, K, 1]``, priority ``[h, K, 1]``, and rows of x ``[h, K, d]``.
+        Return three tensors: taken ``[h, K, 1]``, priority ``[h, K, 1]``, and rows of x ``[h, K, d]``.
 
-        The processes get the places in turn. A process fills each of its places with a row while its rows
-        last. The sum over the processes has the rows of all of them. Rows are distinct and spread evenly over
-        the batch.
+        There are K places, which the processes get in turn. A process fills its places with distinct rows,
+        spread evenly over its batch, until it has no more rows. All other places are zero, so the sum over
+        the processes has the rows of all processes.
         """
         codebooks, k, d = self.embed.shape
         dtype = self.embed.dtype
@@ -507,7 +506,7 @@ class Codebook(ConstantBuffers, Float32Module):
     ) -> None:
         """Replace the dead codewords ``[h, K]``, in random order, by the offered rows.
 
-        With too few rows, the rest wait.
+        If there are too few rows, the other dead codewords wait for a later batch.
         """
         self._require_whole()
         size = self.reset_cluster_size or self.threshold_ema_dead_code
@@ -524,9 +523,9 @@ class Codebook(ConstantBuffers, Float32Module):
     # --- the affine map to the mean and the variance of the batches (Huh et al. 2023) ----------------------
 
     def _register_statistics(self) -> None:
-        """Add the statistics of ``affine_param``, with the peer's names.
+        """Add the buffers of ``affine_param``, with the peer's names.
 
-        Zeros are the identity map.
+        If all of them are zero, the map is the identity.
         """
         for name in _OF_BATCH:
             self.register_buffer(name, torch.zeros_like(self.embed_avg[:, :1]) if self.affine_param else None)
@@ -589,11 +588,9 @@ class Codebook(ConstantBuffers, Float32Module):
     def waiting(self) -> bool:
         """Return True while the codebook waits for k-means of its first batch.
 
-        The buffer ``initted`` records it.
-
-        In a graph and on fake tensors the host cannot read the buffer. The property is then True unless the
-        host has read True from this buffer before, and :meth:`initialize` skips a codebook that is
-        initialized.
+        The buffer ``initted`` is then False. In a graph and on fake tensors, the host cannot read this
+        buffer. Then the property is True, unless the host has read True from this buffer before.
+        :meth:`initialize` changes nothing in a codebook that is initialized.
         """
         if not self.kmeans_init:
             return False
@@ -620,9 +617,7 @@ class Codebook(ConstantBuffers, Float32Module):
     def initialize(self, x: torch.Tensor, mask: torch.Tensor | None) -> None:
         """Run k-means on the rows ``[..., heads * d]`` of the first batch.
 
-        The codebook is ``waiting``.
-
-        A batch without a single row, over all processes, leaves it to the next one.
+        The codebook must be ``waiting``. If no process has a row, it waits for the next batch.
         """
         found = self._kmeans(x, mask)
         if found is None:
@@ -640,19 +635,19 @@ class Codebook(ConstantBuffers, Float32Module):
         self._see(self.initted)
 
     def init_embed_(self, data: torch.Tensor, mask: torch.Tensor | None = None) -> None:
-        """Run k-means on rows ``[h, ..., d]``, unless the codebook has begun."""
+        """Run k-means on rows ``[h, ..., d]``, unless the codebook is initialized."""
         if not bool(self.initted):
             self.initialize(self.scaled(_heads_last(data)), mask)
 
     def _kmeans(self, x: torch.Tensor, mask: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Return means ``[h, K, d]`` and sizes ``[h, K, 1]`` of the rows ``[..., heads * d]``.
 
-        Return None without a row.
+        Return None if there is no row.
 
-        The rounds follow the peer and differ from ``kmeans``: an empty cluster keeps its codeword, cosine
-        scales the means and not the rows, no round is skipped, and the processes add up their sums in every
-        round. One op does all heads of a round. On the CPU a batch that is not finite, of any process, is
-        refused.
+        The steps follow the peer and differ from ``kmeans``: an empty cluster keeps its codeword, the cosine
+        metric scales the means and not the rows, no step is skipped, and the processes add up their sums in
+        every step. One op does a step for all heads. On the CPU, NaN or infinity in the batch of any process
+        is an error.
         """
         codebooks, k, d = self.embed.shape
         shared = self.use_ddp and self.sync_kmeans
@@ -660,7 +655,7 @@ class Codebook(ConstantBuffers, Float32Module):
         if x.device.type == "cpu":  # on other devices the host would wait for the result
             broken = x.isfinite().logical_not().any().float().view(1, 1, 1)
             broken = _distributed.all_reduce([broken], shared)[0]
-            torch._assert_async((broken == 0) | self.initted, _BROKEN)  # unlike an if it can be compiled
+            torch._assert_async((broken == 0) | self.initted, _BROKEN)  # an if could not be compiled
         means = _distributed.sample_rows(by_codebook(x, codebooks, d), k, shared)
         if means is None:
             return None
@@ -685,7 +680,7 @@ class Codebook(ConstantBuffers, Float32Module):
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if self.affine_param and _is_set(self.codebook_mean_needs_init):
             without = _is_set(self._without_statistics())
-            for name in _OF_BATCH if without else ():  # which the peer has from its first batch on
+            for name in _OF_BATCH if without else ():  # the peer adds these buffers in its first batch
                 del destination[prefix + name]
             for name in _OF_CODES if not without else ():
                 destination[f"{prefix}{name}_needs_init"] = torch.zeros_like(self.codebook_mean_needs_init)
@@ -706,7 +701,7 @@ class Codebook(ConstantBuffers, Float32Module):
         if bool(self.initted):
             self._see(self.initted)
         else:
-            self.kmeans_init, self._begun = True, False  # codewords of a saved average are no beginning
+            self.kmeans_init, self._begun = True, False  # nonzero codewords then count as set
 
 
 class Coder(nn.Module):
@@ -717,7 +712,7 @@ class Coder(nn.Module):
     def encode(self, x: torch.Tensor, **options: Any) -> torch.Tensor:
         """Return the indices of x as ``forward`` does in evaluation mode.
 
-        The layer stays as it is, in training too.
+        The layer does not change, even in training mode.
 
         Args:
             x: as for ``forward``.
@@ -731,7 +726,7 @@ class Coder(nn.Module):
         return indices
 
     def decode(self, indices: torch.Tensor) -> torch.Tensor:
-        """Return what ``forward`` returns as quantized for these indices, integers of any width."""
+        """Return the quantized vectors of ``forward`` for these indices, integers of any width."""
         output: torch.Tensor = self.get_output_from_indices(indices)  # type: ignore[operator]
         return output
 
@@ -760,9 +755,9 @@ def undisturbed(layer: nn.Module) -> Iterator[None]:
 
 
 def _version(tensor: torch.Tensor) -> int:
-    """Return how often the tensor was written.
+    """Return how often the tensor was written, or -1 if this is not known.
 
-    Return -1 where that is not known: for inference tensors and in a compiled graph.
+    It is not known for inference tensors and in a compiled graph.
     """
     return -1 if torch.compiler.is_compiling() or tensor.is_inference() else tensor._version
 
@@ -810,7 +805,7 @@ def set_counts(codebooks: Sequence[Codebook], counts: Sequence[torch.Tensor]) ->
 def _copy(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
     """Copy each source to its target.
 
-    Exporters such as ONNX do not know the op of several tensors, and ``vmap`` has no rule for it.
+    ``torch._foreach_copy_`` takes one call for all. ONNX cannot export it, and ``vmap`` has no rule for it.
     """
     if torch.compiler.is_compiling() or any(map(torch._C._functorch.is_batchedtensor, sources)):
         for target, source in zip(targets, sources, strict=True):
@@ -829,8 +824,8 @@ def _spread(rows: torch.Tensor, codebooks: int, places: int) -> tuple[torch.Tens
 
     ``rows`` is a scalar tensor. The numbers are ``[codebooks, places]``.
 
-    One is drawn in each of min(rows, places) equal parts: the work does not grow with the number of rows, as
-    a permutation's would.
+    One number is drawn from each of min(rows, places) equal ranges. Unlike a permutation, this takes no
+    longer with more rows.
     """
     parts = rows.clamp(max=places)
     taken = (torch.arange(places, device=rows.device) < parts).expand(codebooks, places)
