@@ -378,10 +378,10 @@ def _table(arm: str, algorithm: Any) -> dict[str, Any]:
         raise UserError(
             f"arm {arm!r}: expected an instance of uefl.Algorithm or a dict of parameters, got {what}"
         )
-    beside = sorted(vars(algorithm).keys() - {"parameters", "context"})
-    if beside:
+    lost = sorted(vars(algorithm).keys() - {"parameters", "context"})
+    if lost:
         raise UserError(
-            f"arm {arm!r}: {beside[0]!r} of {type(algorithm).__name__} is not a parameter, and would be lost"
+            f"arm {arm!r}: {lost[0]!r} of {type(algorithm).__name__} is not a parameter, and would be lost"
             " with this process; make it a field of its class Parameters"
         )
     names = {kind: name for name, kind in registry().items()}

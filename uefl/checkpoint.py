@@ -32,7 +32,7 @@ _TENSORS = re.compile(r"checkpoint-[0-9a-f]{16}\.safetensors")
 
 
 def save(directory: Path, tensors: dict[str, torch.Tensor], plain: dict[str, Any]) -> None:
-    """Write both files and remove the tensors of the checkpoint before."""
+    """Write both files and remove the tensors of the previous checkpoint."""
     new = directory / "checkpoint.new"
     save_tensors(new, tensors)
     digest = _digest(new)
@@ -181,11 +181,11 @@ def read_index(directory: Path) -> dict[str, Any]:
 def replaced(path: Path) -> Iterator[Path]:
     """Yield the name of a new file, which takes the place of ``path`` once its bytes are on the disk.
 
-    The new name has a fixed suffix, so that it is not the name of a file of the user. A file of this name
-    that a killed process left is removed first. After an error, the new file is removed.
+    The new name has a fixed suffix, so it differs from the names of the user's files. If a killed process
+    left a file of this name, the file is removed first. After an error, the new file is removed.
 
     Raises:
-        OSError: it cannot be written; ``path`` is as before.
+        OSError: the new file cannot be written; ``path`` is as before.
     """
     temporary = neighbor(path, ".tmp")
     with named(path):

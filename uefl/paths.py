@@ -1,6 +1,6 @@
-"""Checks of the paths that a user gives.
+"""Check the paths that a user gives, and read regular files.
 
-An error is one sentence, and comes before anything is read or written.
+A check raises an error of one sentence, before the file is read or written.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ def expanded(path: str | Path) -> Path:
 
 
 def check_name(path: Path, what: str) -> None:
-    """Refuse a path that is not text, because no file of a run could contain it.
+    """Refuse a path that the files of a run cannot store as text, or that no file system allows.
 
     Raises:
-        UserError: the bytes of the path are not UTF-8, or Python reads them by another encoding; a part of
-            the path is longer than file systems allow, or has a null byte.
+        UserError: the path is not UTF-8, or Python reads names in another encoding; a part of the path is
+            longer than file systems allow, or has a null byte.
     """
     lengths = {part: len(part.encode("utf-8", "replace")) for part in path.parts}
     part = max(lengths, key=lambda part: lengths[part], default="")
@@ -107,10 +107,10 @@ def check_file(path: Path, what: str, expected: str = "expected a file") -> None
 
 
 def check_regular(path: Path) -> None:
-    """Refuse a path that is there and is not a regular file, before it is read or written.
+    """Refuse a path that exists and is not a regular file.
 
     Raises:
-        UnusableFile: it is one.
+        UnusableFile: the path is a folder, a pipe, a socket or a device.
     """
     kind = _other_kind(path)
     if kind is not None:
@@ -121,8 +121,8 @@ def opened(path: Path) -> BufferedReader:
     """Open a regular file to read it.
 
     Raises:
-        FileNotFoundError: it is not there.
-        UnusableFile: it is of another kind, or may not be read.
+        FileNotFoundError: there is no such file.
+        UnusableFile: the path is not a regular file, or the file cannot be opened.
     """
     check_regular(path)
     try:
@@ -137,7 +137,7 @@ def read_bytes(path: Path) -> bytes:
     """Read a regular file.
 
     Raises:
-        FileNotFoundError, UnusableFile: as of :func:`opened`.
+        FileNotFoundError, UnusableFile: as for :func:`opened`.
     """
     with opened(path) as file, named(path):
         return file.read()
@@ -147,14 +147,14 @@ def read_text(path: Path, encoding: str = "utf-8") -> str:
     """Read a regular file of text.
 
     Raises:
-        FileNotFoundError, UnusableFile: as of :func:`opened`.
-        UnicodeDecodeError: it has another encoding.
+        FileNotFoundError, UnusableFile: as for :func:`opened`.
+        UnicodeDecodeError: the file has another encoding.
     """
     return read_bytes(path).decode(encoding)
 
 
 def memory() -> int:
-    """Return the bytes of memory that this process may use: of the machine, its control group, its limit."""
+    """Return how many bytes the machine, the control group and the limits of this process allow."""
     most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit != resource.RLIM_INFINITY:
@@ -165,13 +165,13 @@ def memory() -> int:
 
 
 def check_fits(path: Path, size: float | None = None) -> None:
-    """Refuse a file that is larger than the memory and has to be read whole.
+    """Refuse a file that must be read as a whole and needs more memory than the process may use.
 
     Args:
-        size: bytes that its values take in memory; None: the bytes of the file.
+        size: bytes of memory that the values need; None: the bytes of the file.
 
     Raises:
-        UserError: the file is larger than the memory.
+        UserError: the memory is too small.
     """
     size, most = path.stat().st_size if size is None else size, memory()
     if size > most:
@@ -195,10 +195,11 @@ def other_capitals(path: Path) -> str:
 def named(path: Path) -> Iterator[None]:
     """Name the written path in an error of the system.
 
-    Python leaves it out for a full disk, and names the temporary file where one cannot take its place.
+    If the disk is full, Python's error names no file. If a temporary file cannot replace ``path``, the error
+    names the temporary file.
 
     Raises:
-        OSError: the error that was raised inside, with ``filename``.
+        OSError: the error that was raised inside, with ``path`` as its ``filename``.
     """
     try:
         yield

@@ -146,11 +146,11 @@ class Workspace:
         """
         found = []
 
-        def hear(module: torch.nn.Module, inputs: object, output: object) -> None:
+        def keep(module: torch.nn.Module, inputs: object, output: object) -> None:
             if isinstance(output, torch.Tensor):
                 found.append(output.abs().max().double())
 
-        hooks = [module.register_forward_hook(hear) for module in self.net.modules()]
+        hooks = [module.register_forward_hook(keep) for module in self.net.modules()]
         try:
             logit = self._logits(tensors, private).abs().max().double()
         finally:

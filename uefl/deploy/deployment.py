@@ -32,12 +32,12 @@ from .agreement import agree, check_asked, fitting
 from .report import SiloReport, read
 from .setting import Setting, greeting, task, without_files
 
-_START = 120.0  # seconds within which processes on this machine must connect
+_START = 120.0  # seconds that processes on this machine have to connect
 Notice = Callable[[str], None]
 Started = Callable[[str], None]
 Check = Callable[[Federation], object]
 Joined = tuple[Federation, Callable[[Header, Started], Engine], Silos]
-"""a federation, the function that returns an engine for its clients, and the facts that a run stores"""
+"""a federation, a function that returns an engine for its clients, and the stored facts about the silos"""
 
 
 class Deployment:
@@ -45,8 +45,8 @@ class Deployment:
 
     Args:
         join: waits for the clients, given the stored facts of a resumed run.
-        own_data: whether the clients are silos with data of their own. Silos choose their number of threads,
-            get no names of files, and keep their private states themselves.
+        own_data: whether the clients are silos with their own data. A silo chooses its number of threads,
+            gets no names of files, and keeps its private state itself.
     """
 
     def __init__(
@@ -60,8 +60,8 @@ class Deployment:
     ) -> Federation:
         """Wait for all clients and return their federation.
 
-        The arguments are as of :class:`uefl.run.ClientPool`. A silo for which ``check`` raises UnfitClient is
-        refused, and another one may take its place.
+        The arguments are as for :class:`uefl.run.ClientPool`. If ``check`` raises UnfitClient for a silo, the
+        silo is refused, and another one may take its place.
 
         Raises:
             UserError, RunError: clients do not connect, or cannot be trained together.
@@ -152,13 +152,13 @@ def _start(cfg: Config, root: Path | None, device: str, processes: Processes, st
 def joined(
     address: Address, silos: int, secret: Path | None, patience: float, notice: Notice
 ) -> Iterator[Deployment]:
-    """Yield the silos that connect to a running SuperLink.
+    """Wait for silos at a running SuperLink, and yield a deployment with them.
 
     Args:
         address: address of the SuperLink.
         silos: number of silos; the run begins when this number has reported.
         secret: the file with the secret of the SuperLink.
-        patience: seconds to wait for them.
+        patience: seconds to wait for the silos.
         notice: called with a line for the user.
     """
     with ExitStack() as stack:
@@ -187,7 +187,7 @@ class _Admission:
     """Admit silos to a run by their reports.
 
     Args:
-        cfg: of the run.
+        cfg: the configuration of the run.
         silos: the number of silos that the run waits for.
         notice: called with a line for the user.
     """
@@ -195,7 +195,7 @@ class _Admission:
     def __init__(self, cfg: Config, silos: int, notice: Notice) -> None:
         self._cfg, self._silos, self._notice = cfg, silos, notice
         self.reports: dict[str, SiloReport] = {}
-        """by name"""
+        """the report of each admitted silo, by name"""
         self.begun = False
         """whether the run has its silos"""
 
@@ -227,7 +227,7 @@ class _Admission:
         return None
 
     def late(self, name: str) -> str:
-        """Return why a silo is refused that the run does not need."""
+        """Return the reason to refuse a silo that the run does not need."""
         return f"silo {name!r} came after the run had its {self._silos} silos"
 
 
@@ -247,13 +247,13 @@ def gather(
 
     Args:
         known: the stored facts about the silos of a resumed run.
-        check: as of :meth:`Deployment.federation`.
+        check: as for :meth:`Deployment.federation`.
 
     Raises:
         UserError: silos do not connect, or cannot train together.
     """
     notice(f"waiting for {silos} silos at {address.place}")
-    bound = None if address.insecure else {name: of["key"] for name, of in known.items() if "key" in of}
+    bound = None if address.insecure else {name: silo["key"] for name, silo in known.items() if "key" in silo}
     admission = _Admission(cfg, silos, notice)
     reports = admission.reports
     roster = ClientNodes(link, greeting(without_files(cfg)), admission, bound=bound)
@@ -288,8 +288,8 @@ def gather(
     for name, key in (roster.keys or {}).items():
         if name in found:
             found[name]["key"] = key
-    for name, of in found.items():
-        _note_change(name, known.get(name, {}), of, "before the run was resumed", notice)
+    for name, facts in found.items():
+        _note_change(name, known.get(name, {}), facts, "before the run was resumed", notice)
     return federation, partial(FlowerEngine, link, roster), found
 
 

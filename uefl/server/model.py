@@ -31,9 +31,10 @@ from .teacher import Teacher
 from .turn import Turn
 
 _NAME = re.compile("([0-9a-f]{32})?")
-# A client that trains for a round and stays finite does not multiply the largest element by this factor.
+# In a round of training that does not diverge, the largest element grows by less than this factor.
 _GROWTH = 1e3
-# The loss follows the logits, and the square of the output of a layer must not overflow.
+# The same for outputs. Large logits make the loss of other clients large, and squares of large outputs of a
+# layer overflow.
 _OUTPUTS = {"logit": 1e4, "layer": 1e6}
 
 
@@ -42,10 +43,10 @@ class ServerModel:
 
     Args:
         workspace: has the algorithm and creates the initial weights.
-        seed: seed of the initial weights and of every draw.
+        seed: seed of the initial weights and of all random numbers.
         have_trained: clients with an accepted update; the server loop adds clients.
         clients_keep_states: whether each client stores its own private state. The server then knows only the
-        state's name.
+            name of the state.
     """
 
     def __init__(
@@ -135,7 +136,7 @@ class ServerModel:
         )
 
     def _fault(self, message: Message, reply: Reply) -> str | None:
-        """Return why an updated model is rejected, whose large elements would overflow in other clients."""
+        """Return why an updated model would overflow at other clients, or None if it is valid."""
         if not {"values", "buffers"} <= message.tensors.keys() & reply.tensors.keys():
             return None
         if message.tensors["values"].shape != reply.tensors["values"].shape:
@@ -207,7 +208,7 @@ class ServerModel:
             )
 
     def end_round(self, teacher: Teacher | None) -> None:
-        """Let the server train or measure with images of its own."""
+        """Let the server train or measure with its own images."""
         with self._seeded("end_round"):
             self.algorithm.end_round(self.state, self.turn, teacher)
 

@@ -32,10 +32,10 @@ def measure(folder: Path, gpu: bool) -> None:
     model = run.model(arm)
     client = model.clients[0] if model.clients else None
     net, own = model.members[0]
-    beside = [
+    of_client = [
         tensor for name, tensor in (own[client] if client else {}).items() if name not in net.state_dict()
     ]
-    parameters = sum(tensor.numel() for tensor in (*net.parameters(), *beside))
+    parameters = sum(tensor.numel() for tensor in (*net.parameters(), *of_client))
     found = {"parameters_millions": parameters / 1e6, "milliseconds": milliseconds(model, client)}
     if gpu:
         found[ON_GPU] = milliseconds(model.to("cuda"), client)
