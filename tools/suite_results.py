@@ -1,9 +1,10 @@
 """Save the results of a suite: ``python tools/suite_results.py runs/table1-cpu ...``.
 
-It writes NAME.json, the numbers of every seed, NAME.md, the table of the report, and NAME.png into
-reproduction/results. The picture is the curve of a sweep, else the accuracy over the rounds. ``python
-tools/suite_results.py reproduction/results/NAME.json`` makes the tables of NAME.md again from the kept
-numbers, as after a change of the suite's averages or of the paper's numbers.
+The program writes three files into reproduction/results: NAME.json has the numbers of every seed, NAME.md the
+tables of the report, and NAME.png the curve of a sweep or the accuracy over the rounds.
+
+If the averages of a suite or the numbers of a paper have changed, ``python tools/suite_results.py
+reproduction/results/NAME.json`` writes the tables of NAME.md again from the saved numbers.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _PATH = re.compile(r"(?<!\S)/[^\s:,]+")  # of the machine that the suite ran on
 
 
 def keep(folder: Path, place: Path = PLACE) -> None:
-    """Copy the compact part of a suite's folder into ``place``."""
+    """Copy the numbers, tables and picture of a suite's folder into ``place``."""
     place.mkdir(parents=True, exist_ok=True)
     found = json.loads(
         (folder / "results.json").read_text(encoding="utf-8"),
@@ -62,7 +63,7 @@ class SavedResult(report.Result):
 
 
 def again(path: Path) -> None:
-    """Make the tables of a kept page from its numbers, and keep the rest of the page."""
+    """Write the tables of a saved page from its numbers, and keep the rest of the page."""
     found = json.loads(path.read_text(encoding="utf-8"))
     result = SavedResult(
         load(found["suite"]),

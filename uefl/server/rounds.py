@@ -49,7 +49,7 @@ class ServerLoop:
         folder: folder of the private states of the clients; it contains nothing else.
         teacher: has the server's images; None: there are none.
         clients_keep_states: whether clients store their own private states. The server then knows only the
-        names.
+            names of the states.
     """
 
     def __init__(
@@ -279,7 +279,7 @@ class ServerLoop:
 
         The models of all members are averages over the same clients.
         """
-        # a name may have the number of no member
+        # a tensor may name a member that does not exist
         for name in sorted(reply.tensors.keys() - message.expects.keys()):
             return f"it sends {name}, which was not asked for"
         if not self._names_states(reply, len(self.members)):
@@ -300,7 +300,7 @@ class ServerLoop:
     def _reject(self, client: str, reason: str, measured: bool = False) -> str:
         """Count a rejected reply, tell the user, and return the reason in printable characters.
 
-        If a client only measures, its reply is rejected in the round before, which it ``measured``.
+        A client that only ``measured`` measured the round before, so its rejection counts for that round.
         """
         reason, round = printable(reason), self.round - measured
         place = {"arm": self.name, "iteration": self.iteration, "round": round, "client": client}

@@ -257,11 +257,10 @@ def _read(path: Path) -> tuple[str, Sections]:
 def jobs(suite: Suite, scale: Scale, seeds: int, out: Path, threads: int) -> list[Job]:
     """Return all runs of a suite, seed by seed, so that an early stop leaves whole seeds.
 
-    Cases that differ for some arms only, as in a sweep, share the runs of the other arms: one
-    folder, made once.
+    If two cases have the same configuration for an arm, as in a sweep, they share the folder of this run.
 
     Args:
-        seeds: number of seeds, from ``run.seed`` of the case on, 0 by default.
+        seeds: number of seeds. The first seed is ``run.seed`` of the case, 0 by default.
 
     Raises:
         UserError: a case is not a valid configuration.

@@ -15,9 +15,9 @@ from .base import source
 
 @source("digits")
 def digits(root: Path | None = None) -> DataSet:
-    """Read the 5,000 digits, 1x28x28, in one list, dealt in an order that is the same for every run.
+    """Read the 5,000 digits, 1x28x28, as one list in an order that is the same for every run.
 
-    They need no data root.
+    ``root`` is not used.
     """
     table = _file()
     pixels = torch.from_numpy(table[:, :-1]).reshape(-1, 1, 28, 28)
