@@ -279,6 +279,22 @@ def test_a_class_name_occurs_once(definitions):
     assert {name for name, count in found.items() if count > 1} == SHARED_CLASSES
 
 
+def test_a_type_alias_has_the_name_of_no_class(definitions):
+    packages = [ROOT / "uefl", ROOT / "uefl_kernels"]
+    classes = {
+        each.name
+        for each in definitions
+        if each.kind == "class" and not {*packages}.isdisjoint(each.path.parents)
+    }
+    assert [
+        f"{path.relative_to(ROOT)}: {name}"
+        for folder in packages
+        for path in files_below(folder)
+        for name in re.findall(r"^([A-Z]\w*) = ", path.read_text(encoding="utf-8"), re.MULTILINE)
+        if name in classes
+    ] == []
+
+
 def test_the_glossary_has_at_most_forty_terms():
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").partition("## Glossary")[2]
     _, *rows = re.findall(r"^\| (\w[^|]*) \|", text, re.MULTILINE)

@@ -49,7 +49,7 @@ def keep(folder: Path, place: Path = PLACE) -> None:
     (place / f"{name}.md").write_text("\n\n".join(pages) + "\n", encoding="utf-8")
 
 
-class SavedResult(report.Result):
+class SavedResult(report.SuiteResult):
     """Provide the numbers of a saved file instead of runs."""
 
     numbers: dict[str, Any]

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from .data.federation import Federation
     from .run import Observer
 
-Network = nn.Module | Callable[[], nn.Module]
+OwnNetwork = nn.Module | Callable[[], nn.Module]
 """A module with the starting weights, or a function that makes a new module with weights from torch's
 generator."""
 
@@ -51,7 +51,7 @@ class Run:
         config: the configuration of the run.
     """
 
-    def __init__(self, path: str | Path, *, model: Network | None = None) -> None:
+    def __init__(self, path: str | Path, *, model: OwnNetwork | None = None) -> None:
         self.path = expanded(path).absolute()
         self._network = None if model is None else custom.factory(model)
         self._read = report.read_run(self.path)
@@ -156,7 +156,7 @@ def train(
     *,
     out: str | Path,
     clients: Mapping[str, tuple[Any, Any]] | int | None = None,
-    model: Network | Mapping[str, Any] | None = None,
+    model: OwnNetwork | Mapping[str, Any] | None = None,
     arms: Mapping[str, Any] | Sequence[str] | None = None,
     federation: Federation | None = None,
     device: str = "auto",
@@ -228,7 +228,7 @@ def resume(
     out: str | Path,
     *,
     clients: Mapping[str, tuple[Any, Any]] | None = None,
-    model: Network | None = None,
+    model: OwnNetwork | None = None,
     arms: Mapping[str, Algorithm] | None = None,
     federation: Federation | None = None,
     device: str = "auto",
@@ -272,7 +272,7 @@ def resume(
     return Run(out, model=network)
 
 
-def load(path: str | Path, *, model: Network | None = None) -> Run:
+def load(path: str | Path, *, model: OwnNetwork | None = None) -> Run:
     """Read the folder of a finished or an unfinished run.
 
     Args:

@@ -18,12 +18,12 @@ import torch
 from . import checkpoint
 from .config import Config
 from .errors import UserError
-from .folder import Metrics
+from .folder import MetricsFile
 from .json_text import parse_json
 from .paths import opened, read_text
 
 _FOLDER, _LONGER, _STAGED = "ends", "longer", "longer.tmp"
-State = tuple[dict[str, torch.Tensor], dict[str, Any]]
+Checkpoint = tuple[dict[str, torch.Tensor], dict[str, Any]]
 
 
 def keep(out: Path, arm: int, name: str) -> None:
@@ -44,7 +44,7 @@ def keep(out: Path, arm: int, name: str) -> None:
     checkpoint.save(folder, tensors, plain | {"lines": count})
 
 
-def kept(out: Path, name: str) -> State | None:
+def kept(out: Path, name: str) -> Checkpoint | None:
     """Return the state of an arm before its last turn, or None if it has not ended yet.
 
     Raises:
@@ -162,7 +162,7 @@ def finish(out: Path) -> None:
     new.rmdir()
 
 
-def in_order(metrics: Metrics, names: list[str]) -> None:
+def in_order(metrics: MetricsFile, names: list[str]) -> None:
     """Sort the lines of an extended run by arm, the order of a run that was not extended."""
     lines = metrics.lines()
     ordered = sorted(lines, key=lambda line: names.index(line["arm"]))

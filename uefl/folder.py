@@ -176,7 +176,7 @@ def check_no_file_of_a_run(path: Path) -> None:
         raise UserError(f"{path} would be among the files of the run {run}; choose another folder")
 
 
-class Metrics:
+class MetricsFile:
     """``metrics.jsonl`` of a run folder: a line per arm, round and client."""
 
     def __init__(self, out: Path) -> None:

@@ -48,7 +48,7 @@ from .devices import is_gpu
 from .engines.base import Engine
 from .engines.in_process import LocalEngine
 from .errors import UserError, one_line
-from .folder import Metrics, Silos, check_free, lock, read_silos
+from .folder import MetricsFile, Silos, check_free, lock, read_silos
 from .isolation import isolate
 from .json_text import parse_json
 from .models import custom, saved
@@ -224,7 +224,7 @@ def resume(
         else:
             found = checkpoint.load(out)
             if found is None:
-                Metrics(out).check_new(next(iter(cfg.arms)))
+                MetricsFile(out).check_new(next(iter(cfg.arms)))
             run = prepared(cfg, None if found is None else found[1].get("made_with"))
         tensors, plain = checkpoint.load(out) or ({}, _START)
         return run.go(tensors, plain, pages)
@@ -375,7 +375,7 @@ class _Run:
         cfg, federation, device, network = self.cfg, self.federation, self.device, self.network
         self._clients_keep_states = self.deployment is not None and self.deployment.clients_keep_states
         self.privacy: privacy.Privacy | None = None
-        self.metrics = Metrics(self.out)
+        self.metrics = MetricsFile(self.out)
         self.clients = Clients(federation.by_name.values(), device)
         names = tuple(sorted(client.name for client in federation.clients))
         examples = {client.name: client.sizes.train for client in federation.clients}
@@ -655,7 +655,7 @@ def chosen_device(name: str) -> torch.device:
 
 @contextmanager
 def _events(
-    out: Path, metrics: Metrics, columns: Iterable[str], weighted: Iterable[str]
+    out: Path, metrics: MetricsFile, columns: Iterable[str], weighted: Iterable[str]
 ) -> Iterator[report.EventWriter | None]:
     """Yield a writer of events that first writes all metrics again, as a killed run may have more events."""
     records, _ = report.parted(metrics.lines())

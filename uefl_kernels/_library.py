@@ -79,10 +79,10 @@ _TYPES: dict[Any, str] = {
     Sequence[float]: "float[]",
     Sequence[torch.Tensor]: "Tensor[]",
 }
-Arguments = type[tuple[Any, ...]]
+ArgumentsClass = type[tuple[Any, ...]]
 
 
-def schema(name: str, arguments: Sequence[Arguments], results: Sequence[str]) -> str:
+def schema(name: str, arguments: Sequence[ArgumentsClass], results: Sequence[str]) -> str:
     """Write the schema of an op.
 
     Args:
@@ -127,7 +127,7 @@ def _in_module(module: str, function: str) -> Callable[..., Any]:
 def define(
     package: str,
     name: str,
-    arguments: Arguments | tuple[Arguments, ...],
+    arguments: ArgumentsClass | tuple[ArgumentsClass, ...],
     results: Sequence[str],
     *,
     fake: Callable[..., Any],

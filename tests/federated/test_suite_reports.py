@@ -19,7 +19,7 @@ from . import sample_runs
 from .test_suites import REPRODUCTION, TINY, tiny
 
 
-def _finished(tmp_path: Path, accuracies: dict[str, list[float]]) -> report.Result:
+def _finished(tmp_path: Path, accuracies: dict[str, list[float]]) -> report.SuiteResult:
     """Write runs of the case ``few`` by hand, with these accuracies by seed."""
     whole = suite.load(tiny(tmp_path))
     jobs = [job for job in suite.jobs(whole, "cpu", 3, tmp_path / "out", threads=1) if job.case == "few"]
@@ -308,7 +308,7 @@ def test_a_measure_of_a_missing_angle_suggests_the_nearest_one(tmp_path: Path) -
     data = {"clients": 3, "partition": {"scheme": "rotations", "angles": [0, 0, -50]}}
     run = read_run(sample_runs.write(tmp_path / "turned", sample_runs.records(("fedavg",)), data=data))
     own = suite.load(tiny(tmp_path)).model_copy(update={"measures": ("accuracy@-50", "accuracy@-51")})
-    result = report.Result(own, "cpu", {("few", "fedavg"): {0: run}}, {})
+    result = report.SuiteResult(own, "cpu", {("few", "fedavg"): {0: run}}, {})
     (line,) = report.absent(result)
     assert re.search("'accuracy@-51' .*'accuracy@-50'", line)
 

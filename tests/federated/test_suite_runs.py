@@ -47,7 +47,7 @@ def test_folders_of_other_suites_and_runs_keep_their_report(tmp_path: Path) -> N
     with pytest.raises(UserError, match=r"/out .*suite.*--out"):
         runner.check_own(tmp_path / "out", "tiny", jobs)
     results = tmp_path / "out" / "results.json"
-    results.write_text(json.dumps(report.plain(report.Result(whole, "cpu", {}, {}))))
+    results.write_text(json.dumps(report.plain(report.SuiteResult(whole, "cpu", {}, {}))))
     runner.check_own(tmp_path / "out", "tiny", jobs)  # its cases have other names now
     (tmp_path / "mine.toml").write_text(TINY)
     before = results.read_bytes()

@@ -96,7 +96,7 @@ class Clients:
 
 
 @dataclass
-class Part:
+class ModelResults:
     """The results of one model in a turn."""
 
     measured: dict[str, Prediction] = field(default_factory=dict)
@@ -107,7 +107,7 @@ class Part:
     kept: Tensors = field(default_factory=dict)
     training: dict[str, float] = field(default_factory=dict)
 
-    def copied(self, live: Collection[int]) -> Part:
+    def copied(self, live: Collection[int]) -> ModelResults:
         """Return the part with copies of live tensors: the next member or client uses the same network.
 
         Args:
@@ -188,7 +188,7 @@ class Client:
         """Return the work of each model in a message: one, or the members of an ensemble."""
         return [self._work(part) for part in split(message.to(self._workspace.device))]
 
-    def reply(self, works: list[Work], parts: list[Part]) -> Reply:
+    def reply(self, works: list[Work], parts: list[ModelResults]) -> Reply:
         """Return the reply with the results of each model."""
         first, options = works[0], works[0].message.options
         # under local privacy the number of examples is not a weight
@@ -215,7 +215,7 @@ class Client:
             )
         return reply
 
-    def _part(self, work: Work) -> Part:
+    def _part(self, work: Work) -> ModelResults:
         """Measure one model and train it, or reply for it."""
         part = self.begin(work)
         if work.message.options.get("train"):
@@ -228,10 +228,10 @@ class Client:
             self.finish(work, part, outcome)
         return part.copied(self._workspace.flat.storages())
 
-    def begin(self, work: Work) -> Part:
+    def begin(self, work: Work) -> ModelResults:
         """Measure one model, or reply for it, and load it for training."""
         algorithm, options, message = self.algorithm(work), work.message.options, work.message
-        part = Part()
+        part = ModelResults()
         if options.get("evaluate"):
             if message.reference:
                 part.of_reference = self._global(work)
@@ -253,7 +253,7 @@ class Client:
         self.algorithm(work).before_round(work)
         self._seed(work, "train")
 
-    def finish(self, work: Work, part: Part, outcome: Outcome) -> None:
+    def finish(self, work: Work, part: ModelResults, outcome: Outcome) -> None:
         """Add the results of training to the part.
 
         The network has the trained model.

@@ -27,7 +27,7 @@ from ..engines.base import Message, Reply
 from ..errors import UserError
 from ..models.flat import FlatModule
 from ..seeds import seeded
-from .client import Client, Part
+from .client import Client, ModelResults
 from .recording import declares
 from .training import Outcome, check_scalar, optimizer_of, plan_of
 from .work import Batch, Work
@@ -48,7 +48,7 @@ class Trainee:
     """A model of a client in a turn, with the place of its training in the turn."""
 
     work: Work
-    part: Part
+    part: ModelResults
     plan: list[list[torch.Tensor]] = field(init=False)
     """batches of every epoch; this and the next three are missing if the model is not trained"""
     values: torch.Tensor = field(init=False)

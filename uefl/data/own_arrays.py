@@ -21,18 +21,18 @@ from .pixels import as_bytes, as_images, as_label, as_labels, is_array, kinds_of
 from .settings import Data
 from .vectors import Vectors, is_frame, joined, numbers_of, of_array
 
-Part = Any
+SplitArrays = Any
 """A :class:`Split`, a pair of images and labels, or a torch ``Dataset`` of such pairs."""
 Labels = torch.Tensor | list[str]
-_MANY = 10_000  # labels that are not numbers of classes, such as dates, make many empty classes
 """``[N]`` int64, or names of classes."""
+_MANY = 10_000  # labels that are not numbers of classes, such as dates, make many empty classes
 
 
 @isolate
 def from_arrays(
-    clients: Mapping[str, tuple[Part, Part | None]],
+    clients: Mapping[str, tuple[SplitArrays, SplitArrays | None]],
     *,
-    unseen: Mapping[str, Part] | None = None,
+    unseen: Mapping[str, SplitArrays] | None = None,
     classes: Sequence[str] | None = None,
     data: Data | None = None,
     seed: int = 0,
@@ -68,7 +68,7 @@ def from_arrays(
     names: list[str] = []
     kinds: Counter[str] = Counter()
 
-    def take(part: Part, where: str) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def take(part: SplitArrays, where: str) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Return the rows of a part, and append them to the others."""
         inputs, of_part = _read(part, where, kinds, data.vocabulary)
         rows = np.arange(len(names), len(names) + len(of_part))
@@ -163,7 +163,7 @@ def _labels(labels: Any, count: int, where: str) -> Labels:
 
 
 def _read(
-    part: Part, where: str, kinds: Counter[str], vocabulary: int
+    part: SplitArrays, where: str, kinds: Counter[str], vocabulary: int
 ) -> tuple[list[torch.Tensor] | Vectors, Labels]:
     """Return images ``[C, H, W]`` uint8, columns or tokens, with labels, and count ``kinds`` of change."""
     if isinstance(part, Split):

@@ -8,7 +8,7 @@ from torch import nn
 
 from ..errors import UserError
 
-Part = Literal["last", "head", "all"]
+NetworkPart = Literal["last", "head", "all"]
 
 
 def linear_layers(net: nn.Module) -> list[nn.Linear]:
@@ -16,7 +16,7 @@ def linear_layers(net: nn.Module) -> list[nn.Linear]:
     return [module for module in net.modules() if isinstance(module, nn.Linear)]
 
 
-def layers(net: nn.Module, part: Part, key: str) -> list[nn.Module]:
+def layers(net: nn.Module, part: NetworkPart, key: str) -> list[nn.Module]:
     """Return the modules of a part.
 
     The part is the ``last`` linear layer, the ``head`` (a module of that name), or ``all`` of the network.
@@ -25,7 +25,7 @@ def layers(net: nn.Module, part: Part, key: str) -> list[nn.Module]:
         UserError: the part has no parameters; the message names ``key``, the configuration key of the part.
     """
     head = getattr(net, "head", None)
-    choices: dict[Part, list[nn.Module]] = {
+    choices: dict[NetworkPart, list[nn.Module]] = {
         "last": [*linear_layers(net)[-1:]],
         "head": list(head.modules()) if isinstance(head, nn.Module) else [],
         "all": list(net.modules()),

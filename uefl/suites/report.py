@@ -50,7 +50,7 @@ _CPU = (
 
 
 @dataclass(frozen=True)
-class Result:
+class SuiteResult:
     """The finished runs of a suite, and the reasons why others are missing."""
 
     suite: Suite
@@ -90,7 +90,7 @@ class Result:
         return [(case, arm) for case in (*self.suite.cases, *self.suite.averages) for arm in self.arms(case)]
 
 
-def collect(suite: Suite, scale: Scale, jobs: Sequence[Job], errors: dict[Path, str]) -> Result:
+def collect(suite: Suite, scale: Scale, jobs: Sequence[Job], errors: dict[Path, str]) -> SuiteResult:
     """Read the runs of a suite that are finished.
 
     Args:
@@ -107,10 +107,10 @@ def collect(suite: Suite, scale: Scale, jobs: Sequence[Job], errors: dict[Path, 
             runs.setdefault((job.case, job.arm), {})[job.seed] = read_run(job.folder)
         except UserError as error:
             missing[place] = f"{error}; or remove {job.folder}, and the suite runs it again"
-    return Result(suite, scale, runs, missing)
+    return SuiteResult(suite, scale, runs, missing)
 
 
-def write(result: Result, out: Path, data_root: Path | None = None) -> None:
+def write(result: SuiteResult, out: Path, data_root: Path | None = None) -> None:
     """Write ``report.md``, ``report.html``, ``plots`` and ``results.json`` of a suite.
 
     The pictures of features need the images again.
@@ -120,7 +120,7 @@ def write(result: Result, out: Path, data_root: Path | None = None) -> None:
     write_text(out / "results.json", json.dumps(plain(result), indent=1) + "\n")
 
 
-def plain(result: Result) -> dict[str, object]:
+def plain(result: SuiteResult) -> dict[str, object]:
     """Return every measure of every run as JSON holds it: by case, arm and measure, a number per seed."""
     measures = result.suite.measures
     cases: dict[str, dict[str, dict[str, dict[int, float]]]] = {}
@@ -129,7 +129,7 @@ def plain(result: Result) -> dict[str, object]:
     return {"suite": result.suite.name, "scale": result.scale, "cases": cases, "missing": result.missing}
 
 
-def table(result: Result) -> Table:
+def table(result: SuiteResult) -> Table:
     """Make a row for each case and arm, and for each average over cases."""
     suite = result.suite
     printed = {
@@ -162,7 +162,7 @@ def table(result: Result) -> Table:
     return Table(f"{suite.name}: {suite.about}", header, rows)
 
 
-def differences(result: Result) -> list[Block]:
+def differences(result: SuiteResult) -> list[Block]:
     """Return a sentence and a table: the difference of every measure of every arm to the reference arm.
 
     Return nothing for a single measure.
@@ -181,7 +181,7 @@ def differences(result: Result) -> list[Block]:
     ]
 
 
-def content(result: Result, pictures: list[Picture]) -> Content:
+def content(result: SuiteResult, pictures: list[Picture]) -> Content:
     """Return the whole report."""
     runs = sum(map(len, result.runs.values()))
     cases = result.suite.cases.values()
@@ -229,12 +229,12 @@ def reasons(missing: Mapping[str, str]) -> list[str]:
     ]
 
 
-def _differences(result: Result, case: str, arm: str, measure: str) -> list[float]:
+def _differences(result: SuiteResult, case: str, arm: str, measure: str) -> list[float]:
     ours, theirs = (result.values(*place, measure) for place in ((case, arm), result.suite.reference(case)))
     return [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
 
 
-def absent(result: Result) -> list[str]:
+def absent(result: SuiteResult) -> list[str]:
     """Return a sentence for each measure that no finished run has, such as a mistyped name."""
     missing = [
         m
@@ -248,7 +248,7 @@ def absent(result: Result) -> list[str]:
     ]
 
 
-def _measures(result: Result) -> list[str]:
+def _measures(result: SuiteResult) -> list[str]:
     """Return the names of measures of each arm's first run, with their means over the clients of an angle."""
     names: dict[str, None] = {}
     for (_, arm), runs in result.runs.items():
@@ -268,7 +268,7 @@ def _measures(result: Result) -> list[str]:
     return list(names)
 
 
-def unequal(result: Result) -> list[str]:
+def unequal(result: SuiteResult) -> list[str]:
     """Return a sentence about arms with another number of rounds than their reference arm.
 
     An early stop can cause this.
@@ -293,7 +293,7 @@ def unequal(result: Result) -> list[str]:
     )
 
 
-def elsewhere(result: Result) -> list[str]:
+def elsewhere(result: SuiteResult) -> list[str]:
     """Return a sentence on the cases with arms that are compared with another case's arm, if any."""
     cases: dict[str, list[str]] = {}
     for name, case in result.suite.cases.items():
@@ -305,7 +305,7 @@ def elsewhere(result: Result) -> list[str]:
     return [f"Cases that are compared with another one: {entries}."] if entries else []
 
 
-def partial(result: Result) -> list[str]:
+def partial(result: SuiteResult) -> list[str]:
     """Return a sentence about means of fewer seeds than their row has.
 
     For example, not every run reaches a phase.
@@ -376,7 +376,7 @@ def _spread(values: Sequence[float]) -> str:
 # --- pictures ---------------------------------------------------------------------------------------------
 
 
-def _draw(result: Result) -> list[Drawing]:
+def _draw(result: SuiteResult) -> list[Drawing]:
     if not result.runs:
         return []
     made = []
@@ -414,11 +414,11 @@ def _draw(result: Result) -> list[Drawing]:
     return [(picture, figure) for picture, figure in made if figure.axes]
 
 
-def _all_arms(result: Result) -> list[str]:
+def _all_arms(result: SuiteResult) -> list[str]:
     return list(dict.fromkeys(arm for _, arm in result.runs))
 
 
-def _draw_curves(result: Result, key: str) -> Figure:
+def _draw_curves(result: SuiteResult, key: str) -> Figure:
     """Draw a panel per case."""
     arms = _all_arms(result)
     curves = {
@@ -468,7 +468,7 @@ def _curve(run: RunFolder, arm: str, key: str) -> np.ndarray:
     return means
 
 
-def _draw_sweep(result: Result, measure: str) -> Figure:
+def _draw_sweep(result: SuiteResult, measure: str) -> Figure:
     """Draw a measure and, below it, its difference to the reference arm over the cases of each panel."""
     cases, arms = result.suite.cases, _all_arms(result)
     names = list(dict.fromkeys(case.panel for case in cases.values() if case.x is not None))
@@ -512,7 +512,7 @@ def best_in_both(points: Sequence[tuple[float, float]]) -> list[int]:
     return found
 
 
-def _draw_front(result: Result, measures: tuple[str, str]) -> Figure:
+def _draw_front(result: SuiteResult, measures: tuple[str, str]) -> Figure:
     """Draw two measures of every case against each other."""
     figure, arms = canvas(5.6, 4.0), _all_arms(result)
     ax = figure.subplots()
@@ -537,7 +537,7 @@ def _draw_front(result: Result, measures: tuple[str, str]) -> Figure:
     return figure
 
 
-def _draw_clients(result: Result) -> Iterator[Drawing]:
+def _draw_clients(result: SuiteResult) -> Iterator[Drawing]:
     """Draw entropies and counts, for the first seed of the arms whose clients differ in the count."""
     for (case, arm), runs in result.runs.items():
         run = runs[min(runs)]
@@ -552,7 +552,7 @@ def _draw_clients(result: Result) -> Iterator[Drawing]:
                 yield Picture(name, f"{picture.alt} on {case}", caption), figure
 
 
-def _draw_features(result: Result, data_root: Path | None) -> Iterator[Drawing]:
+def _draw_features(result: SuiteResult, data_root: Path | None) -> Iterator[Drawing]:
     """Draw the features of the first seed of every arm with a codebook."""
     for (case, arm), runs in result.runs.items():
         folder = runs[min(runs)].path

@@ -29,7 +29,7 @@ __all__ = [
     "to_vqmodel",
 ]
 
-State = Mapping[str, torch.Tensor]
+StateDict = Mapping[str, torch.Tensor]
 _LEARNED: dict[str, Any] = {"learnable_codebook": True, "rotation_trick": False}
 _AVERAGED: dict[str, Any] = {
     "decay": 0.99,
@@ -42,7 +42,7 @@ _AVERAGED: dict[str, Any] = {
 # --- EnCodec ---------------------------------------------------------------------------------------------
 
 
-def from_encodec(state: State, **options: Any) -> ResidualVQ:
+def from_encodec(state: StateDict, **options: Any) -> ResidualVQ:
     """Make a :class:`ResidualVQ` from the codebooks of EnCodec.
 
     Args:
@@ -108,7 +108,7 @@ _MIMI = ("semantic", "acoustic")
 _LEAST_USAGE = 1e-5  # Mimi divides by the usage of a codeword, or by this if the usage is smaller
 
 
-def from_mimi(state: State, **options: Any) -> tuple[ResidualVQ, ResidualVQ]:
+def from_mimi(state: StateDict, **options: Any) -> tuple[ResidualVQ, ResidualVQ]:
     """Make the semantic and the acoustic :class:`ResidualVQ` of Mimi.
 
     Mimi adds their outputs.
@@ -127,7 +127,7 @@ def from_mimi(state: State, **options: Any) -> tuple[ResidualVQ, ResidualVQ]:
     return semantic, acoustic
 
 
-def _from_half(state: State, half: str, options: dict[str, Any]) -> ResidualVQ:
+def _from_half(state: StateDict, half: str, options: dict[str, Any]) -> ResidualVQ:
     start = rf"{half}_residual_vector_quantizer\."
     pattern = rf"{start}layers\.(\d+)\.codebook\.(initialized|cluster_usage|embed_sum)"
     layers = _numbered("from_mimi", state, pattern)
@@ -191,7 +191,7 @@ def to_mimi(
 # --- DAC -------------------------------------------------------------------------------------------------
 
 
-def from_dac(state: State, **options: Any) -> ResidualVQ:
+def from_dac(state: StateDict, **options: Any) -> ResidualVQ:
     """Make a :class:`ResidualVQ` from the codebooks and projections of DAC.
 
     The layer finds codewords by cosine similarity and keeps the lengths of the learned codewords. Each
@@ -276,7 +276,7 @@ def _weight(parts: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
 # --- VQModel ---------------------------------------------------------------------------------------------
 
 
-def from_vqmodel(state: State, beta: float = 0.25, legacy: bool = True, **options: Any) -> VectorQuantize:
+def from_vqmodel(state: StateDict, beta: float = 0.25, legacy: bool = True, **options: Any) -> VectorQuantize:
     """Make a :class:`VectorQuantize` from the codebook of a VQModel.
 
     Args:
@@ -323,7 +323,7 @@ def to_vqmodel(layer: VectorQuantize, prefix: str = "quantize.") -> dict[str, to
 # --- helpers ---------------------------------------------------------------------------------------------
 
 
-def _numbered(where: str, state: State, pattern: str) -> list[dict[str, torch.Tensor]]:
+def _numbered(where: str, state: StateDict, pattern: str) -> list[dict[str, torch.Tensor]]:
     """Return the tensors of each quantizer by name.
 
     The first group of the pattern is the number of the quantizer, the second the name. Raise ValueError if a
@@ -344,7 +344,7 @@ def _numbered(where: str, state: State, pattern: str) -> list[dict[str, torch.Te
     return parts
 
 
-def _named(state: State, pattern: str) -> dict[str, torch.Tensor]:
+def _named(state: StateDict, pattern: str) -> dict[str, torch.Tensor]:
     """Return the tensors with a name that ends with the pattern.
 
     The keys are its first group.
@@ -364,7 +364,7 @@ def _learned_state(codewords: torch.Tensor) -> dict[str, torch.Tensor]:
     return {"initted": torch.tensor(True), "cluster_size": usage, "embed": codewords, "embed_avg": codewords}
 
 
-def _with_codebooks(layer: ResidualVQ, codebooks: Sequence[State]) -> ResidualVQ:
+def _with_codebooks(layer: ResidualVQ, codebooks: Sequence[StateDict]) -> ResidualVQ:
     """Load the state of each codebook, and return the layer."""
     for codebook, state in zip(_codebooks(layer), codebooks, strict=True):
         codebook.load_state_dict(state)

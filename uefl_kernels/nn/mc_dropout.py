@@ -39,7 +39,7 @@ from ._shared import no_torchscript
 
 _MOST_LOGITS = 2**22  # of a folded batch
 _LOCK = threading.RLock()  # guards the modes of a model and torch's generators during a call
-Run = tuple[Callable[..., torch.Tensor], Sequence[Any]]
+PassCall = tuple[Callable[..., torch.Tensor], Sequence[Any]]
 
 
 class MCDropout(nn.Module):
@@ -314,7 +314,7 @@ class MCDropout(nn.Module):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         functional: FunctionalDropoutMode,
-    ) -> Run:
+    ) -> PassCall:
         """Return the callable of a pass and its tensors: the suffix, or else the whole model.
 
         Rows must be independent; otherwise an error is raised.
@@ -326,7 +326,7 @@ class MCDropout(nn.Module):
             filled = [next(left) if isinstance(value, torch.Tensor) else value for value in given]
             return self._whole(*filled[: len(args)], **dict(zip(kwargs, filled[len(args) :], strict=True)))
 
-        runs: list[Run] = [(whole, [value for value in given if isinstance(value, torch.Tensor)])]
+        runs: list[PassCall] = [(whole, [value for value in given if isinstance(value, torch.Tensor)])]
         if parts is not None:
             runs.insert(0, (lambda *values: self._logits(parts.suffix(*map(_copy, values))), boundary))
         for run, values in runs:

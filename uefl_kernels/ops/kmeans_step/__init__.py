@@ -43,7 +43,7 @@ class KMeansStep(NamedTuple):
     """The argument ``units`` of the next step on these rows."""
 
 
-def _fake_units(given: composed.Rows) -> composed.Units:
+def _fake_units(given: composed.UnitsArguments) -> composed.Units:
     x = given.x
     column, number = x.new_empty(x.shape[1], dtype=torch.float64), x.new_empty((), dtype=torch.float64)
     return column, torch.empty_like(column), number, torch.empty_like(number)
@@ -71,7 +71,7 @@ define_triton("kmeans_step")
 define(
     __name__,
     "kmeans_units",
-    composed.Rows,
+    composed.UnitsArguments,
     ["middle", "scale", "mass_scale", "weight_unit"],
     fake=_fake_units,
     fallback=composed.kmeans_units,

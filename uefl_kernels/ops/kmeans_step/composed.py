@@ -44,7 +44,7 @@ class Arguments(NamedTuple):
     with_inertia: bool
 
 
-class Rows(NamedTuple):
+class UnitsArguments(NamedTuple):
     """Arguments of ``kmeans_units``."""
 
     x: torch.Tensor
@@ -53,7 +53,7 @@ class Rows(NamedTuple):
     """``[N]`` float64"""
 
 
-def kmeans_units(given: Rows) -> Units:
+def kmeans_units(given: UnitsArguments) -> Units:
     """Check rows, on the CPU only, and compute their units."""
     if given.x.device.type == "cpu":
         require_valid("kmeans_step", given.x, given.weights)
