@@ -14,7 +14,8 @@ using torch::stable::Tensor;
 template <class T>
 void update(const EmaUpdate<T>& run) {
   constexpr int64_t kTask = 1 << 15;  // fewer elements do not pay for a thread
-  const int64_t codewords = run.codebooks * run.k, grain = std::max<int64_t>(1, kTask / run.d);
+  const int64_t codewords = run.codebooks * run.k,
+                grain = std::max<int64_t>(1, kTask / std::max<int64_t>(1, run.d));
   torch::stable::parallel_for(0, codewords, grain,
                               [&](int64_t lo, int64_t hi) { cpu::move_averages(run, lo, hi); });
   std::vector<T> totals;
@@ -28,7 +29,7 @@ EmaUpdateCall::Results ema_update(const Tensor& sizes, const Tensor& averages, c
                                   const Tensor& counts, const Tensor& sums, std::optional<Tensor> weights,
                                   double step, double eps, bool unit) {
   EmaUpdateCall call(sizes, averages, codewords, counts, sums, weights);
-  if (averages.numel() == 0) return call.results();
+  if (counts.numel() == 0) return call.results();
   call.is_double() ? update(call.of<double>(step, eps, unit)) : update(call.of<float>(step, eps, unit));
   return call.results();
 }

@@ -29,7 +29,7 @@ EmaUpdateCall::Results ema_update(const Tensor& sizes, const Tensor& averages, c
                                   const Tensor& counts, const Tensor& sums, std::optional<Tensor> weights,
                                   double step, double eps, bool unit) {
   EmaUpdateCall call(sizes, averages, codewords, counts, sums, weights);
-  if (averages.numel() == 0) return call.results();
+  if (counts.numel() == 0) return call.results();
   const torch::stable::accelerator::DeviceGuard guard(averages.get_device_index());
   const cudaStream_t stream = current_stream(averages);
   call.is_double() ? launch(call.of<double>(step, eps, unit), stream)
