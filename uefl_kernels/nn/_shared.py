@@ -6,11 +6,12 @@ They check arguments, move channels, keep codewords in float32, and estimate gra
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from operator import index
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -362,6 +363,32 @@ class ParametersToCall(nn.ParameterList):
     def forward(self) -> list[torch.Tensor]:
         """Return the parameters."""
         return list(self)
+
+
+_Method = TypeVar("_Method", bound=Callable[..., torch.Tensor])
+
+
+class MethodCall(functools.partial[Any]):
+    """A method of a layer and its arguments, which ``forward`` of the layer runs in place of its own work."""
+
+
+def in_a_call(method: _Method) -> _Method:
+    """Run a method by a call of its layer if tensors of the layer are on another device than the indices.
+
+    Then the hooks of a call run, such as the hooks of offloading that load the tensors for the call. The
+    first argument of ``forward`` is a :class:`MethodCall`.
+    """
+
+    @functools.wraps(method)
+    def run(self: nn.Module, indices: Any, *args: Any, **options: Any) -> torch.Tensor:
+        own = [*self._parameters.values(), *self._buffers.values()]
+        device = getattr(indices, "device", None)
+        if device is None or all(tensor is None or tensor.device == device for tensor in own):
+            return method(self, indices, *args, **options)
+        result: torch.Tensor = self(MethodCall(method, self, indices, *args, **options))
+        return result
+
+    return cast(_Method, run)
 
 
 class Float32Module(nn.Module):

@@ -12,10 +12,12 @@ from torch import nn
 from ._codebook import Coder
 from ._shared import (
     ConstantBuffers,
+    MethodCall,
     as_indices,
     channels_last,
     counts,
     fixed,
+    in_a_call,
     numbers,
     place_values,
     project,
@@ -264,15 +266,18 @@ class FSP(ConstantBuffers, Coder):
         """
         return (level_indices.nan_to_num(nan=0).long() * self._basis).sum(-1).to(self._basis.dtype)
 
+    @in_a_call
     def indices_to_level_indices(self, indices: torch.Tensor) -> torch.Tensor:
         """Return the numbers of bins ``[..., d]`` of indices ``[...]``."""
         indices = as_indices("FSP", indices, least=0, size=self.codebook_size)
         return indices.unsqueeze(-1) // self._basis % self._levels
 
+    @in_a_call
     def indices_to_act_value(self, indices: torch.Tensor) -> torch.Tensor:
         """Return the middles of the bins ``[..., d]`` of indices ``[...]``."""
         return (self.indices_to_level_indices(indices).float() + 0.5) / self._levels
 
+    @in_a_call
     def indices_to_codes(self, indices: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
         """Return what ``forward`` returns as quantized for these indices, integers of any width."""
         codes = self._values(self.indices_to_act_value(indices), eps).to(self._model_dtype)
@@ -300,6 +305,8 @@ class FSP(ConstantBuffers, Coder):
             ValueError: a shape that does not fit.
             TypeError: the input is not a tensor of floats.
         """
+        if isinstance(z, MethodCall):
+            return z()  # type: ignore[no-any-return]
         z = channels_last("FSP", z, self.dim, self.channel_first, "z")
         eps = torch.finfo(z.dtype).eps if eps is None else eps
         lead = z.shape[:-1]

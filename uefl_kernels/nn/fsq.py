@@ -14,11 +14,13 @@ from . import _distributed
 from ._codebook import Coder
 from ._shared import (
     ConstantBuffers,
+    MethodCall,
     as_indices,
     channels_last,
     check_codebooks,
     counts,
     fixed,
+    in_a_call,
     indices_of_each,
     no_autocast,
     place_values,
@@ -221,6 +223,7 @@ class FSQ(ConstantBuffers, Coder):
         """Return the factor of each level in an index, or raise ValueError for more than int64 can count."""
         return place_values("FSQ", self._level_list) if self._basis is None else self._basis
 
+    @in_a_call
     def indices_to_level_indices(self, indices: torch.Tensor) -> torch.Tensor:
         """Return the level of every element, ``[..., d]``, of integers ``[...]``."""
         indices = as_indices("FSQ", indices, least=0, size=self.codebook_size)
@@ -245,6 +248,7 @@ class FSQ(ConstantBuffers, Coder):
         half = levels // 2
         return (places - half) / half
 
+    @in_a_call
     def _codes(self, indices: torch.Tensor) -> torch.Tensor:
         """Return codewords ``[..., d]`` of indices ``[...]``, rotated and in the dtype of the model."""
         return self._rotated_back(self._indices_to_codes(indices)).to(self._model_dtype)
@@ -278,6 +282,8 @@ class FSQ(ConstantBuffers, Coder):
             ValueError: a shape that does not fit.
             TypeError: the input is not a tensor of floats.
         """
+        if isinstance(z, MethodCall):
+            return z()  # type: ignore[no-any-return]
         image = self.channel_first or (isinstance(z, torch.Tensor) and z.dim() >= 4)
         z = self.project_in(channels_last("FSQ", z, self.dim, image, "z"))
         z = z.unflatten(-1, (self.num_codebooks, self.codebook_dim))  # type: ignore[no-untyped-call]
@@ -327,6 +333,7 @@ class ResidualScalarQuantizer(ResidualQuantizer):
         """Return the factor of the codewords of a quantizer."""
         return 1.0
 
+    @in_a_call
     def get_codes_from_indices(self, indices: torch.Tensor) -> torch.Tensor:
         """Return the codeword of every quantizer, ``[Q, ..., d]``.
 
@@ -444,6 +451,8 @@ class ResidualFSQ(ConstantBuffers, ResidualScalarQuantizer):
             ValueError: a shape that does not fit.
             TypeError: the input is not a tensor of floats.
         """
+        if isinstance(x, MethodCall):
+            return x()  # type: ignore[no-any-return]
         x = channels_last("ResidualFSQ", x, self._dim, self.is_channel_first)
         kept = self._number(x, n_q, rand_quantize_dropout_fixed_seed)
         x = self.project_in(x)

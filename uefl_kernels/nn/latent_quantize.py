@@ -13,6 +13,7 @@ from torch import nn
 from ._codebook import Coder
 from ._shared import (
     ConstantBuffers,
+    MethodCall,
     ParametersToCall,
     absent,
     as_indices,
@@ -20,6 +21,7 @@ from ._shared import (
     check_codebooks,
     counts,
     fixed,
+    in_a_call,
     place_values,
     project,
     refuse_together,
@@ -186,6 +188,7 @@ class LatentQuantize(ConstantBuffers, Coder):
         """Return the mean squared distance, with a gradient for zhat."""
         return F.mse_loss(z.detach(), zhat, reduction=reduce)
 
+    @in_a_call
     def indices_to_codes(self, indices: torch.Tensor, project_out: bool = True) -> torch.Tensor:
         """Return what ``forward`` returns as quantized for these indices, integers of any width."""
         indices = as_indices("LatentQuantize", indices, least=0, size=math.prod(self._level_list))
@@ -211,6 +214,8 @@ class LatentQuantize(ConstantBuffers, Coder):
             ValueError: a shape that does not fit.
             TypeError: the input is not a tensor of floats.
         """
+        if isinstance(z, MethodCall):
+            return z()  # type: ignore[no-any-return]
         given, z = z, self.project_in(channels_last("LatentQuantize", z, self.dim, True, "z"))
         z = z.unflatten(-1, (self.num_codebooks, self.codebook_dim))  # type: ignore[no-untyped-call]
         places = self._nearest(z)

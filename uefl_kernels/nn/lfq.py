@@ -14,12 +14,14 @@ from . import _distributed
 from ._codebook import Coder
 from ._shared import (
     ConstantBuffers,
+    MethodCall,
     absent,
     as_indices,
     channels_last,
     check_codebooks,
     counts,
     fixed,
+    in_a_call,
     no_autocast,
     random_rotation,
     refuse_together,
@@ -230,6 +232,7 @@ class LFQ(ConstantBuffers, Coder):
     def _bits_of(self, indices: torch.Tensor) -> torch.Tensor:
         return indices.unsqueeze(-1).bitwise_and(self.mask) != 0
 
+    @in_a_call
     def _codes(self, indices: torch.Tensor) -> torch.Tensor:
         """Return codewords ``[..., d]`` of indices ``[...]``, rotated and in the dtype of the model."""
         indices = as_indices("LFQ", indices, least=0, size=self.codebook_size)
@@ -272,6 +275,8 @@ class LFQ(ConstantBuffers, Coder):
             ValueError: a shape that does not fit.
             TypeError: the input is not a tensor of floats, or a mask of another dtype than bool.
         """
+        if isinstance(x, MethodCall):
+            return x()
         image = self.channel_first
         if image is None:
             image = isinstance(x, torch.Tensor) and x.dim() >= 4

@@ -12,7 +12,18 @@ from torch import nn
 from .. import vq
 from .._gather import gather
 from ._codebook import Coder
-from ._shared import Layout, as_indices, channels_last, counts, fixed, no_autocast, numbers, project
+from ._shared import (
+    Layout,
+    MethodCall,
+    as_indices,
+    channels_last,
+    counts,
+    fixed,
+    in_a_call,
+    no_autocast,
+    numbers,
+    project,
+)
 from .residual_vq import ResidualQuantizer
 
 
@@ -92,6 +103,7 @@ class SimVQ(Coder):
         with no_autocast(self.frozen_codebook.device):
             return project(self.code_transform, self.frozen_codebook)
 
+    @in_a_call
     def indices_to_codes(self, indices: torch.Tensor) -> torch.Tensor:
         """Return the codewords of integers ``[...]``, as ``forward`` returns them, or zeros for -1."""
         indices = as_indices("SimVQ", indices, least=-1, size=self.codebook_size)
@@ -120,6 +132,8 @@ class SimVQ(Coder):
             ValueError, TypeError: an input that does not fit.
             RuntimeError: the codewords are not finite (checked on the CPU).
         """
+        if isinstance(x, MethodCall):
+            return x()  # type: ignore[no-any-return]
         layout = Layout("SimVQ", self.dim, not self.channel_first)
         layout.check(x, None)
         out = vq(
