@@ -260,7 +260,7 @@ def test_a_number_of_quantizers_of_every_residual_layer(name):
     torch.manual_seed(0)
     layer = STACKS[name]().eval()
     x = normal(3, 8, 10, seed=4) if name == "sim first" else normal(3, 10, 8, seed=4)
-    n_q = torch.tensor([3, 1, 2])
+    n_q = torch.tensor([3, 1, 2], dtype=torch.uint16)
     quantized, indices, *_ = layer(x, n_q=n_q)
     for example in range(3):
         alone = layer(x[example : example + 1], n_q=int(n_q[example]))
@@ -308,7 +308,7 @@ def test_losses_of_the_examples_that_a_quantizer_has():
     ],
 )
 def test_numbers_of_quantizers_that_do_not_fit(n_q, options, error):
-    with pytest.raises(error):
+    with pytest.raises(error, match="n_q"):
         residual(**options)(normal(3, 10, 8), n_q=n_q)
 
 

@@ -44,9 +44,9 @@ def numbers(layer: str, most: float | None, **values: Any) -> None:
 
 
 def as_indices(
-    layer: str, indices: Any, *, least: int | None = None, size: int | None = None
+    layer: str, indices: Any, *, least: int | None = None, size: int | None = None, name: str = "indices"
 ) -> torch.Tensor:
-    """Return indices of any integer dtype as int64.
+    """Return indices, or integers of another name, of any integer dtype as int64.
 
     On the CPU an index below ``least``, or not below ``size``, is refused. Such an index can come from codes
     that were written in a type that is too narrow.
@@ -64,10 +64,10 @@ def as_indices(
             if kind == "list"
             else ""
         )
-        raise TypeError(f"{layer}: indices must be a torch.Tensor, got {kind}{todo}")
-    check_dense(layer, "indices", indices, (indices.dtype,))
+        raise TypeError(f"{layer}: {name} must be a torch.Tensor, got {kind}{todo}")
+    check_dense(layer, name, indices, (indices.dtype,))
     if indices.dtype not in _INDICES:
-        raise TypeError(f"{layer}: indices have dtype {indices.dtype}, expected integers, as torch.int64")
+        raise TypeError(f"{layer}: {name}: expected integers, as torch.int64, got dtype {indices.dtype}")
     found = indices.long()
     if least is None or not _readable(found):
         return found

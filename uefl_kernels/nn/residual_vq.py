@@ -114,7 +114,7 @@ class ResidualQuantizer(Coder):
         if not isinstance(n_q, torch.Tensor):
             (kept,) = counts(name, n_q=n_q)
         else:
-            least, kept = map(int, as_indices(name, n_q).aminmax()) if n_q.numel() else (1, 1)
+            least, kept = map(int, as_indices(name, n_q, name="n_q").aminmax()) if n_q.numel() else (1, 1)
             refuse_together(
                 name,
                 (n_q.shape != (examples,), f"n_q must have shape [{examples}], got {list(n_q.shape)}"),
@@ -154,7 +154,7 @@ class ResidualQuantizer(Coder):
         options = {} if mask is None else {"mask": mask}
         if not isinstance(n_q, torch.Tensor):
             return layer(x, **options)
-        used = (n_q.to(x.device) > place).nonzero().squeeze(-1)
+        used = (n_q.to(x.device).long() > place).nonzero().squeeze(-1)
         options = {name: value[used] for name, value in options.items()}
         quantized, indices, *losses = layer(x[used], **options)
         filled = indices.new_full((x.shape[0], *indices.shape[1:]), -1)
@@ -635,7 +635,7 @@ def _used(
     """
     if not isinstance(n_q, torch.Tensor):
         return mask
-    used = (n_q.to(x.device) > place).view(-1, *[1] * (x.dim() - 2)).expand(x.shape[:-1])
+    used = (n_q.to(x.device).long() > place).view(-1, *[1] * (x.dim() - 2)).expand(x.shape[:-1])
     return used if mask is None else used & mask
 
 
