@@ -189,6 +189,7 @@ def _read(
         if not isinstance(item, (tuple, list)) or len(item) != 2:
             raise UserError(
                 f"{where}: item {i} is {type(item).__name__}; expected a pair of an image and an integer"
+                "; a client is (train, test), each a pair of images and labels, or a Dataset"
             )
         items.append(item[0])
         text = isinstance(item[1], str)

@@ -146,6 +146,7 @@ GOOD = (PIXELS[:20], LABELS[:20])
         ({"a": ([], None)}, "a/train .*image"),
         ({"a": ("images", None)}, "a/train: .*Dataset.*str"),
         ({"a": ([1, 2, 3], None)}, "a/train: item 0 .*int;.*pair"),
+        ({"a": GOOD}, r"a/train: item 0 .*ndarray;.*\(train, test\)"),
         ({"a": ([("x", 1)], None)}, "a/train: image 0 .*str;.*PIL"),
         ({"a": ([(PIXELS[0], b"cat")], None)}, "a/train: item 0: .*integer.*b'cat'.*bytes"),
         ({"a": ([(PIXELS[0, :2], 1)], None)}, r"a/train: image 0: .*\[C, H, W\] .*C = 1 .*3, .*\[2, 6, 5\]"),
