@@ -21,7 +21,7 @@ from .data.images import ImageList, Rows, on_files
 from .data.sources import own_table
 from .data.vectors import Vectors, joined
 from .errors import UserError
-from .folder import check_no_file_of_a_run, writing
+from .folder import check_no_file_of_a_run, run_around, writing
 from .models.saved import SavedModel
 from .paths import check_name, special
 from .report.tables import number
@@ -236,6 +236,8 @@ def _files(path: Path, skipped: list[Path]) -> Iterator[Path]:
     if not path.is_dir() or special(path) is not None:
         yield path
         return
+    if run_around(path / "image") == path.resolve():
+        raise UserError(f"{path} is a run folder; name one run, and then images")
     for entry in visible(path):
         if entry.is_dir():
             if path.resolve().is_relative_to(entry.resolve()):
