@@ -396,7 +396,8 @@ _Client = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="Client of the private parts; default: predict for a new client.",
+        help="Client of the private parts; default: a new client. If clients have codebooks, an export needs"
+        " a name.",
         show_default=False,
     ),
 ]

@@ -56,23 +56,20 @@ __global__ void __launch_bounds__(kThreads) set_codewords(EmaUpdate<T> run) {
     const int64_t codeword = first + i;
     const T size = smoothed(run, codeword, total);
     const T *average = run.new_averages + codeword * run.d, *old = run.codewords + codeword * run.d;
-    double squares = 0;
-    if (run.unit && size > 0) {
-      for (int64_t j = lane; j < run.d; j += kWarp) {
-        const auto value = static_cast<double>(average[j] / size);
-        squares += multiply(value, value);
-      }
-      squares = warp_sum(squares);
-    }
     T* out = run.new_codewords + codeword * run.d;
-    for (int64_t j = lane; j < run.d; j += kWarp) {
-      if (!(size > 0)) {
-        out[j] = old[j];
-      } else {
-        const T value = average[j] / size;
-        out[j] = run.unit ? value / length<T>(squares) : value;
-      }
+    if (!(size > 0)) {
+      for (int64_t j = lane; j < run.d; j += kWarp) out[j] = old[j];
+      continue;
     }
+    double squares = 0;
+    for (int64_t j = lane; j < run.d; j += kWarp) {
+      const T value = average[j] / size;
+      out[j] = value;
+      squares += multiply(static_cast<double>(value), static_cast<double>(value));
+    }
+    if (!run.unit) continue;
+    const T norm = length<T>(warp_sum(squares));
+    for (int64_t j = lane; j < run.d; j += kWarp) out[j] /= norm;
   }
 }
 
