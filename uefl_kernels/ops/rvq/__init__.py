@@ -97,10 +97,10 @@ def _grad_x(
     else:
         losses = x.new_zeros(len(codebooks), dtype=result_dtype(x)) if grad_losses is None else grad_losses
         pull = losses * (2 * weight / max(1, x.numel()))
-        stages = zip(composed.residuals(x, codebooks, indices), codebooks, strict=True)
+        stages = (composed.residuals(x, codebooks, indices), codebooks, indices.unbind(-1), pull.unbind())
         parts = [
-            vq_backward(residual, codebook, indices[..., i], grad_quantized, pull[i], ctx.rotation)
-            for i, (residual, codebook) in enumerate(stages)
+            vq_backward(residual, codebook, chosen, grad_quantized, strength, ctx.rotation)
+            for residual, codebook, chosen, strength in zip(*stages, strict=True)
         ]
     total = parts.pop()
     while parts:

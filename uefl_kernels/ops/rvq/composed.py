@@ -76,6 +76,6 @@ def residuals(
     The bits are the same as in the op.
     """
     yield x
-    for place, codebook in enumerate(codebooks[:-1]):
-        x = x - gather(codebook, indices[..., place]).to(x.dtype).reshape(x.shape)
+    for codebook, chosen in zip(codebooks[:-1], indices.unbind(-1)[:-1], strict=True):
+        x = x - gather(codebook, chosen).to(x.dtype).reshape(x.shape)
         yield x
