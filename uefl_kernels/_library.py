@@ -291,7 +291,7 @@ def define_composed(name: str, around: Callable[..., Any], kernel: str) -> None:
 def define_portable(name: str) -> None:
     """Run the fallback of a private op where C++ leaves it to Python, and where Triton is forced.
 
-    The layers call it beside ops that have a Triton kernel.
+    Layers call such an op together with ops that have a Triton kernel.
     """
     for namespace, key in ((_PORTABLE, "CUDA"), ("uefl_triton", "CPU"), ("uefl_triton", "CUDA")):
         _libraries[namespace].impl(name, _fallbacks[name], key)

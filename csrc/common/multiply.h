@@ -2,20 +2,18 @@
 // on a GPU, where nvcc would contract the product and the sum.
 #pragma once
 
+#include <type_traits>
+
 #include "common/certificate.h"
 
 namespace uefl {
 
-UEFL_HOST_DEVICE static inline float multiply(float a, float b) {
+// T is float or double.
+template <class T>
+UEFL_HOST_DEVICE static inline T multiply(T a, T b) {
 #if defined(__CUDA_ARCH__)
-  return __fmul_rn(a, b);
-#else
-  return a * b;
-#endif
-}
-UEFL_HOST_DEVICE static inline double multiply(double a, double b) {
-#if defined(__CUDA_ARCH__)
-  return __dmul_rn(a, b);
+  if constexpr (std::is_same_v<T, float>) return __fmul_rn(a, b);
+  if constexpr (std::is_same_v<T, double>) return __dmul_rn(a, b);
 #else
   return a * b;
 #endif

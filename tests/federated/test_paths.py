@@ -208,7 +208,7 @@ def test_sockets_and_devices(tmp_path):
 
 
 def put(kind, path):
-    """Put what is not a file in the place of a file."""
+    """Create a pipe, a folder, a socket, a link to a device or a loop of links at the path of a file."""
     path.unlink(missing_ok=True)
     if kind == "pipe":
         os.mkfifo(path)

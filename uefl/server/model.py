@@ -141,28 +141,39 @@ class ServerModel:
             return None
         if message.tensors["values"].shape != reply.tensors["values"].shape:
             return None
+        why = None
         if self.algorithm.context.run.privacy != "local":  # noise may have any size
-            averaged = message.tensors.keys() & reply.tensors.keys() & self._averages.keys()
-            for name in sorted(averaged - {"buffers"}):
-                largest = reply.magnitudes[name]
-                # the sent tensor is read only if its largest element matters
-                if largest > _GROWTH:
-                    most = _GROWTH * max(magnitudes({"": message.tensors[name]})[""], 1.0)
-                    if largest > most:
-                        return (
-                            f"{name} has an element of {largest:.3g}, more than {most:.3g}; if the model"
-                            " has diverged, lower lr"
-                        )
-            if self._clients_keep_states:  # a silo may send any weights
-                before, after = (
-                    self._workspace.largest_outputs(tensors, self.private.start)
-                    for tensors in (message.tensors, reply.tensors)
+            why = self._growth_of_elements(message, reply)
+            if why is None and self._clients_keep_states:  # a silo may send any weights
+                why = self._growth_of_outputs(message, reply)
+        return why or self._workspace.fault(reply.tensors, self.private.start, predict=False)
+
+    def _growth_of_elements(self, message: Message, reply: Reply) -> str | None:
+        """Return which averaged tensor has an element that is too large, or None."""
+        averaged = message.tensors.keys() & reply.tensors.keys() & self._averages.keys()
+        for name in sorted(averaged - {"buffers"}):
+            largest = reply.magnitudes[name]
+            if largest <= _GROWTH:  # whatever the sent tensor has
+                continue
+            most = _GROWTH * max(magnitudes({"": message.tensors[name]})[""], 1.0)
+            if largest > most:
+                return (
+                    f"{name} has an element of {largest:.3g}, more than {most:.3g}; if the model has"
+                    " diverged, lower lr"
                 )
-                for what, growth in _OUTPUTS.items():
-                    if not after[what] <= growth * max(before[what], 1.0):
-                        pair = f"{after[what]:.3g}, before the round {before[what]:.3g}"
-                        return f"with its values the largest output ({what}) is {pair}"
-        return self._workspace.fault(reply.tensors, self.private.start, predict=False)
+        return None
+
+    def _growth_of_outputs(self, message: Message, reply: Reply) -> str | None:
+        """Return which output for an input of noise is too large, or None."""
+        before, after = (
+            self._workspace.largest_outputs(tensors, self.private.start)
+            for tensors in (message.tensors, reply.tensors)
+        )
+        for what, growth in _OUTPUTS.items():
+            if not after[what] <= growth * max(before[what], 1.0):
+                pair = f"{after[what]:.3g}, before the round {before[what]:.3g}"
+                return f"with its values the largest output ({what}) is {pair}"
+        return None
 
     def begin_averages(self, rule: Rule | Privacy) -> None:
         """Create the averages of a round."""
