@@ -89,57 +89,40 @@ void move_typed(const T* row, int64_t d, const Rounding& rounding, double weight
 constexpr int kSums = 8;  // the same on every instruction set, so that all add in the same order
 constexpr int kOrdered = kSums / kDoubles;  // vectors of a sum in that order
 
-// Adds squared differences of kRows rows, x_pitch apart, and kCenters centers, pitch apart, to sums of kParts
-// vectors. The sums begin at zero if `fresh`. The sums of successive rows are `width` apart. Sums of fewer
-// than kOrdered vectors may have any bits, so these use fused multiply-adds.
-template <int kRows, int kCenters, int kParts, class T, class Center>
-UEFL_INLINE void add_squares(const T* x, int64_t x_pitch, const Center* centers, int64_t pitch, int64_t count,
-                             bool fresh, double (*sums)[kSums], int64_t width) {
-  Doubles sum[kRows][kCenters][kParts] = {}, value[kRows][kParts], other;
+// Adds squared differences of a row and kCenters centers, pitch apart, to their sums. The sums begin at zero
+// if `fresh`.
+template <int kCenters, class T, class Center>
+UEFL_INLINE void add_squares(const T* row, const Center* centers, int64_t pitch, int64_t count, bool fresh,
+                             double (*sums)[kSums]) {
+  Doubles sum[kCenters][kOrdered] = {}, value[kOrdered], other;
   const auto for_sums = [&](const auto& work) {  // a copy of the whole array would move it to memory
-#pragma GCC unroll 2
-    for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
-      for (int c = 0; c < kCenters; ++c) {
+    for (int c = 0; c < kCenters; ++c) {
 #pragma GCC unroll 4
-        for (int p = 0; p < kParts; ++p) work(sum[r][c][p], sums[r * width + c] + p * kDoubles);
-      }
+      for (int p = 0; p < kOrdered; ++p) work(sum[c][p], sums[c] + p * kDoubles);
     }
   };
   if (!fresh) for_sums([](Doubles& vector, const double* from) { load(from, vector); });
   int64_t j = 0;
-  for (; j + kParts * kDoubles <= count; j += kParts * kDoubles) {
+  for (; j + kSums <= count; j += kSums) {
 #pragma GCC unroll 4
-    for (int p = 0; p < kParts; ++p) {
-#pragma GCC unroll 2
-      for (int r = 0; r < kRows; ++r) widen(x + r * x_pitch + j + p * kDoubles, value[r][p]);
-    }
+    for (int p = 0; p < kOrdered; ++p) widen(row + j + p * kDoubles, value[p]);
 #pragma GCC unroll 4
     for (int c = 0; c < kCenters; ++c) {
 #pragma GCC unroll 4
-      for (int p = 0; p < kParts; ++p) {
+      for (int p = 0; p < kOrdered; ++p) {
         widen(centers + c * pitch + j + p * kDoubles, other);
-        keep_in_register(other);  // once for all rows
-#pragma GCC unroll 2
-        for (int r = 0; r < kRows; ++r) {
-          const Doubles difference = value[r][p] - other;
-          if constexpr (kParts == kOrdered && kRows == 1) {
-            sum[r][c][p] += difference * difference;
-          } else {
-            sum[r][c][p] = fused(difference, difference, sum[r][c][p]);
-          }
-        }
+        const Doubles difference = value[p] - other;
+        sum[c][p] += difference * difference;
       }
     }
   }
   for_sums([](const Doubles& vector, double* to) { store(vector, to); });
   for (int i = 0; j + i < count; ++i) {
-    for (int r = 0; r < kRows; ++r) {
-      for (int c = 0; c < kCenters; ++c) {
-        const double difference =
-            static_cast<double>(x[r * x_pitch + j + i]) - static_cast<double>(centers[c * pitch + j + i]);
-        sums[r * width + c][i] += difference * difference;
-      }
+    for (int c = 0; c < kCenters; ++c) {
+      const double difference =
+          static_cast<double>(row[j + i]) - static_cast<double>(centers[c * pitch + j + i]);
+      sums[c][i] += difference * difference;
     }
   }
 }
@@ -151,7 +134,7 @@ inline double total_of(const double (&sums)[kSums]) {
 template <class T>
 double distance_typed(const T* row, const T* center, int64_t d) {
   double sums[1][kSums];
-  add_squares<1, 1, kOrdered>(row, 0, center, 0, d, true, sums, 1);
+  add_squares<1>(row, center, 0, d, true, sums);
   return total_of(sums[0]);
 }
 
@@ -191,27 +174,31 @@ double distance(const Dense& x, int64_t row, const char* center) {
   return distance_typed(typed_row<float>(x, row), reinterpret_cast<const float*>(center), x.d);
 }
 
+// Calls work.operator()<4, 2 or 1>(c) for as many of the centers [first, last) from c.
+template <class Work>
+UEFL_INLINE void for_centers(int64_t first, int64_t last, const Work& work) {
+  int64_t c = first;
+  for (; c + 4 <= last; c += 4) work.template operator()<4>(c);
+  if (last - c >= 2) work.template operator()<2>(c), c += 2;
+  if (c < last) work.template operator()<1>(c);
+}
+
 // Processes rows and centers in groups, and the columns of a group in blocks. A block of the rows then stays
-// in the first-level cache, and long rows and centers are read once or a few times. A tile has kTogether
-// rows; an odd last row fills both places of its tile.
-template <class T, int kTogether, int kParts>
-void all_distances(const Dense& x, int64_t lo, int64_t hi, const double* centers, int64_t k, double* out) {
-  constexpr int64_t kRows = 8, kCenters = 16, kColumns = 512;
+// in the first-level cache, and long rows and centers are read once or a few times.
+constexpr int64_t kBlockColumns = 512;
+template <class T>
+void distances_typed(const Dense& x, int64_t lo, int64_t hi, const double* centers, int64_t k, double* out) {
+  constexpr int64_t kRows = 8, kCenters = 16;
   const auto group = [&](int64_t row, int64_t rows, int64_t first, int64_t count) {
-    double sums[kRows][kCenters][kSums] = {};
-    for (int64_t start = 0; start < x.d; start += kColumns) {
-      const int64_t columns = x.d - start < kColumns ? x.d - start : kColumns;
-      const auto add = [&]<int kCount>(int64_t c) {
-        for (int64_t r = 0; r < rows; r += kTogether) {
-          add_squares<kTogether, kCount, kParts>(
-              typed_row<T>(x, row + r) + start, r + kTogether > rows ? 0 : x.pitch,
-              centers + (first + c) * x.d + start, x.d, columns, start == 0, &sums[r][c], kCenters);
+    double sums[kRows][kCenters][kSums];
+    for (int64_t start = 0; start < x.d; start += kBlockColumns) {
+      const int64_t columns = x.d - start < kBlockColumns ? x.d - start : kBlockColumns;
+      for_centers(0, count, [&]<int kCount>(int64_t c) {
+        for (int64_t r = 0; r < rows; ++r) {
+          add_squares<kCount>(typed_row<T>(x, row + r) + start, centers + (first + c) * x.d + start, x.d,
+                              columns, start == 0, &sums[r][c]);
         }
-      };
-      int64_t c = 0;
-      for (; c + 4 <= count; c += 4) add.template operator()<4>(c);
-      if (count - c >= 2) add.template operator()<2>(c), c += 2;
-      if (c < count) add.template operator()<1>(c);
+      });
     }
     for (int64_t r = 0; r < rows; ++r) {
       for (int64_t c = 0; c < count; ++c) out[(row + r - lo) * k + first + c] = total_of(sums[r][c]);
@@ -224,14 +211,84 @@ void all_distances(const Dense& x, int64_t lo, int64_t hi, const double* centers
 }
 
 void distances(const Dense& x, int64_t lo, int64_t hi, const double* centers, int64_t k, double* out) {
-  x.wide ? all_distances<double, 1, kOrdered>(x, lo, hi, centers, k, out)
-         : all_distances<float, 1, kOrdered>(x, lo, hi, centers, k, out);
+  x.wide ? distances_typed<double>(x, lo, hi, centers, k, out)
+         : distances_typed<float>(x, lo, hi, centers, k, out);
 }
 
-void scores(const Dense& x, int64_t lo, int64_t hi, const double* centers, int64_t k, double* out) {
-  x.wide ? all_distances<double, 2, 1>(x, lo, hi, centers, k, out)
-         : all_distances<float, 2, 1>(x, lo, hi, centers, k, out);
+UEFL_INLINE double lanes_sum(const Floats& x) { return static_cast<double>(sum_across(x)); }
+UEFL_INLINE double lanes_sum(const Doubles& x) {
+  double sum = x[0];
+  for (int i = 1; i < kDoubles; ++i) sum += x[i];
+  return sum;
 }
+
+// Adds the squared distances of kRows rows, x_pitch apart, and kCenters centers, pitch apart, in some
+// columns. The results of the rows are `width` apart.
+template <class Vector, int kRows, int kCenters, class T>
+UEFL_INLINE void add_scores(const T* x, int64_t x_pitch, const T* centers, int64_t pitch, int64_t columns,
+                            double* out, int64_t width) {
+  constexpr int kWidth = sizeof(Vector) / sizeof(T);
+  Vector sum[kRows][kCenters] = {}, value[kRows], other;
+  int64_t j = 0;
+  for (; j + kWidth <= columns; j += kWidth) {
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) load(x + r * x_pitch + j, value[r]);
+#pragma GCC unroll 4
+    for (int c = 0; c < kCenters; ++c) {
+      load(centers + c * pitch + j, other);
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) {
+        const Vector difference = value[r] - other;
+        sum[r][c] = fused(difference, difference, sum[r][c]);
+      }
+    }
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+    for (int c = 0; c < kCenters; ++c) {
+      double total = lanes_sum(sum[r][c]);
+      for (int64_t i = j; i < columns; ++i) {
+        const double difference = x[r * x_pitch + i] - centers[c * pitch + i];
+        total += difference * difference;
+      }
+      out[r * width + c] += total;
+    }
+  }
+}
+
+// Processes rows in groups, and the columns of a group in blocks. A block of a group and of all centers stays
+// in the second-level cache, so that each row is read once.
+template <class Vector, class T>
+void scores_typed(const Dense& x, int64_t lo, int64_t hi, const T* centers, int64_t k, double* out) {
+  constexpr int64_t kRows = 128;
+  for (int64_t i = 0; i < (hi - lo) * k; ++i) out[i] = 0;
+  for (int64_t row = lo; row < hi; row += kRows) {
+    const int64_t last = hi - row < kRows ? hi : row + kRows;
+    for (int64_t start = 0; start < x.d; start += kBlockColumns) {
+      const int64_t columns = x.d - start < kBlockColumns ? x.d - start : kBlockColumns;
+      for_centers(0, k, [&]<int kCount>(int64_t c) {
+        const T* center = centers + c * x.d + start;
+        int64_t r = row;
+        for (; r + 2 <= last; r += 2) {
+          add_scores<Vector, 2, kCount>(typed_row<T>(x, r) + start, x.pitch, center, x.d, columns,
+                                        out + (r - lo) * k + c, k);
+        }
+        if (r < last)
+          add_scores<Vector, 1, kCount>(typed_row<T>(x, r) + start, 0, center, x.d, columns,
+                                        out + (r - lo) * k + c, k);
+      });
+    }
+  }
+}
+
+void scores(const Dense& x, int64_t lo, int64_t hi, const char* centers, int64_t k, double* out) {
+  x.wide ? scores_typed<Doubles>(x, lo, hi, reinterpret_cast<const double*>(centers), k, out)
+         : scores_typed<Floats>(x, lo, hi, reinterpret_cast<const float*>(centers), k, out);
+}
+
+// In a block, a lane adds kBlockColumns / kLanes rounded squares.
+constexpr double kFloatError = (kBlockColumns / kLanes + kLanes + 4) * 0x1p-24;
 
 template <class T>
 float center_typed(const T* row, int64_t d, const float* mean, float* y) {
@@ -353,7 +410,8 @@ int64_t squares(const int16_t* values, int64_t d, int64_t* largest) {
 
 }  // namespace
 
-const KMeansKernel UEFL_VARIANT(kmeans){range,  quantize, move,     mean,     distance, distances,
-                                        scores, center,   products, possible, improve,  squares};
+const KMeansKernel UEFL_VARIANT(kmeans){range,     quantize, move,        mean,   distance,
+                                        distances, scores,   kFloatError, center, products,
+                                        possible,  improve,  squares};
 
 }  // namespace uefl::cpu

@@ -23,7 +23,7 @@ KMeansBounds::KMeansBounds(const Dense& x, int64_t stride, const KMeansCenters& 
       d_(x.d),
       pitch_((d_ + 63) / 64 * 64),
       width_(width(k_)),
-      centers_(centers.exact(0), centers.exact(0) + k_ * d_),
+      centers_(k_ * d_),
       mean_(d_),
       centered_(k_ * pitch_),
       ways_(k_),
@@ -32,6 +32,7 @@ KMeansBounds::KMeansBounds(const Dense& x, int64_t stride, const KMeansCenters& 
       norms_(rows_),
       reach_(new float[rows_ * width_]),
       own_(rows_, kInfinity) {
+  centers.widen(centers_.data());
   std::vector<double> sum(d_);
   for (int64_t i = 0; i < k_ * d_; ++i) sum[i % d_] += centers_[i];
   for (int64_t j = 0; j < d_; ++j) mean_[j] = static_cast<float>(sum[j] / static_cast<double>(k_));
@@ -50,8 +51,9 @@ KMeansBounds::KMeansBounds(const Dense& x, int64_t stride, const KMeansCenters& 
 void KMeansBounds::follow(const KMeansCenters& centers, const Parallel& parallel) {
   std::vector<double> squares(k_);
   parallel(k_, [&](int64_t lo, int64_t hi) {
+    std::vector<double> now(d_);
     for (int64_t k = lo; k < hi; ++k) {
-      const double* now = centers.exact(k);
+      centers.widen(k, now.data());
       double *before = &centers_[k * d_], moved = 0;
       for (int64_t j = 0; j < d_; ++j) {
         const double b = now[j] - mean_[j], step = now[j] - before[j];

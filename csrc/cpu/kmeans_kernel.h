@@ -41,9 +41,11 @@ struct KMeansKernel {
   double (*distance)(const Dense& x, int64_t row, const char* center);
   // Writes the same distances of rows [lo, hi) to each of k centers [k, d] in float64: out [hi - lo, k].
   void (*distances)(const Dense& x, int64_t lo, int64_t hi, const double* centers, int64_t k, double* out);
-  // Writes these distances up to rounding, and faster. Apart from underflow, the relative error is at most
-  // (d + 8) 2^-53.
-  void (*scores)(const Dense& x, int64_t lo, int64_t hi, const double* centers, int64_t k, double* out);
+  // Writes these distances up to rounding, and faster. The centers [k, d] have the dtype of x. Apart from
+  // overflow and underflow, the relative error is at most (d + 8) 2^-53 in float64, and float_error +
+  // d 2^-53 in float32.
+  void (*scores)(const Dense& x, int64_t lo, int64_t hi, const char* centers, int64_t k, double* out);
+  double float_error;
   // Writes y = row - mean in float32. The caller has padded y with zeros to a multiple of 64. Returns the sum
   // of the squares of y.
   float (*center)(const Dense& x, int64_t row, const float* mean, float* y);

@@ -53,15 +53,16 @@ double LloydAlgorithm::update() {
   std::vector<double> moves(k_);
   parallel_(k_, [&](int64_t lo, int64_t hi) {
     std::vector<double> mean(d);
-    const Dense moved{reinterpret_cast<const char*>(mean.data()), true, 1, d};
+    std::vector<char> old;  // the center before
+    const Dense now{centers_.data(), centers_.wide(), k_, d};
     for (int64_t k = lo; k < hi; ++k) {
       if (totals.masses[k] == 0) continue;
       const double mass = static_cast<double>(totals.masses[k]) / units_.mass_scale;
       kmeans_kernel().mean(&totals.sums[k * d], d, rounding, mass, mean.data());
       if (spherical_ && !to_unit(mean.data(), d)) continue;
-      centers_.round(mean.data());
-      moves[k] = kmeans_kernel().distance(moved, 0, reinterpret_cast<const char*>(centers_.exact(k)));
+      old.assign(centers_.center(k), centers_.center(k + 1));
       centers_.set(k, mean.data());
+      moves[k] = kmeans_kernel().distance(now, k, old.data());
     }
   });
   return tree_sum(moves);

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
+#include <limits>
 #include <mutex>
 #include <stdexcept>
 
@@ -27,27 +27,31 @@ bool to_unit(double* values, int64_t d) {
   return std::any_of(values, values + d, [](double value) { return value != 0; });
 }
 
-void KMeansCenters::round(double* values) const {
-  for (int64_t j = 0; j < d_ && !wide_; ++j) values[j] = static_cast<float>(values[j]);
+void KMeansCenters::widen(int64_t first, int64_t last, double* values) const {
+  const auto copy = [&](const auto* from) { std::copy(from + first * d_, from + last * d_, values); };
+  size_ == 8 ? copy(reinterpret_cast<const double*>(data())) : copy(reinterpret_cast<const float*>(data()));
 }
 
 void KMeansCenters::set(int64_t k, const double* values) {
-  for (int64_t i = k * d_; i < (k + 1) * d_; ++i, ++values) {
-    exact_[i] = wide_ ? *values : (narrow_[i] = static_cast<float>(*values));
-  }
+  const auto copy = [&]<class T>(T* to) {
+    for (int64_t j = 0; j < d_; ++j) to[k * d_ + j] = static_cast<T>(values[j]);
+  };
+  size_ == 8 ? copy(reinterpret_cast<double*>(data_.data())) : copy(reinterpret_cast<float*>(data_.data()));
 }
 
 KMeansCenters given_centers(const void* init, int64_t k, int64_t d, bool wide, bool spherical) {
+  const double infinity = std::numeric_limits<double>::infinity();
+  std::vector<double> low(d, infinity), high(d, -infinity);
+  bool valid =
+      kmeans_kernel().range({static_cast<const char*>(init), wide, k, d}, 0, k, low.data(), high.data());
+  for (int64_t j = 0; j < d; ++j) valid = valid && low[j] >= -kLargest && high[j] <= kLargest;
+  if (!valid) throw std::runtime_error("kmeans: init must be finite, and at most 2^480 (3e144)");
   KMeansCenters centers(k, d, wide);
-  std::vector<double> values(d);
-  for (int64_t i = 0; i < k; ++i) {
-    wide ? std::copy_n(static_cast<const double*>(init) + i * d, d, values.begin())
-         : std::copy_n(static_cast<const float*>(init) + i * d, d, values.begin());
-    bool valid = true;
-    for (const double value : values) valid &= std::abs(value) <= kLargest;
-    if (!valid) throw std::runtime_error("kmeans: init must be finite, and at most 2^480 (3e144)");
-    if (spherical) to_unit(values.data(), d);
-    centers.set(i, values.data());
+  centers.set(init);
+  for (int64_t i = 0; i < k && spherical; ++i) {
+    centers.widen(i, low.data());
+    to_unit(low.data(), d);
+    centers.set(i, low.data());
   }
   return centers;
 }

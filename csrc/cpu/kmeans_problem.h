@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <vector>
 
@@ -18,29 +19,31 @@ double square_norm(const double* values, int64_t d);
 // Scales a row to length 1. Returns false and changes nothing if the row is zero.
 bool to_unit(double* values, int64_t d);
 
-// k centers [k, d] in the dtype of the rows, and the same numbers in float64.
+// k centers [k, d] in the dtype of the rows: float64 if wide, otherwise float32.
 class KMeansCenters {
  public:
-  KMeansCenters(int64_t k, int64_t d, bool wide)
-      : d_(d), wide_(wide), exact_(k * d), narrow_(wide ? 0 : k * d) {}
+  KMeansCenters(int64_t k, int64_t d, bool wide) : k_(k), d_(d), size_(wide ? 8 : 4), data_(k * d * size_) {}
 
-  const void* data() const { return wide_ ? static_cast<const void*>(exact_.data()) : narrow_.data(); }
-  const char* center(int64_t k) const { return static_cast<const char*>(data()) + k * d_ * (wide_ ? 8 : 4); }
-  const double* exact(int64_t k) const { return &exact_[k * d_]; }
+  const char* data() const { return data_.data(); }
+  const char* center(int64_t k) const { return data() + k * d_ * size_; }
   int64_t dim() const { return d_; }
-  int64_t count() const { return static_cast<int64_t>(exact_.size()) / d_; }
-  int64_t bytes() const { return static_cast<int64_t>(exact_.size()) * (wide_ ? 8 : 4); }
+  bool wide() const { return size_ == 8; }
+  int64_t count() const { return k_; }
+  int64_t bytes() const { return k_ * d_ * size_; }
 
-  // Rounds values [d] to the dtype of the rows.
-  void round(double* values) const;
-  // Rounds values as round() does, and makes them a center.
+  // Writes a center, or all of them, in float64.
+  void widen(int64_t k, double* values) const { widen(k, k + 1, values); }
+  void widen(double* values) const { widen(0, k_, values); }
+  // Rounds values [d] to the dtype of the rows, and makes them a center.
   void set(int64_t k, const double* values);
+  // Makes `rows`, of the dtype of the rows, all centers.
+  void set(const void* rows) { std::memcpy(data_.data(), rows, bytes()); }
 
  private:
-  int64_t d_;
-  bool wide_;
-  LargeVector<double> exact_;
-  LargeVector<float> narrow_;
+  void widen(int64_t first, int64_t last, double* values) const;
+
+  int64_t k_, d_, size_;  // size_: bytes of an element
+  LargeVector<char> data_;
 };
 
 // Returns the given centers [k, d], which are float64 if wide, otherwise float32. Throws std::runtime_error

@@ -100,6 +100,7 @@ class SparseLloyd : public LloydAlgorithm {
   std::vector<double> zero_;         // the amount that a zero of weight 1 adds to its column, not rounded
   std::vector<int64_t> zero_units_;  // the same, rounded
   std::vector<double> squares_;      // distances to the centers
+  LargeVector<double> exact_;        // the centers of the last assign(), in float64
 };
 
 SparseLloyd::SparseLloyd(const SparseProblem& problem, KMeansCenters centers, const KMeansOptions& options,
@@ -110,7 +111,8 @@ SparseLloyd::SparseLloyd(const SparseProblem& problem, KMeansCenters centers, co
       x_(problem.x),
       zero_(x_.d),
       zero_units_(x_.d),
-      squares_(x_.n) {
+      squares_(x_.n),
+      exact_(k_ * x_.d) {
   for (int64_t j = 0; j < x_.d; ++j) {
     zero_[j] = -units_.rounding.middle[j] * units_.rounding.scale[j];
     zero_units_[j] = nearest_integer(zero_[j]);
@@ -118,7 +120,8 @@ SparseLloyd::SparseLloyd(const SparseProblem& problem, KMeansCenters centers, co
 }
 
 bool SparseLloyd::assign() {
-  const SparseSearch search(x_, centers_.exact(0), k_, parallel_);
+  centers_.widen(exact_.data());
+  const SparseSearch search(x_, exact_.data(), k_, parallel_);
   std::vector<int64_t> found(n_);
   parallel_(n_, [&](int64_t lo, int64_t hi) {
     std::vector<double> products = search.scratch();
@@ -178,7 +181,7 @@ int64_t SparseLloyd::units_of_zeros(int64_t mass, int64_t column) const {
 }
 
 std::vector<double> SparseLloyd::far_distances(int64_t count) const {
-  const SparseSearch search(x_, centers_.exact(0), k_, parallel_);
+  const SparseSearch search(x_, exact_.data(), k_, parallel_);
   const auto error = [&](int64_t i) { return 4 * search.error(problem_.squares[i]); };
   std::vector<double> least;  // lower bounds of the distances of the rows with a mass
   for (int64_t i = 0; i < n_; ++i) {

@@ -19,10 +19,10 @@ constexpr int64_t kColumns = 1024;  // columns of a portion; their sums stay in 
 
 // Returns true if distances are faster than a search, as measured (docs/design/kmeans-cpu.md).
 bool distances_pay(const Dense& x, int64_t k) {
-  constexpr int64_t kFewRows = 64, kMostRows = 4096, kShort = 512;
-  constexpr int64_t kWide = 1 << 14, kWider = 1 << 15, kLongest = 1 << 16;
+  constexpr int64_t kFewRows = 64, kSomeRows = 1024, kMostRows = 4096;
+  constexpr int64_t kShort = 512, kWide = 1 << 14, kLongest = 1 << 16;
   if (x.n >= kMostRows || x.d < kShort) return false;
-  return x.n <= kFewRows || x.d > kLongest || k <= (x.d < kWide ? 8 : x.d < kWider ? 32 : 64);
+  return x.n <= kFewRows || x.d > kLongest || k <= (x.d >= kWide ? 64 : x.n <= kSomeRows ? 16 : 8);
 }
 
 WideLloyd::WideLloyd(const PreparedProblem& prepared, KMeansCenters centers, const KMeansOptions& options)
@@ -46,19 +46,29 @@ bool WideLloyd::assign() {
 }
 
 std::vector<int64_t> WideLloyd::nearest() const {
-  constexpr double kInfinity = std::numeric_limits<double>::infinity();
-  const double margin = 4.1 * static_cast<double>(dense_.d + 8) * 0x1p-53;
+  const double d = static_cast<double>(dense_.d), exact = (d + 8) * 0x1p-53;  // the error of the definition
   std::vector<int64_t> found(n_);
   std::vector<char> certain(n_);
+  // Finds the nearest center by the distances to all centers. They have this relative error, and each of
+  // their d terms can lose `lost` by underflow. Returns true if the center is certain.
+  const auto find = [&](double* distances, double error, double lost, int64_t& nearest) {
+    nearest = std::min_element(distances, distances + k_) - distances;
+    const double best = std::exchange(distances[nearest], std::numeric_limits<double>::infinity()),
+                 second = *std::min_element(distances, distances + k_);
+    return second - best > 2.05 * (error + exact) * second + 4 * d * lost || k_ == 1;
+  };
   parallel_((n_ + kRows - 1) / kRows, [&](int64_t lo, int64_t hi) {
     const int64_t first = lo * kRows, last = std::min(n_, hi * kRows);
     std::vector<double> scores((last - first) * k_);
-    kmeans_kernel().scores(dense_, first, last, centers_.exact(0), k_, scores.data());
+    kmeans_kernel().scores(dense_, first, last, centers_.center(0), k_, scores.data());
     for (int64_t i = first; i < last; ++i) {
       double* row = &scores[(i - first) * k_];
-      found[i] = std::min_element(row, row + k_) - row;
-      const double best = std::exchange(row[found[i]], kInfinity), second = *std::min_element(row, row + k_);
-      certain[i] = second - best > margin * second + 0x1p-1000 || k_ == 1;
+      if (!dense_.wide) {
+        certain[i] = find(row, kmeans_kernel().float_error + exact, 0x1p-126, found[i]);
+        if (certain[i]) continue;
+        for (int64_t k = 0; k < k_; ++k) row[k] = kmeans_kernel().distance(dense_, i, centers_.center(k));
+      }
+      certain[i] = find(row, exact, 0x1p-1022, found[i]);
     }
   });
   decide(certain, found);

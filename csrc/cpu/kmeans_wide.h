@@ -1,9 +1,11 @@
 // Lloyd's algorithm on wide rows with few clusters. A search would pack the centers, which takes as long as
-// comparing some tens of rows. An iteration computes all squared distances in float64 instead.
+// comparing some tens of rows. An iteration computes all squared distances instead, in the dtype of the rows.
 //
-// With u = 2^-53, the sum of d rounded squares in any order has a relative error of at most (d + 8) u, apart
-// from underflow. So the nearest center is the winner of the definition (vq_assign.h) if the second distance
-// is larger by more than 4 (d + 8) u of itself. A search decides the other rows.
+// A sum of d rounded squares of differences has a relative error that the number of additions bounds, apart
+// from overflow and underflow (kmeans_kernel.h). So the nearest center is the winner of the definition
+// (vq_assign.h) if the second distance is larger by more than the errors of both sums, for both centers. For
+// the other rows, the distances are computed in float64. A search decides the rows that are still not
+// certain.
 #pragma once
 
 #include <cstdint>

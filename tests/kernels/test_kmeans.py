@@ -92,6 +92,16 @@ def test_few_wide_rows(dtype, metric):
 
 @pytest.mark.every_variant
 @compiled
+@pytest.mark.parametrize("scale", [1.0, 2.0**100, 2.0**-70, 2.0**-140])
+def test_wide_rows_closer_than_float32_resolves(scale):
+    # Up to rounding, ten rows are halfway between two centers.
+    between, apart = normal(30, 600), normal(30, 600, seed=1)
+    centers = torch.cat([between[:20] + apart[:20], between[:10] - apart[:10]])
+    assert_as_reference(between * scale, 30, init=centers * scale, max_iter=1, tol=0.0)
+
+
+@pytest.mark.every_variant
+@compiled
 def test_rows_too_long_for_float32():
     x = blobs(6, 65601, 3)
     assert_as_reference(x, 2, init=x[:2], max_iter=1)
