@@ -96,11 +96,13 @@ def _grad_x(
         parts = [grad_quantized] * len(codebooks)
     else:
         losses = x.new_zeros(len(codebooks), dtype=result_dtype(x)) if grad_losses is None else grad_losses
-        pull = losses * (2 * weight / max(1, x.numel()))
-        stages = (composed.residuals(x, codebooks, indices), codebooks, indices.unbind(-1), pull.unbind())
+        # in the dtype and layout that the kernels take, once for all stages
+        pull = (losses * (2 * weight / max(1, x.numel()))).double()
+        chosen = indices.movedim(-1, 0).contiguous()
+        inputs = composed.residuals(x, codebooks, chosen.movedim(0, -1))
         parts = [
-            vq_backward(residual, codebook, chosen, grad_quantized, strength, ctx.rotation)
-            for residual, codebook, chosen, strength in zip(*stages, strict=True)
+            vq_backward(residual, codebook, taken, grad_quantized, strength, ctx.rotation)
+            for residual, codebook, taken, strength in zip(inputs, codebooks, chosen, pull, strict=True)
         ]
     total = parts.pop()
     while parts:
