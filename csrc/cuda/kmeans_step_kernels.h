@@ -28,8 +28,8 @@ __device__ double square_norm(int64_t d, const Value& value) {
 
 // Calls work(item, there) for groups of eight lanes that share the items. All four groups of a warp run the
 // same number of steps; a group may have no item.
-template <class Work>
-__device__ void for_each_group(int64_t items, const Work& work) {
+template <class Body>
+__device__ void for_each_group(int64_t items, const Body& work) {
   const int64_t groups = int64_t{gridDim.x} * blockDim.x / kSquareLanes,
                 own = (blockIdx.x * int64_t{blockDim.x} + threadIdx.x) / kSquareLanes;
   for (int64_t first = own / 4 * 4; first < items; first += groups)

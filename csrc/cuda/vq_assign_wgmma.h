@@ -201,12 +201,12 @@ struct Multiplier {
 };
 
 template <class T, int kGroups, bool kLong>
-__global__ void __launch_bounds__(Layout<kGroups, kLong>::kThreads, 1)
+__global__ void __launch_bounds__(WgmmaRoles<kGroups, kLong>::kThreads, 1)
     search_wgmma(const T* x, const __grid_constant__ Shape shape,
                  const __grid_constant__ PackedCodebook packed, const __grid_constant__ WgmmaPlan plan,
                  bool exact, int64_t* indices) {
 #if !defined(__CUDACC__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using Roles = Layout<kGroups, kLong>;
+  using Roles = WgmmaRoles<kGroups, kLong>;
   const WgmmaMemory memory{plan};
   // The shuffle tells the compiler that the number of the warp is the same in all lanes.
   const int role = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x / kGroupThreads), 0);

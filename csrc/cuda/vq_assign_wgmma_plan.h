@@ -27,7 +27,7 @@ UEFL_HOST_DEVICE constexpr int preparers_of(int groups) { return groups == 2 ? 2
 // is no separate warp for the copies: a quarter of a multiprocessor has 16384 registers, which is five warps
 // of 96.
 template <int kGroups, bool kLong>
-struct Layout {
+struct WgmmaRoles {
   static constexpr int kPreparers = preparers_of(kGroups);
   static constexpr int kWarpgroups = 5, kThreads = kWarpgroups * kGroupThreads, kLaunch = 96;
   static constexpr int kPrepare = kGroups == 3 && !kLong ? 72 : 88,

@@ -198,7 +198,7 @@ class Renews(Algorithm):
         return loss * work.memory["mean"]
 
 
-class Counts(Algorithm):
+class FollowsCount(Algorithm):
     """Makes a false claim: its loss follows a count of Python's."""
 
     static_step = True
@@ -211,7 +211,7 @@ def test_false_claim_of_recording_is_detected():
     for claim, operation in ((Waits, "_local_scalar_dense"), (Draws, "rand"), (Chooses, "index")):
         with pytest.raises(Exception, match=rf"\b0 .*\b3 .*capturing: {operation}"):
             trained(Tape(), "fedavg", claim(), rounds=[1])
-    for claim in (Counts, Renews):
+    for claim in (FollowsCount, Renews):
         plain, taped = both("fedavg", algorithm=claim(), rounds=[1])
         assert not torch.equal(taped[1], plain[1]), claim
 

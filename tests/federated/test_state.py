@@ -154,7 +154,7 @@ def test_each_request_has_its_own_draws_and_private_state():
     assert one.members[0].private["silo-0"]["asked"].tolist() == seen[-1]
 
 
-class Keys(Algorithm):
+class IntegerKeys(Algorithm):
     """Plain values that JSON changes."""
 
     def server_state(self, values, buffers, net):
@@ -167,7 +167,7 @@ class Keys(Algorithm):
 
 
 def test_plain_values_pass_through_json_in_every_turn():
-    one = make(settings("fedavg"), Keys())
+    one = make(settings("fedavg"), IntegerKeys())
     assert one.members[0].state.plain == {"by_round": {"0": [1, 2]}}
     one.turn()
     one.turn()

@@ -11,7 +11,7 @@ import torch
 
 from .inputs import IMAGES, Inputs
 
-Kind = Literal["labeled", "sets"]
+DataKind = Literal["labeled", "sets"]
 """``labeled``: every client has labeled images. ``sets``: every client has sets of unlabeled images, with the
 class shares of each set."""
 
@@ -128,7 +128,7 @@ class ServerData:
 class Federation:
     """All clients of a run, of one kind, one image shape and one list of classes."""
 
-    kind: Kind
+    kind: DataKind
     """whether the clients have labeled images or sets of unlabeled ones"""
     clients: tuple[ClientData, ...]
     """clients that train"""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Reports = Mapping[str, "SiloReport"]
 """by name"""
-Shape = tuple[int, ...]
+InputShape = tuple[int, ...]
 _NAMED = 8
 """columns in a message"""
 
@@ -225,7 +225,7 @@ def _classes(reports: Reports, cfg: Config) -> tuple[str, ...]:
     return example.classes
 
 
-def _shape(reports: Reports, server: Mapping[str, LabeledRows], image_size: int) -> Shape:
+def _shape(reports: Reports, server: Mapping[str, LabeledRows], image_size: int) -> InputShape:
     """Return the shape of one input of all silos and of the server."""
     first, example = next(iter(reports.items()))
     for name, report in reports.items():

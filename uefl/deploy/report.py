@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 from ..data.federation import Sizes
 from ..data.inputs import Inputs
 from ..data.notes import check_names
-from ..data.prepare import Parts
+from ..data.prepare import ReportedStatistics
 from ..data.unlabeled_sets import PriorCoverage
 from ..data.vectors import MOST_TOKENS
 from ..engines import faults
@@ -57,7 +57,7 @@ class SiloReport(BaseModel):
     reach: PriorCoverage | None
     torch: Annotated[str, Field(pattern="^[0-9A-Za-z.+_-]{1,40}$")]
     precision: Literal["bf16", "fp32"]
-    parts: Parts = Field({}, exclude=True)
+    parts: ReportedStatistics = Field({}, exclude=True)
     """statistics of the inputs, for their normalization"""
 
     @property

@@ -13,7 +13,7 @@ from ..folder import in_turn
 from ..paths import read_bytes
 from ..text_table import Table, escape_markdown
 from .compare import Comparison
-from .content import Block, Content, comparison, content
+from .content import Content, ReportElement, comparison, content
 from .plots import draw_comparison, save, write_plots
 from .run_folder import RunFolder, read_run
 
@@ -92,18 +92,18 @@ def markdown(content: Content) -> str:
     ]
     for section in content.sections:
         parts += [f"## {section.title}\n"] if section.title else []
-        parts += [_markdown_block(block) for block in section.blocks]
+        parts += [_markdown_element(element) for element in section.elements]
     return "\n".join(parts)
 
 
-def _markdown_block(block: Block) -> str:
-    if isinstance(block, str):
-        return f"{_markdown_text(block)}\n"
-    if isinstance(block, list):
-        return "".join(f"- {_markdown_text(line)}\n" for line in block)
-    if isinstance(block, Table):
-        return block.markdown()
-    return f"![{_markdown_text(block.alt)}](plots/{block.name})\n\n{_markdown_text(block.caption)}\n"
+def _markdown_element(element: ReportElement) -> str:
+    if isinstance(element, str):
+        return f"{_markdown_text(element)}\n"
+    if isinstance(element, list):
+        return "".join(f"- {_markdown_text(line)}\n" for line in element)
+    if isinstance(element, Table):
+        return element.markdown()
+    return f"![{_markdown_text(element.alt)}](plots/{element.name})\n\n{_markdown_text(element.caption)}\n"
 
 
 def _markdown_text(text: str) -> str:
@@ -134,20 +134,20 @@ def html(content: Content, plots: Path) -> str:
     ]
     for section in content.sections:
         parts += [f'<h2 id="{_anchor(section.title)}">{section.title}</h2>'] if section.title else []
-        parts += [_html_block(block, plots) for block in section.blocks]
+        parts += [_html_element(element, plots) for element in section.elements]
     return "\n".join([*parts, "</body></html>\n"])
 
 
-def _html_block(block: Block, plots: Path) -> str:
-    if isinstance(block, str):
-        return f"<p>{_html_text(block)}</p>"
-    if isinstance(block, list):
-        return "<ul>" + "".join(f"<li>{_html_text(line)}</li>" for line in block) + "</ul>"
-    if isinstance(block, Table):
-        return block.html()
-    data = base64.b64encode(read_bytes(plots / block.name)).decode()
-    image = f'<img src="data:image/png;base64,{data}" alt="{escape(block.alt)}">'
-    return f"<figure>{image}<figcaption>{_html_text(block.caption)}</figcaption></figure>"
+def _html_element(element: ReportElement, plots: Path) -> str:
+    if isinstance(element, str):
+        return f"<p>{_html_text(element)}</p>"
+    if isinstance(element, list):
+        return "<ul>" + "".join(f"<li>{_html_text(line)}</li>" for line in element) + "</ul>"
+    if isinstance(element, Table):
+        return element.html()
+    data = base64.b64encode(read_bytes(plots / element.name)).decode()
+    image = f'<img src="data:image/png;base64,{data}" alt="{escape(element.alt)}">'
+    return f"<figure>{image}<figcaption>{_html_text(element.caption)}</figcaption></figure>"
 
 
 def _html_text(text: str) -> str:

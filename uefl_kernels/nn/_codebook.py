@@ -38,7 +38,7 @@ from ._shared import (
     no_torchscript,
 )
 
-Weight = torch.Tensor | Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+UpdateWeight = torch.Tensor | Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 _BROKEN = (
     "VectorQuantize: the batch for k-means initialization holds NaN or infinity; remove or replace those"
@@ -307,7 +307,7 @@ class Codebook(ConstantBuffers, Float32Module):
         x: torch.Tensor,
         mask: torch.Tensor | None,
         *,
-        weight: Weight | None = None,
+        weight: UpdateWeight | None = None,
         accumulate: bool = False,
         ema: bool | None = None,
     ) -> None:
@@ -350,7 +350,11 @@ class Codebook(ConstantBuffers, Float32Module):
             self.steps.add_(1)
 
     def _moved(
-        self, state: Sequence[torch.Tensor], counts: torch.Tensor, sums: torch.Tensor, weight: Weight | None
+        self,
+        state: Sequence[torch.Tensor],
+        counts: torch.Tensor,
+        sums: torch.Tensor,
+        weight: UpdateWeight | None,
     ) -> Sequence[torch.Tensor]:
         """Return ``state`` (sizes, averages, codewords) after a batch, by the options of this codebook."""
         dtype = state[1].dtype
@@ -416,7 +420,7 @@ class Codebook(ConstantBuffers, Float32Module):
         x: torch.Tensor,
         embed_ind: torch.Tensor,
         mask: torch.Tensor | None = None,
-        ema_update_weight: Weight | None = None,
+        ema_update_weight: UpdateWeight | None = None,
         accum_ema_update: bool = False,
         ema_update: bool | None = None,
     ) -> None:

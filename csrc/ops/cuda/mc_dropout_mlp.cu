@@ -57,7 +57,7 @@ void with_type(ScalarType type, const Body& body) {
 using Results = std::tuple<Tensor, Tensor, Tensor>;
 
 // Runs one layer with at most kWide outputs.
-Results run_head(const Tensor& x, const Tensor& parameters_given, const Call& call, const Tensor& seed) {
+Results run_head(const Tensor& x, const Tensor& parameters_given, const McCall& call, const Tensor& seed) {
   const int64_t rows = call.rows, classes = call.classes;
   const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
   const Tensor parameters = torch::stable::contiguous(parameters_given);
@@ -72,7 +72,7 @@ Results run_head(const Tensor& x, const Tensor& parameters_given, const Call& ca
   const auto data = [](auto*& target, Tensor& tensor) {
     target = static_cast<std::remove_reference_t<decltype(target)>>(tensor.mutable_data_ptr());
   };
-  Arrays arrays{};
+  McArrays arrays{};
   arrays.parameters = static_cast<const float*>(parameters.const_data_ptr());
   arrays.seed = static_cast<const int64_t*>(seed.const_data_ptr());
   data(arrays.weights, weights), data(arrays.rows, packed), data(arrays.moments, moments);

@@ -117,7 +117,7 @@ void launch_wgmma(const T* x, const Shape& shape, const PackedCodebook& packed, 
                       : plan.items.groups == 2 ? search_wgmma<T, 2, false>
                                                : search_wgmma<T, 3, false>;
   allow_shared("vq_assign", kernel, plan.size);
-  kernel<<<plan.items.grid, Layout<2, true>::kThreads, static_cast<size_t>(plan.size), stream>>>(
+  kernel<<<plan.items.grid, WgmmaRoles<2, true>::kThreads, static_cast<size_t>(plan.size), stream>>>(
       x, shape, packed, plan, exact, indices);
 }
 

@@ -240,22 +240,22 @@ void launch(unsigned blocks, unsigned count, Kernel kernel, Arguments... argumen
 // one does. Since all blocks share the __shared__ variables here, their contents are lost at that barrier.
 template <class Kernel, class... Arguments>
 void launch_cooperative(unsigned blocks, unsigned count, Kernel kernel, Arguments... arguments) {
-  struct Member {
+  struct LaunchedBlock {
     Block block;
     Waiting waiting = {};
   };
   while (threads.size() < blocks * count) threads.emplace_back();
   body = [&] { kernel(arguments...); };
   blockDim = {count}, gridDim = {blocks}, cooperative = true, ++launches;
-  std::deque<Member> all;
+  std::deque<LaunchedBlock> all;
   for (unsigned number = 0; number < blocks; ++number, ++blocks_run) {
-    Member& own = all.emplace_back(Member{Block(number, count)});
+    LaunchedBlock& own = all.emplace_back(LaunchedBlock{Block(number, count)});
     begin(own.block, number * count);
     own.waiting.swap(ready);
   }
   for (bool left = true; left;) {
     left = false;
-    for (Member& own : all) {
+    for (LaunchedBlock& own : all) {
       if (own.waiting.empty()) continue;
       ready.swap(own.waiting);
       launcher.leave_for(next());

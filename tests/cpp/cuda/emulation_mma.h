@@ -11,9 +11,9 @@ namespace emulation {
 alignas(1024) inline unsigned char shared[256 * 1024];
 
 struct Copies {
-  using Group = std::vector<std::pair<void*, const void*>>;
-  Group open;
-  std::deque<Group> committed;
+  using CopyGroup = std::vector<std::pair<void*, const void*>>;
+  CopyGroup open;
+  std::deque<CopyGroup> committed;
 };
 inline std::array<Copies, 1024> copies;  // of each thread
 inline Copies& own_copies() { return copies[threadIdx.x]; }

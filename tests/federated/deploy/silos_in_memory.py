@@ -42,7 +42,7 @@ def asked(message, cfg, federation, client="silo-0", threads=1):
     return packed_message(message, task(Setting.of(cfg, federation, threads), "arm") | {"client": client})
 
 
-class Silos:
+class SilosInMemory:
     """An engine over a program for each client, which keeps its state in a folder.
 
     The engine counts the bytes of packets.

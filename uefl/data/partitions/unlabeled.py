@@ -15,7 +15,7 @@ from .base import Scheme, SetDeal, SetShare, client_names, generator, partition,
 
 if TYPE_CHECKING:
     from ..dataset import DataSet
-    from ..federation import Kind
+    from ..federation import DataKind
     from ..images import Rows
     from ..priors import Matrix
     from ..settings import Data
@@ -30,7 +30,7 @@ class Unlabeled(Scheme):
     one). Unlabeled images go to the clients, then to the sets of each client. All draws depend on the seed.
     """
 
-    kind: ClassVar[Kind] = "sets"
+    kind: ClassVar[DataKind] = "sets"
 
     split: Literal["iid", "noniid", "legacy_noniid"] = Field(
         default="iid",

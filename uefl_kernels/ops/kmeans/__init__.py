@@ -15,7 +15,7 @@ from ..._dtypes import result_dtype
 from ..._kmeans_checks import check_method, check_request, check_shape, starts
 from ..._library import define, define_composed, resolve
 from ..._numbers import as_integer
-from .. import kmeans_step as _defined_first  # noqa: F401
+from .. import kmeans_step as _kmeans_step  # noqa: F401
 from . import composed
 
 

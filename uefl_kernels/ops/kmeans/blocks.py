@@ -210,7 +210,9 @@ class BlockData(composed.Problem):
             squares += values.square().sum(0)
         return self._variance(self.processes.sum(sums), self.processes.sum(squares))
 
-    def step(self, step: composed.Step, centers: torch.Tensor, with_inertia: bool) -> steps.Step:
+    def step(
+        self, step: composed.KMeansStepFunction, centers: torch.Tensor, with_inertia: bool
+    ) -> steps.Result:
         """Compute ``kmeans_step``.
 
         Labels cover the rows of this process.
@@ -349,7 +351,7 @@ def kmeans_of_blocks(
     request: Callable[[int, int], composed.FitOptions],
     spherical: bool,
     group: Any = None,
-    advance: Callable[[composed.Step], composed.Advance] | None = None,
+    advance: Callable[[composed.KMeansStepFunction], composed.Advance] | None = None,
 ) -> BlockFit:
     """Cluster the rows of all processes of a group, and return the labels of this process.
 

@@ -24,9 +24,9 @@ from ..vq_assign.distances import square_root
 from .grid import Grid as Grid
 
 Result = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
-Step = Callable[..., steps.Step]
-Advance = Callable[["Problem", "FitState", torch.Tensor, steps.Step, bool], None]
-Lloyd = Callable[["Problem", torch.Tensor, torch.Tensor, bool, int], "Fit"]
+KMeansStepFunction = Callable[..., steps.Result]
+Advance = Callable[["Problem", "FitState", torch.Tensor, steps.Result, bool], None]
+LloydFunction = Callable[["Problem", torch.Tensor, torch.Tensor, bool, int], "Fit"]
 
 _GRID_BITS = 14
 _LOOK_EVERY = 16  # iterations after which the host asks a GPU whether the fit has converged
@@ -98,7 +98,7 @@ def lloyd_fallback(given: LloydArguments) -> Result:
     return lloyd_of(torch.ops.uefl.kmeans_step.default, advance, given)
 
 
-def lloyd_around(kmeans_step: Step, given: LloydArguments) -> Result:
+def lloyd_around(kmeans_step: KMeansStepFunction, given: LloydArguments) -> Result:
     """Compute ``kmeans_lloyd`` around the step of a backend.
 
     All else is in Triton where Triton is installed.
@@ -106,7 +106,7 @@ def lloyd_around(kmeans_step: Step, given: LloydArguments) -> Result:
     return lloyd_of(kmeans_step, _in_triton("advance", advance), given)
 
 
-def lloyd_of(step: Step, advance: Advance, given: LloydArguments) -> Result:
+def lloyd_of(step: KMeansStepFunction, advance: Advance, given: LloydArguments) -> Result:
     """Compute ``kmeans_lloyd`` with a function for the step and one for the end of an iteration."""
     units = given.middle, given.scale, given.mass_scale, torch.ones_like(given.mass_scale)
     data = Problem(given.x, given.weights, Grid, units)
@@ -123,7 +123,7 @@ def _in_triton(name: str, otherwise: Any) -> Any:
 class Backend(NamedTuple):
     """The parts of a fit that a backend replaces."""
 
-    lloyd: Lloyd
+    lloyd: LloydFunction
     grid: type[Grid]
 
 
@@ -249,7 +249,7 @@ class Problem:
             / self.grid_scale
         )
 
-    def step(self, step: Step, centers: torch.Tensor, with_inertia: bool) -> steps.Step:
+    def step(self, step: KMeansStepFunction, centers: torch.Tensor, with_inertia: bool) -> steps.Result:
         """Run ``kmeans_step`` on these rows."""
         return step(*self.step_of(self.rows, centers, self.weights, with_inertia))
 
@@ -326,13 +326,13 @@ class FitState(NamedTuple):
     """scalar, int64"""
 
 
-def by_steps(step: Step, advance: Advance) -> Lloyd:
+def by_steps(step: KMeansStepFunction, advance: Advance) -> LloydFunction:
     """Return Lloyd's algorithm with a function for the step and one for the end of an iteration."""
     return functools.partial(lloyd, step, advance)
 
 
 def lloyd(
-    step: Step,
+    step: KMeansStepFunction,
     advance: Advance,
     data: Problem,
     centers: torch.Tensor,
@@ -366,7 +366,9 @@ def _looks(ended: torch.Tensor, i: int) -> bool:
     return i % _LOOK_EVERY == _LOOK_EVERY - 1 and not torch.cuda.is_current_stream_capturing()
 
 
-def advance(data: Problem, state: FitState, limit: torch.Tensor, found: steps.Step, spherical: bool) -> None:
+def advance(
+    data: Problem, state: FitState, limit: torch.Tensor, found: steps.Result, spherical: bool
+) -> None:
     """End an iteration: move the centers to the means of the clusters."""
     labels, sums, masses, _ = found
     moved = update(data, state.centers, labels, sums, masses, spherical)

@@ -26,7 +26,7 @@ def _fake(given: composed.Arguments) -> kmeans.Fit:
     )
 
 
-def _fake_labels(given: composed.SearchArguments) -> composed.Labels:
+def _fake_labels(given: composed.SearchArguments) -> composed.LabelsAndDistances:
     values, n = given.values, given.offsets.shape[0] - 1
     return values.new_empty(n, dtype=torch.int64), values.new_empty(n, dtype=torch.float64)
 
@@ -104,7 +104,7 @@ def kmeans_sparse_by_steps(
     weights: torch.Tensor | None,
     asked: kmeans.FitOptions,
     spherical: bool,
-    advance: Callable[[kmeans.Step], kmeans.Advance],
+    advance: Callable[[kmeans.KMeansStepFunction], kmeans.Advance],
 ) -> kmeans.Fit:
     """Compute ``kmeans_sparse`` step by step.
 
@@ -115,12 +115,14 @@ def kmeans_sparse_by_steps(
     return kmeans.fit(parts, composed.SparseData(rows, weights), asked, spherical)
 
 
-def kmeans_sparse_labels(rows: SparseRows, centers: torch.Tensor) -> composed.Labels:
+def kmeans_sparse_labels(rows: SparseRows, centers: torch.Tensor) -> composed.LabelsAndDistances:
     """Return the exact nearest center of each row, and the squared distance to it up to rounding.
 
     Raise as :func:`kmeans_sparse`.
     """
-    found: composed.Labels = composed.kernels().kmeans_sparse_labels(*rows.format, centers.double())
+    found: composed.LabelsAndDistances = composed.kernels().kmeans_sparse_labels(
+        *rows.format, centers.double()
+    )
     return found
 
 

@@ -30,7 +30,7 @@ from ..vq_assign.distances import square_root
 
 _BLOCK_BYTES = 1 << 24  # of rows that are made dense at once
 _CANCELED = 2.0**-20  # a squared distance below this part of |x|^2 + |c|^2 is computed from dense rows
-Labels = tuple[torch.Tensor, torch.Tensor]
+LabelsAndDistances = tuple[torch.Tensor, torch.Tensor]
 
 
 class Arguments(NamedTuple):
@@ -80,7 +80,7 @@ def fallback(given: Arguments) -> composed.Fit:
     return lloyd(data, given.init, data.limit(given.tol), given.spherical, given.max_iter)
 
 
-def labels(given: SearchArguments) -> Labels:
+def labels(given: SearchArguments) -> LabelsAndDistances:
     """Compute ``kmeans_sparse_labels``."""
     steps.require_valid("kmeans", given.values, None)
     rows = SparseRows(*given[:3], given.centers.shape[1])
@@ -277,7 +277,9 @@ class SparseData(composed.Problem):
         )
         return self._variance((zero * self.n).index_add_(0, column, rest), squares)
 
-    def step(self, step: composed.Step, centers: torch.Tensor, with_inertia: bool) -> steps.Step:
+    def step(
+        self, step: composed.KMeansStepFunction, centers: torch.Tensor, with_inertia: bool
+    ) -> steps.Result:
         """Return the result of ``composed.Problem.step``.
 
         ``step`` is not needed.

@@ -19,7 +19,7 @@ from ..vq_assign.distances import LARGEST
 from ..vq_assign.fallback import search
 
 Units = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
-Step = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+Result = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 _HEAVIEST = 2.0**1000  # the largest valid weight
 _LANES = 8  # partial sums of a squared distance
@@ -85,13 +85,13 @@ def units_within(n: int, low: torch.Tensor, high: torch.Tensor, heaviest: torch.
     return middle, scale, one * 2.0 ** mass_bits(n), one if heaviest is None else least_power_of_two(heaviest)
 
 
-def fallback(given: Arguments) -> Step:
+def fallback(given: Arguments) -> Result:
     """Compute ``kmeans_step`` if there is no kernel."""
     require_valid_step(given)
     return after(given, search(given.x, given.centers, "l2")[:, 0])
 
 
-def after(given: Arguments, labels: torch.Tensor) -> Step:
+def after(given: Arguments, labels: torch.Tensor) -> Result:
     """Compute ``kmeans_step`` from the labels that a search has found."""
     x, centers, weights, middle, scale, mass_scale, with_inertia = given
     sums = torch.zeros(centers.shape, dtype=torch.int64, device=x.device)

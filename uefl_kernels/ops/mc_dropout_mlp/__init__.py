@@ -39,7 +39,7 @@ class MCStats(NamedTuple):
     """``[..., C]``: mean of (p_t - mean_probs)^2."""
 
 
-def _fake(given: composed.Arguments) -> composed.Stats:
+def _fake(given: composed.Arguments) -> composed.Result:
     x, dtype = given.x, result_dtype(given.x)
     rows, classes = x.shape[0], given.widths[-1]
     return (
@@ -57,7 +57,7 @@ def _fake_mask(given: composed.Mask) -> torch.Tensor:
     return given.seed.new_empty(given.rows, given.columns, dtype=torch.bool)
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: composed.Stats) -> None:
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: composed.Result) -> None:
     x, parameters, *ctx.options, seed = inputs
     ctx.save_for_backward(output[0], x, parameters, seed)
 

@@ -22,7 +22,7 @@ from torch import nn
 
 from ..._philox import philox
 
-Stats = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+Result = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 _UNITS = 8  # columns that share a counter
 Keep = Callable[[torch.Tensor, int, int, int, int, float, bool], torch.Tensor]
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
