@@ -67,7 +67,7 @@ __device__ double tree(const double* values, int64_t n, int64_t at, int64_t apar
 }
 
 // Runs the first five halvings of 32 * left values, of which the first n may be nonzero, and writes the first
-// `left` values. A single block runs all halvings and writes the total.
+// `left` values. A single thread block runs all halvings and writes the total.
 __global__ void __launch_bounds__(kFoldThreads) fold(double* values, int64_t n, int64_t left, double* total) {
   __shared__ double part[kFoldThreads];
   const int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x;

@@ -231,8 +231,8 @@ __device__ inline void drop_logits(float (&logit)[kClasses], const McProblem& pr
   }
 }
 
-// Runs the passes of a slot for a tile of rows. Four blocks on a multiprocessor leave a thread 128 registers.
-// Then the statistics spill once per pair of passes, but the loop does not.
+// Runs the passes of a slot for a tile of rows. Four thread blocks on a multiprocessor leave a thread 128
+// registers. Then the statistics spill once per pair of passes, but the loop does not.
 template <int kBlocks, bool kConsistent>
 __global__ void __launch_bounds__(kThreads, kBlocks == 2 ? 4 : 2) head(McProblem problem) {
   constexpr int kClasses = 2 * kBlocks;  // classes of a lane, in each of its two rows

@@ -15,7 +15,7 @@ namespace uefl::cuda {
 namespace mc_dropout {
 namespace {
 
-constexpr int kThreads = 128, kSide = kThreads / kWarp;  // a block has kSide warps
+constexpr int kThreads = 128, kSide = kThreads / kWarp;  // a thread block has kSide warps
 constexpr int kTileRows = 16, kUnits = 32;               // rows of a tile; units of a block of a sum
 constexpr int kVectors = kTileRows * kUnits / 4;         // float4 in a tile's block of units
 constexpr int kPasses = 2, kMostSlots = 24;              // passes that a warp works on at once; shares of the

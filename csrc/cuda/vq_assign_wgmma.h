@@ -1,6 +1,6 @@
-// vq_assign on sm_90a: one block on each multiprocessor for the whole search. The tests also run it on the
-// CPU, with its barriers, copies and layouts of shared memory. The warps of a block have roles, with rings of
-// barriers between them:
+// vq_assign on sm_90a: one thread block on each multiprocessor for the whole search. The tests also run it on
+// the CPU, with its barriers, copies and layouts of shared memory. The warps of a thread block have roles,
+// with rings of barriers between them:
 //
 //   prepare   One or two warpgroups read rows of x and convert them to float16 tiles in the layout of the
 //             products. They also measure the length of each row and its rounding error. Only this role
@@ -194,7 +194,7 @@ struct Multiplier {
       }
       barrier_arrive_by_warp(memory.found(tiles.place));
     }
-    // Waits until all copies have arrived, also copies of codebooks that this block has not used.
+    // Waits until all copies have arrived, also copies of codebooks that this thread block has not used.
     for (int block = 0; plan.resident && block < plan.codewords; ++block)
       barrier_wait(memory.codewords_full(block), 0);
   }

@@ -6,12 +6,12 @@ from drawing import SvgDrawing
 
 
 def search_gpu() -> SvgDrawing:
-    """Draw the roles of the warps in a block of the Hopper search."""
-    d = SvgDrawing(620, 540, "A block of the search on a Hopper GPU")
+    """Draw the roles of the warps in a thread block of the Hopper search."""
+    d = SvgDrawing(620, 540, "A thread block of the search on a Hopper GPU")
     d.text(20, 28, "global memory", "small", "start")
     d.box(20, 40, 250, 46, "rows x", "float32, float16 or bfloat16")
     d.box(350, 40, 250, 46, "codebook", "float16 tiles, packed once")
-    d.frame(10, 108, 600, 360, "a block: one per multiprocessor")
+    d.frame(10, 108, 600, 360, "a thread block: one per multiprocessor")
     d.box(
         20,
         140,

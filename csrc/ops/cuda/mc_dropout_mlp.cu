@@ -22,8 +22,8 @@ namespace {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// Returns the number of blocks for this number of threads, within the limit of a grid. A thread may process
-// several items.
+// Returns the number of thread blocks for this number of threads, within the limit of a grid. A thread may
+// process several items.
 unsigned blocks(int64_t threads) {
   return static_cast<unsigned>(std::clamp<int64_t>(ceil_div(threads, kThreads), 1, 1 << 20));
 }

@@ -7,7 +7,7 @@
 #include "emulation.h"
 
 namespace emulation {
-// The dynamic shared memory of the running block. Addresses in it are offsets.
+// The dynamic shared memory of the running thread block. Addresses in it are offsets.
 alignas(1024) inline unsigned char shared[256 * 1024];
 
 struct Copies {
@@ -18,7 +18,7 @@ struct Copies {
 inline std::array<Copies, 1024> copies;  // of each thread
 inline Copies& own_copies() { return copies[threadIdx.x]; }
 
-// A named barrier for a number of threads of this block. Some of them do not wait.
+// A named barrier for a number of threads of this thread block. Some of them do not wait.
 struct NamedBarrier {
   unsigned block = 0;
   int arrived = 0;
