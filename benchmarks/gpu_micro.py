@@ -223,7 +223,7 @@ def accumulator(driver: AnyDriver, path: Path) -> Found:
     yield from _kept("wgmma", sums, exact)
     # mma.sync computes blocks of 16 rows and 8 columns; the first 16 columns contain all powers.
     blocks = [(row, column) for row in range(0, 64, 16) for column in (0, 8)]
-    parts = [
+    pieces = [
         torch.stack([values[at : at + size] for at in starts]).contiguous()
         for values, size, starts in (
             (a.half().to(device), 16, [row for row, _ in blocks]),
@@ -233,7 +233,7 @@ def accumulator(driver: AnyDriver, path: Path) -> Found:
     begins = torch.stack([begin[row : row + 16, column : column + 8] for row, column in blocks]).contiguous()
     found = driver.zeros(len(blocks), 16, 8, dtype=torch.float32)
     driver.launch(
-        path, "product_mma", len(blocks), 32, 0, [tensor.data_ptr() for tensor in (*parts, begins, found)]
+        path, "product_mma", len(blocks), 32, 0, [tensor.data_ptr() for tensor in (*pieces, begins, found)]
     )
     whole = torch.zeros(64, 16)
     for block, (row, column) in zip(found.cpu(), blocks, strict=True):

@@ -213,10 +213,10 @@ class KernelWork:
     flops_again: float = 0  # by mma.sync, where codewords are scored again
 
 
-def total(*parts: tuple[float, PipeCounts]) -> PipeCounts:
+def total(*pieces: tuple[float, PipeCounts]) -> PipeCounts:
     """Return the sum of the counts, each times its factor."""
     found: dict[str, float] = {}
-    for times, counts in parts:
+    for times, counts in pieces:
         for pipe, count in counts.items():
             found[pipe] = found.get(pipe, 0) + times * count
     return found
@@ -396,7 +396,7 @@ def summary() -> str:
         for (op, shape), target in TARGETS.items():
             rows = expected(machine, op, shape, COUNTS)
             most = max(row.us for row in rows)
-            parts = "; ".join(
+            pieces = "; ".join(
                 f"{shown(row.kernel)} {row.us:.0f} ({row.wall})" for row in rows if row.us > most / 20
             )
             clock = clocks.get(f"{op} {shape}")
@@ -404,7 +404,7 @@ def summary() -> str:
                 machine.name,
                 f"{op} {shape}" + (", an iteration" if op in PARTS else ""),
                 f"{sum(row.us for row in rows):.0f}",
-                parts,
+                pieces,
                 f"{sum(row.apart for row in rows):.0f}",
                 f"{target}" if target and machine.name == "H200" else "",
                 f"{clock['']:.0f}" if clock else "not yet",

@@ -123,7 +123,7 @@ def medians(timed: Mapping[str, list[TurnTimes]]) -> list[dict[str, Any]]:
     ours, *_ = timed.values()
     rows: list[dict[str, Any]] = []
     for name, values in timed.items():
-        train, measure, whole, cpu = (statistics.median(part) for part in zip(*values, strict=True))
+        train, measure, whole, cpu = (statistics.median(piece) for piece in zip(*values, strict=True))
         wall_ratio, cpu_ratio = (
             sorted(theirs[i] / mine[i] for theirs, mine in zip(values, ours, strict=True)) for i in (2, 3)
         )

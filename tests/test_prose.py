@@ -225,9 +225,9 @@ def phrases(text: str) -> Iterator[ast.Constant]:
             if isinstance(node.ops[0], ast.In | ast.NotIn) and MESSAGE.search(
                 ast.unparse(node.comparators[0])
             ):
-                for part in ast.walk(node.left):
-                    if isinstance(part, ast.Constant) and not COMMAND.search(str(part.value)):
-                        yield part
+                for piece in ast.walk(node.left):
+                    if isinstance(piece, ast.Constant) and not COMMAND.search(str(piece.value)):
+                        yield piece
 
 
 def test_patterns_of_errors_are_keys_and_not_sentences():
@@ -235,15 +235,15 @@ def test_patterns_of_errors_are_keys_and_not_sentences():
     two_words = re.compile(r"(?<![\w'.-])[a-z]{2,} (?:\d+,? )?[a-z]{2,}(?![\w'])")
     texts = {path: path.read_text(encoding="utf-8") for path in files_below("tests")}
     given = [
-        (path, part)
+        (path, piece)
         for path, text in texts.items()
         for pattern in [*(patterns(text) if "match=" in text else ()), *phrases(text)]
-        for part in ast.walk(pattern)
+        for piece in ast.walk(pattern)
     ]
     assert [
-        f"{path.relative_to(ROOT)}:{part.lineno}: {part.value}"
-        for path, part in given
-        if isinstance(part, ast.Constant) and isinstance(part.value, str) and two_words.search(part.value)
+        f"{path.relative_to(ROOT)}:{piece.lineno}: {piece.value}"
+        for path, piece in given
+        if isinstance(piece, ast.Constant) and isinstance(piece.value, str) and two_words.search(piece.value)
     ] == []
 
 

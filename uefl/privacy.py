@@ -314,8 +314,8 @@ def uniform(key: bytes, data: bytes, count: int, *place: str | int) -> npt.NDArr
 
     The numbers are multiples of 2^-53. Without the key, they cannot be distinguished from random numbers.
     """
-    parts = ("/".join(map(str, place)).encode(), data)
-    stream = hashlib.shake_256(key + b"".join(hashlib.sha256(part).digest() for part in parts)).digest(
+    inputs = ("/".join(map(str, place)).encode(), data)
+    stream = hashlib.shake_256(key + b"".join(hashlib.sha256(value).digest() for value in inputs)).digest(
         8 * count
     )
     bits = np.frombuffer(stream, dtype="<u8") >> np.uint64(12)

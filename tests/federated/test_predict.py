@@ -332,8 +332,8 @@ def test_predict_shows_a_table(models, files):
     assert result.exit_code == 0, result.output
     assert "mutual information" in result.stdout
     # the header of a table wider than the terminal
-    parts = sum(line.split()[:1] == ["image"] for line in result.stdout.splitlines())
-    assert result.stdout.count("0.png") == parts >= 1
+    pieces = sum(line.split()[:1] == ["image"] for line in result.stdout.splitlines())
+    assert result.stdout.count("0.png") == pieces >= 1
     assert re.search(r"\bmean\b.*\blayers\b", result.output)
 
 

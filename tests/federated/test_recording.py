@@ -145,8 +145,8 @@ def test_replay_is_exact_for_a_partly_frozen_network():
     flat = arm(settings("fedavg"), federation(SIZES), algorithm=Fixed())[1].flat
     change = (taped[1] - flat.values.detach()).abs()
     of_parameter = dict(zip(flat.module.parameters(), flat.split(change), strict=True))
-    fixed = [part for parameter, part in of_parameter.items() if not parameter.requires_grad]
-    assert max(part.max() for part in fixed) < 1e-6  # the rounding of an average
+    fixed = [piece for parameter, piece in of_parameter.items() if not parameter.requires_grad]
+    assert max(piece.max() for piece in fixed) < 1e-6  # the rounding of an average
     assert torch.cat([of_parameter[parameter].flatten() for parameter in flat.trained]).mean() > 1e-4
 
 

@@ -196,7 +196,7 @@ def test_small_direct_calls_are_guarded(case, forced):
 def test_batch_size_does_not_matter():
     x, codebook = torch.randn(1000, 32, device="cuda"), torch.randn(100, 32, device="cuda")
     whole = vq_assign(x, codebook)
-    assert torch.equal(whole, torch.cat([vq_assign(part, codebook) for part in x.split([1, 130, 869])]))
+    assert torch.equal(whole, torch.cat([vq_assign(piece, codebook) for piece in x.split([1, 130, 869])]))
 
 
 def test_more_than_2_31_elements():
@@ -204,8 +204,8 @@ def test_more_than_2_31_elements():
     x = torch.randint(-4, 5, (rows, 64), device="cuda", dtype=torch.int8).to(torch.bfloat16)
     codebook = torch.randn(5, 64, device="cuda")
     found = vq_assign(x, codebook)
-    for part in (slice(0, 500), slice(rows - 500, rows)):
-        assert torch.equal(found[part], reference(x[part], codebook))
+    for piece in (slice(0, 500), slice(rows - 500, rows)):
+        assert torch.equal(found[piece], reference(x[piece], codebook))
 
 
 def test_never_waits_for_the_device():

@@ -138,7 +138,7 @@ searches = given(
 
 def assert_exact(seed, n, k, d, segments, shared, kind, layout, dtypes, metric):
     random = torch.Generator().manual_seed(seed)
-    parts = [
+    pieces = [
         KINDS[kind](
             torch.randn(n, d, generator=random, dtype=torch.float64),
             torch.randn(k, d, generator=random, dtype=torch.float64),
@@ -146,8 +146,8 @@ def assert_exact(seed, n, k, d, segments, shared, kind, layout, dtypes, metric):
         )
         for _ in range(segments)
     ]
-    x = LAYOUTS[layout](torch.cat([rows for rows, _ in parts], 1).to(dtypes[0]))
-    codebook = parts[0][1] if shared else torch.stack([codes for _, codes in parts])
+    x = LAYOUTS[layout](torch.cat([rows for rows, _ in pieces], 1).to(dtypes[0]))
+    codebook = pieces[0][1] if shared else torch.stack([codes for _, codes in pieces])
     limit = min(torch.finfo(dtypes[1]).max, LARGEST)  # larger values are refused
     assert wrong_indices(x, codebook.clamp(-limit, limit).to(dtypes[1]), metric) == 0
 

@@ -48,7 +48,7 @@ class Trainee:
     """A model of a client in a turn, with the place of its training in the turn."""
 
     work: Work
-    part: ModelResults
+    results: ModelResults
     plan: list[list[torch.Tensor]] = field(init=False)
     """batches of every epoch; this and the next three are missing if the model is not trained"""
     values: torch.Tensor = field(init=False)
@@ -128,9 +128,9 @@ class Together:
                 if trainee.outcome is not None:
                     flat.reset()
                     flat.set(trainee.values, trainee.buffers)
-                    client.finish(trainee.work, trainee.part, trainee.outcome)
-                    trainee.part = trainee.part.copied(flat.storages())
-            return client.reply([each.work for each in found], [each.part for each in found])
+                    client.finish(trainee.work, trainee.results, trainee.outcome)
+                    trainee.results = trainee.results.copied(flat.storages())
+            return client.reply([each.work for each in found], [each.results for each in found])
 
 
 def together(clients: Mapping[str, Client], workspace: Workspace) -> Together | None:
@@ -205,14 +205,14 @@ class _Stack:
         self.parameters, self._buffers = dict[str, torch.Tensor](), dict[str, torch.Tensor]()
         # separate tensors, because autograd would write the gradient of a view into a tensor of zeros for the
         # whole
-        for (name, parameter), part in zip(
+        for (name, parameter), value in zip(
             self._module.named_parameters(), flat.split(torch.stack(values)), strict=True
         ):
-            self.parameters[name] = part.clone().requires_grad_(parameter.requires_grad)
+            self.parameters[name] = value.clone().requires_grad_(parameter.requires_grad)
         floating = iter(flat.split_buffers(torch.stack(buffers)))
         for name, buffer in self._module.named_buffers():
-            part = next(floating) if buffer.is_floating_point() else buffer.expand(len(values), *buffer.shape)
-            self._buffers[name] = part.clone()
+            wide = next(floating) if buffer.is_floating_point() else buffer.expand(len(values), *buffer.shape)
+            self._buffers[name] = wide.clone()
         self.generators: list[list[torch.Tensor]] = []
         """states of each model"""
 
@@ -243,10 +243,10 @@ class _Stack:
         values = self._flat.values.new_empty(n, len(self._flat.values))
         buffers = self._flat.buffers.new_empty(n, len(self._flat.buffers))
         floating = [buffer for buffer in self._buffers.values() if buffer.is_floating_point()]
-        for part, parameter in zip(self._flat.split(values), self.parameters.values(), strict=True):
-            part.copy_(parameter)
-        for part, buffer in zip(self._flat.split_buffers(buffers), floating, strict=True):
-            part.copy_(buffer)
+        for target, parameter in zip(self._flat.split(values), self.parameters.values(), strict=True):
+            target.copy_(parameter)
+        for target, buffer in zip(self._flat.split_buffers(buffers), floating, strict=True):
+            target.copy_(buffer)
         return values, buffers
 
 
@@ -421,8 +421,8 @@ class _Training:
         def chosen(i: int) -> torch.Tensor:
             return augment(splits[i].images[at[i]], how)
 
-        parts = [chosen(i) for i in range(len(at))] if how == "none" else self._stack.each(chosen)
-        images = self._workspace.normalize(torch.cat(parts)).unflatten(0, (len(at), -1))
+        chosen_images = [chosen(i) for i in range(len(at))] if how == "none" else self._stack.each(chosen)
+        images = self._workspace.normalize(torch.cat(chosen_images)).unflatten(0, (len(at), -1))
         labels = [split.labels[positions] for split, positions in zip(splits, at, strict=True)]
         return Batch(images, torch.stack(at), torch.stack(labels))
 

@@ -109,17 +109,17 @@ def moments_of(outcome: Outcome, flat: FlatModule) -> dict[str, torch.Tensor]:
             moments[name] = value.clone()
         elif isinstance(value, torch.Tensor):
             moments[name] = torch.zeros_like(flat.values.data)
-            for parameter, part in zip(flat.module.parameters(), flat.split(moments[name]), strict=True):
+            for parameter, moment in zip(flat.module.parameters(), flat.split(moments[name]), strict=True):
                 if parameter.requires_grad:
-                    part.copy_(states[parameter][name])
+                    moment.copy_(states[parameter][name])
     return moments
 
 
 def _resume(optimizer: torch.optim.Optimizer, flat: FlatModule, moments: dict[str, torch.Tensor]) -> None:
     """Set the state of a new optimizer to ``moments`` from :func:`moments_of`."""
-    parts = {name: flat.split(value.clone()) for name, value in moments.items() if name != "step"}
+    split = {name: flat.split(value.clone()) for name, value in moments.items() if name != "step"}
     for i, parameter in enumerate(flat.module.parameters()):
-        state = {name: part[i] for name, part in parts.items()}
+        state = {name: moment[i] for name, moment in split.items()}
         optimizer.state[parameter] = state | ({"step": moments["step"].clone()} if "step" in moments else {})
 
 

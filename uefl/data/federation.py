@@ -166,17 +166,17 @@ class Federation:
             sum(getattr(client.sizes, part) for client in self.clients)
             for part in ("train", "holdout", "test")
         )
-        parts = [f"{len(self.clients)} clients: "]
+        texts = [f"{len(self.clients)} clients: "]
         if self.kind == "labeled":
-            parts.append(f"{train} training, {holdout} holdout, {test} test {self.inputs.noun} of {shape}")
+            texts.append(f"{train} training, {holdout} holdout, {test} test {self.inputs.noun} of {shape}")
         else:
             sizes = [size for client in self.clients for size in client.sizes.sets]
-            parts.append(
+            texts.append(
                 f"{train} unlabeled {self.inputs.noun} of {shape} in {len(sizes)} sets of {min(sizes)} to"
                 f" {max(sizes)}, {test or 'no'} test {self.inputs.noun}"
             )
         if self.unseen:
-            parts.append(f"; not trained on: {', '.join(client.name for client in self.unseen)}")
+            texts.append(f"; not trained on: {', '.join(client.name for client in self.unseen)}")
         if self.kind == "sets" or self.server is not None:
             held = self.server or ServerData(None, None)
             counts = ", ".join(
@@ -184,7 +184,7 @@ class Federation:
                 for part, what in ((held.labeled, "labeled"), (held.validation, "validation"))
                 if part
             )
-            parts.append(f"; the server: {counts or 'no'} {self.inputs.noun}")
+            texts.append(f"; the server: {counts or 'no'} {self.inputs.noun}")
         names = ", ".join(self.classes[:12]) + (", ..." if len(self.classes) > 12 else "")
-        parts.append(f"; {len(self.classes)} classes: {names}")
-        return "".join(parts)
+        texts.append(f"; {len(self.classes)} classes: {names}")
+        return "".join(texts)

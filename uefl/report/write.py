@@ -86,14 +86,14 @@ def folder_of_comparison(paths: Sequence[Path]) -> Path:
 
 def markdown(content: Content) -> str:
     """Return a report in Markdown, with links to its pictures."""
-    parts = [
+    lines = [
         f"# {_markdown_text(content.title)}\n",
         *(f"> **{_markdown_text(note)}**\n" for note in content.warnings),
     ]
     for section in content.sections:
-        parts += [f"## {section.title}\n"] if section.title else []
-        parts += [_markdown_element(element) for element in section.elements]
-    return "\n".join(parts)
+        lines += [f"## {section.title}\n"] if section.title else []
+        lines += [_markdown_element(element) for element in section.elements]
+    return "\n".join(lines)
 
 
 def _markdown_element(element: ReportElement) -> str:
@@ -109,7 +109,7 @@ def _markdown_element(element: ReportElement) -> str:
 def _markdown_text(text: str) -> str:
     """Escape text for Markdown, except code."""
     return "".join(
-        part if part.startswith("`") else escape_markdown(part) for part in re.split(r"(`[^`]+`)", text)
+        piece if piece.startswith("`") else escape_markdown(piece) for piece in re.split(r"(`[^`]+`)", text)
     )
 
 
@@ -121,7 +121,7 @@ def html(content: Content, plots: Path) -> str:
         for section in content.sections
         if section.title
     )
-    parts = [
+    lines = [
         "<!doctype html>",
         (
             '<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,'
@@ -133,9 +133,9 @@ def html(content: Content, plots: Path) -> str:
         f"<nav>{links}</nav>",
     ]
     for section in content.sections:
-        parts += [f'<h2 id="{_anchor(section.title)}">{section.title}</h2>'] if section.title else []
-        parts += [_html_element(element, plots) for element in section.elements]
-    return "\n".join([*parts, "</body></html>\n"])
+        lines += [f'<h2 id="{_anchor(section.title)}">{section.title}</h2>'] if section.title else []
+        lines += [_html_element(element, plots) for element in section.elements]
+    return "\n".join([*lines, "</body></html>\n"])
 
 
 def _html_element(element: ReportElement, plots: Path) -> str:

@@ -200,7 +200,7 @@ class Chain:
 
 
 @dataclass(frozen=True)
-class ModelParts:
+class CutModel:
     """The two parts of a model: the part before every dropout, and the rest."""
 
     prefix: fx.GraphModule  # arguments -> the values that the suffix takes
@@ -244,7 +244,7 @@ class _Tracer(fx.Tracer):
         return super().getattr(attr, attr_val, parameter_proxy_cache)
 
 
-def cut_model(model: nn.Module, rates: Mapping[nn.Module, float]) -> tuple[ModelParts | None, str]:
+def cut_model(model: nn.Module, rates: Mapping[nn.Module, float]) -> tuple[CutModel | None, str]:
     """Return the two parts of a model, or None and the reason why it cannot be cut.
 
     ``rates`` has the modules to insert a dropout before, with its rate. A model without dropout is a
@@ -292,14 +292,14 @@ def cut_model(model: nn.Module, rates: Mapping[nn.Module, float]) -> tuple[Model
         name: _attribute(model, name)
         for name in (str(node.target) for node in graph.nodes if node.op == "get_attr")
     }
-    return ModelParts(fx.GraphModule(model, prefix), fx.GraphModule(model, suffix), chain, tensors), ""
+    return CutModel(fx.GraphModule(model, prefix), fx.GraphModule(model, suffix), chain, tensors), ""
 
 
 def _attribute(model: nn.Module, name: str) -> Any:
     """Return the attribute of the model under a dotted name, or None."""
     owner: Any = model
-    for part in name.split("."):
-        owner = getattr(owner, part, None)
+    for attribute in name.split("."):
+        owner = getattr(owner, attribute, None)
     return owner
 
 

@@ -63,7 +63,7 @@ class SilosInMemory:
         for name in sorted(messages):
             sent = encode(asked(messages[name], self._cfg, self._fed, name, torch.get_num_threads()))
             found = self.programs[name](decode(sent))
-            assert found.parts["private"] == {}
+            assert found.groups["private"] == {}
             frame = encode(found)
             self.sent, self.received = self.sent + len(sent), self.received + len(frame)
             reply = reply_of(decode(frame))

@@ -90,9 +90,9 @@ def _pieces(table: DataSet, data: Data, clients: int) -> list[Rows]:
             " test_per_client"
         )
     if sum(wanted.values()) > len(table.train):
-        parts = " + ".join(f"{what} ({n})" for what, n in wanted.items())
+        needs = " + ".join(f"{what} ({n})" for what, n in wanted.items())
         raise UserError(
-            f"{parts} need {sum(wanted.values())} images, {table.name} has {len(table.train)}; lower one of"
+            f"{needs} need {sum(wanted.values())} images, {table.name} has {len(table.train)}; lower one of"
             " them"
         )
     ends = np.cumsum([0, *wanted.values()])

@@ -57,10 +57,10 @@ def resnet18_nopool(in_channels: int, pretrained: bool | str) -> nn.Module:
     """
     net = resnet18(in_channels, pretrained)
     assert isinstance(net, nn.Sequential)
-    parts: list[nn.Module] = [part for part in net if not isinstance(part, nn.MaxPool2d)]
+    layers: list[nn.Module] = [layer for layer in net if not isinstance(layer, nn.MaxPool2d)]
     # stem, then a dropout behind the stem and behind every stage
-    with_dropout = [parts[0], parts[1], parts[2], nn.Dropout(0.0)]
-    for stage in parts[3:]:
+    with_dropout = [layers[0], layers[1], layers[2], nn.Dropout(0.0)]
+    for stage in layers[3:]:
         with_dropout += [stage, nn.Dropout(0.0)]
     return nn.Sequential(*with_dropout)
 

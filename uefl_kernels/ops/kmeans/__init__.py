@@ -293,7 +293,7 @@ def _call(
     clusters, seeds = [request.k for request in requests], [request.seed for request in requests]
     mass, centers = _tensors(op, x, weights, init, sum(clusters))
     method = "given" if isinstance(init, torch.Tensor) else init
-    runs = starts(n_init, None if isinstance(init, torch.Tensor) else init)
+    restarts = starts(n_init, None if isinstance(init, torch.Tensor) else init)
     given = composed.Arguments(
         x.detach(),
         mass,
@@ -303,7 +303,7 @@ def _call(
         seeds,
         method,
         metric == "cosine",
-        runs,
+        restarts,
         requests[0].max_iter,
         float(tol),
     )

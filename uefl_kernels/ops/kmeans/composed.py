@@ -121,13 +121,13 @@ def _in_triton(name: str, otherwise: Any) -> Any:
 
 
 class Backend(NamedTuple):
-    """The parts of a fit that a backend replaces."""
+    """The functions of a fit that a backend replaces."""
 
     lloyd: LloydFunction
     grid: type[Grid]
 
 
-def batch(parts: Backend, given: Arguments) -> Result:
+def batch(backend: Backend, given: Arguments) -> Result:
     """Solve each problem of a batch."""
     x, weights, init, spherical = given.x, given.weights, given.init, given.spherical
     if x.device.type == "cpu":
@@ -138,9 +138,9 @@ def batch(parts: Backend, given: Arguments) -> Result:
         rows = x[row : row + size]
         mass = None if weights is None else weights[row : row + size]
         start = None if init is None else init[center : center + k]
-        data = Problem(unit_rows(rows.to(result_dtype(x))) if spherical else rows, mass, parts.grid)
+        data = Problem(unit_rows(rows.to(result_dtype(x))) if spherical else rows, mass, backend.grid)
         request = FitOptions(given.method, start, k, seed, given.n_init, given.max_iter, given.tol)
-        fits.append(fit(parts, data, request, spherical))
+        fits.append(fit(backend, data, request, spherical))
         row, center = row + size, center + k
     none = x.new_empty(0, dtype=torch.float64)
     return (
@@ -164,7 +164,7 @@ class FitOptions(NamedTuple):
     tol: float
 
 
-def fit(parts: Backend, data: Problem, request: FitOptions, spherical: bool) -> Fit:
+def fit(backend: Backend, data: Problem, request: FitOptions, spherical: bool) -> Fit:
     """Return the best of ``n_init`` starts from seeds or from given centers."""
     method, given, k, seed, n_init, max_iter, tol = request
     if given is not None and spherical:  # seeds are rows, which have length 1 already
@@ -173,7 +173,7 @@ def fit(parts: Backend, data: Problem, request: FitOptions, spherical: bool) -> 
     tries = []
     for restart in range(n_init):
         start = data.take(data.grid.seeds(method, k, seed, restart)) if given is None else given
-        tries.append(parts.lloyd(data, start.to(result_dtype(start)), limit, spherical, max_iter))
+        tries.append(backend.lloyd(data, start.to(result_dtype(start)), limit, spherical, max_iter))
     return _best(tries)
 
 

@@ -66,7 +66,7 @@ def kmeans_distances(given: DistanceArguments) -> torch.Tensor:
     found = x.new_empty(n, k, dtype=result_dtype(x))
     step = max(1, _BLOCK_ELEMENTS // (d * k))
     for start in range(0, n, step):
-        part = x[start : start + step].double()
-        squares = steps.square_norms((part[:, None] - centers).reshape(-1, d))
-        found[start : start + step] = square_root(squares).reshape(len(part), k)
+        block = x[start : start + step].double()
+        squares = steps.square_norms((block[:, None] - centers).reshape(-1, d))
+        found[start : start + step] = square_root(squares).reshape(len(block), k)
     return found

@@ -88,7 +88,7 @@ def kmeans_sparse(
     k, seed = asked.k, asked.seed
     if asked.given is None:
         seeding = composed.SparseData(rows, weights).grid
-        starts = (rows.take(seeding.seeds(asked.method, k, seed, run)) for run in range(asked.n_init))
+        starts = (rows.take(seeding.seeds(asked.method, k, seed, restart)) for restart in range(asked.n_init))
     else:
         starts = (start for start in [asked.given])
     op = composed.kernels().kmeans_sparse
@@ -111,8 +111,8 @@ def kmeans_sparse_by_steps(
     ``advance`` makes the function that ends an iteration.
     """
     step = resolve("kmeans_step", rows.values)
-    parts = kmeans.Backend(kmeans.by_steps(step, advance(step)), Grid)
-    return kmeans.fit(parts, composed.SparseData(rows, weights), asked, spherical)
+    backend = kmeans.Backend(kmeans.by_steps(step, advance(step)), Grid)
+    return kmeans.fit(backend, composed.SparseData(rows, weights), asked, spherical)
 
 
 def kmeans_sparse_labels(rows: SparseRows, centers: torch.Tensor) -> composed.LabelsAndDistances:

@@ -184,8 +184,8 @@ class SparseRows:
     def dense_blocks(self, numbers: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield some of the numbers at a time, with their dense rows."""
         if len(numbers) > 0:
-            for part in numbers.split(max(1, _BLOCK_BYTES // (8 * self.d))):
-                yield part, self.take(part)
+            for chosen in numbers.split(max(1, _BLOCK_BYTES // (8 * self.d))):
+                yield chosen, self.take(chosen)
 
     def products(self, centers: torch.Tensor) -> torch.Tensor:
         """Return x.c of all rows and centers, [n, k] float64."""
@@ -270,7 +270,7 @@ class SparseData(composed.Problem):
 
     def variance(self) -> torch.Tensor:
         """Return what ``composed.Problem`` does."""
-        zero, rest = (part.long() for part in self.on_grid)
+        zero, rest = (tensor.long() for tensor in self.on_grid)
         column = self.sparse.columns
         squares = (zero * zero * self.n).index_add_(
             0, column, (zero[column] + rest).square() - zero[column].square()
@@ -333,11 +333,11 @@ class SparseData(composed.Problem):
         most = squares + 4 * self.sparse.error(norms)
         least = (squares - 4 * self.sparse.error(norms)).topk(count).values[-1]
         keys, numbers = [], (~(most < least)).nonzero()[:, 0]
-        for part, rows in self.sparse.dense_blocks(numbers):
-            distances = steps.distances(rows, centers, labels[part])
+        for chosen, rows in self.sparse.dense_blocks(numbers):
+            distances = steps.distances(rows, centers, labels[chosen])
             spread = (1 << steps.ceil_log2(self.n)) - 1
-            key = (distances.view(torch.int64) & ~spread) | (spread - part)
-            keys.append(torch.where((distances > 0) & (self.masses[part] > 0), key, -1))
+            key = (distances.view(torch.int64) & ~spread) | (spread - chosen)
+            keys.append(torch.where((distances > 0) & (self.masses[chosen] > 0), key, -1))
         top = torch.cat(keys).topk(count)
         numbers = numbers[top.indices]
         weights = None if self.weights is None else self.weights[numbers]

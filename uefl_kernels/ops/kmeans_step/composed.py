@@ -140,14 +140,14 @@ def square_norms(rows: torch.Tensor) -> torch.Tensor:
     """
     n, d = rows.shape
     if rows.device.type == "cpu":  # where a cumulative sum adds in order
-        parts = -(-d // _LANES)
-        squares = torch.nn.functional.pad(rows * rows, (0, parts * _LANES - d)).reshape(n, parts, _LANES)
-        total = squares.cumsum(1)[:, -1] if parts > 0 else rows.new_zeros(n, _LANES)
+        lines = -(-d // _LANES)
+        squares = torch.nn.functional.pad(rows * rows, (0, lines * _LANES - d)).reshape(n, lines, _LANES)
+        total = squares.cumsum(1)[:, -1] if lines > 0 else rows.new_zeros(n, _LANES)
     else:
         total = rows.new_zeros(n, _LANES)
         for start in range(0, d, _LANES):
-            part = rows[:, start : start + _LANES]
-            total[:, : part.shape[1]] += part * part
+            lanes = rows[:, start : start + _LANES]
+            total[:, : lanes.shape[1]] += lanes * lanes
     total = total[:, :4] + total[:, 4:]
     total = total[:, :2] + total[:, 2:]
     return total[:, 0] + total[:, 1]
