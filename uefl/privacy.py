@@ -125,7 +125,7 @@ class Privacy:
         """Return whether this number of releases stays within ``run.max_epsilon``."""
         return self.run.max_epsilon == 0 or self.epsilon(releases) <= self.run.max_epsilon
 
-    def plan(self, rounds: int) -> str:
+    def notice(self, rounds: int) -> str:
         """Return a line for the user about the given number of rounds, before the first one."""
         bound = f", but max_epsilon permits only {self.run.max_epsilon:g}" if not self.affords(rounds) else ""
         spend = "1 round spends" if rounds == 1 else f"{rounds} rounds spend"

@@ -455,7 +455,7 @@ class _Run:
         )
         self.observer.notice(self.federation.describe())
         if self.privacy is not None:
-            self.observer.notice(self.privacy.plan(sum(self.cfg.training.iterations())))
+            self.observer.notice(self.privacy.notice(sum(self.cfg.training.iterations())))
         threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
         if threads > cores:
             self.observer.notice(

@@ -110,15 +110,15 @@ def _owner(kind: type[Algorithm], name: str) -> type:
 
 
 @contextmanager
-def replayed(step: TrainingStep, work: Work, plan: list[list[torch.Tensor]]) -> Iterator[TrainingStep]:
+def replayed(step: TrainingStep, work: Work, schedule: list[list[torch.Tensor]]) -> Iterator[TrainingStep]:
     """Replay a recording of the step for each batch size that is frequent enough in this turn.
 
     Args:
         step: takes a batch; counts itself in ``work.step``, and images in ``work.counted``.
-        plan: the batches of every epoch.
+        schedule: the batches of every epoch.
     """
     recorder = work.workspace.recorder
-    numbers = Counter(len(positions) for batches in plan for positions in batches)
+    numbers = Counter(len(positions) for batches in schedule for positions in batches)
     sizes = {size for size, number in numbers.items() if number >= _LEAST}
     if recorder is None or not sizes:
         yield step

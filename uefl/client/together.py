@@ -29,7 +29,7 @@ from ..models.flat import FlatModule
 from ..seeds import seeded
 from .client import Client, ModelResults
 from .recording import declares
-from .training import Outcome, check_scalar, optimizer_of, plan_of
+from .training import Outcome, check_scalar, optimizer_of, schedule_of
 from .work import Batch, Work
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Trainee:
 
     work: Work
     results: ModelResults
-    plan: list[list[torch.Tensor]] = field(init=False)
+    schedule: list[list[torch.Tensor]] = field(init=False)
     """batches of every epoch; this and the next three are missing if the model is not trained"""
     values: torch.Tensor = field(init=False)
     """``[P]``, first the loaded and later the trained values; ``buffers`` is ``[Q]``"""
@@ -61,7 +61,7 @@ class Trainee:
 
     def kind(self) -> tuple[Any, ...]:
         """Return what the models of one stack have in common."""
-        sizes = tuple(tuple(map(len, batches)) for batches in self.plan)
+        sizes = tuple(tuple(map(len, batches)) for batches in self.schedule)
         tensors = {**self.work.trained, **_tensors(self.work.memory)}
         shapes = tuple((name, tensor.shape, tensor.dtype) for name, tensor in tensors.items())
         return sizes, shapes, tuple(self.work.rates.items())
@@ -110,7 +110,7 @@ class Together:
                 trainee = Trainee(work, client.begin(work).copied(flat.storages()))
                 if work.message.options.get("train"):
                     client.prepare(work)
-                    trainee.plan = plan_of(client.algorithm(work), work)
+                    trainee.schedule = schedule_of(client.algorithm(work), work)
                     trainee.values, trainee.buffers = flat.values.detach().clone(), flat.buffers.clone()
                     trainee.generators = _generators(self._gpus)
                 trainees.append(trainee)
@@ -388,16 +388,16 @@ class _Training:
         message = Message(options={"seed": first.seed, "round": first.round})
         self._work = Work("", nothing, workspace, message, first.seed, first.round, nothing, nothing)
         self._work.trained, self._work.rates = self._trained, first.rates
-        self._work.epochs = len(trainees[0].plan)
+        self._work.epochs = len(trainees[0].schedule)
         self._sums: Tensors = {}
         self._counted = Counter[str]()
 
     def run(self) -> None:
         """Take all steps, and give each model its result."""
-        plan, work, total, images = self._trainees[0].plan, self._work, None, 0
+        schedule, work, total, images = self._trainees[0].schedule, self._work, None, 0
         leaves = [leaf for leaf in self._stack.parameters.values() if leaf.requires_grad]
         optimizer = optimizer_of(self._algorithm, work, leaves)
-        for work.epoch, batches in enumerate(plan):
+        for work.epoch, batches in enumerate(schedule):
             for work.epoch_step, positions in enumerate(batches):
                 losses = self._losses(self._batch(work.epoch, work.epoch_step))
                 losses.sum().backward()  # type: ignore[no-untyped-call]
@@ -415,7 +415,7 @@ class _Training:
     def _batch(self, epoch: int, step: int) -> Batch:
         """Return the stacked batches of a step."""
         device, how = self._workspace.device, self._workspace.augmentation
-        at = [trainee.plan[epoch][step].to(device) for trainee in self._trainees]
+        at = [trainee.schedule[epoch][step].to(device) for trainee in self._trainees]
         splits = [trainee.work.train for trainee in self._trainees]
 
         def chosen(i: int) -> torch.Tensor:

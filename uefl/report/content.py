@@ -220,8 +220,8 @@ def _facts(run: RunFolder) -> list[str]:
         if c.training.local_steps
         else count(c.training.local_epochs, "local epoch")
     )
-    plan = c.training.iterations()
-    rounds = f"{' + '.join(map(str, plan))} round{'' if plan == [1] else 's'}"
+    iterations = c.training.iterations()
+    rounds = f"{' + '.join(map(str, iterations))} round{'' if iterations == [1] else 's'}"
     facts = {
         "data": (
             f"{c.data.source}, {count(len(run.clients), 'client')}"
