@@ -9,8 +9,8 @@ issue of instructions and for the launch. Another column has the time of a kerne
 instructions never overlap. The last one has the measured time, if a profile of ``benchmarks.gpu_profile`` or
 a row in results/ has it. Latency of memory, barriers, the order of instructions and part-filled waves are not
 in the model. They explain the difference to the measured time. On an H200, calls of ``vq_assign`` and ``vq``
-with a million rows took 1.4 to 2.3 times the expected time, and 0.9 to 1.6 times the one without overlap.
-With 65,536 rows, they took 2.0 to 7.8 and 1.4 to 5.2 times as long.
+with a million rows took 1.4 to 2.3 times the expected time, and 0.9 to 1.6 times the time without overlap.
+With 65,536 rows, they took 2.0 to 7.8 times the first time, and 1.4 to 5.2 times the second.
 
 With nvcc, instructions are counted in the machine code (some minutes); otherwise they are the constants
 below.
@@ -106,7 +106,7 @@ PARTS = {"kmeans_lloyd": ITERATIONS}  # of a call: the times belong to one
 # Counts of sm_90a unless the name has another architecture; they are nearly right for others. Those up to
 # "square" are counted again if nvcc is installed.
 COUNTS: dict[str, PipeCounts] = {
-    # search_wgmma: a score, by the whole loop over codewords; search_mma: a score once its product is there
+    # search_wgmma: a score, by the whole loop over codewords; search_mma: a score after its product
     "cross, sm_90a": {"issue": 4.53, "alu": 1.83, "imad": 1.16, "fma": 1.0},
     # search_wgmma: a score and 64 elements after the first 64; an element of a row that is prepared, of
     # float32 and of float16; finishing a row with a certain index
@@ -235,7 +235,7 @@ def open_share(k: int, itemsize: int, d: int) -> float:
 # The comparisons of search_mma, and the instances of float32.
 MMA_WAYS = {"cross": "fLb1ELb0E", "four": "fLb0ELb0E"}
 # Share of Gaussian rows that an iteration after the first gives another label: mean of ten at 262144 x 64, K
-# 256, on the CPU. The second iteration gives half of the rows another, the eleventh 4 %.
+# 256, on the CPU. The second iteration gives half of the rows another label, the eleventh 4 %.
 CHANGED = 0.12
 # share of the open rows that search_wgmma decides between two codewords: 0.71 to 0.85 in simulations
 SETTLED = 0.75
@@ -251,7 +251,7 @@ def shown(kernel: str) -> str:
 
 
 def room_for_codewords(groups: int, d: int, itemsize: int) -> int:
-    """Return the bytes that rows leave in the shared memory of a block with these multiplying warpgroups."""
+    """Return the bytes of shared memory that rows leave free, with this number of multiplying warpgroups."""
     chunks = -(-d // 64)
     return 226 * 1024 - groups * (chunks * 8192 + 4608) - (4 - groups) * 64 * 64 * itemsize
 
@@ -276,24 +276,24 @@ def search(n: float, d: int, k: int, itemsize: int, code: str, of: dict[str, Pip
     if code == "90a":
         counts += [(n * k * (chunks - 1), of["chunk"])]
         counts += [(n * chunks * 64, of[f"prepare, {min(itemsize, 4)}"]), (n, of["finish"])]
-        # A block reads the codebook once for the rows of its warpgroups, or once at all if it stays.
+        # A thread block reads the codebook for the rows of its warpgroups, or only once if the codebook stays.
         groups = groups_of(d, k, itemsize)
         stays = halves <= room_for_codewords(groups, d, itemsize)
         streamed = 0 if stays else n / (64 * groups) * halves
         # Products read the codebook for 64 rows; long rows come from shared memory again for every 128
-        # codewords. Rows are copied, read and written as tiles before.
+        # codewords. Before, rows are copied, read and written as tiles.
         shared = n / 64 * (halves + 64 * chunks * 128 * (padded_k / 128) * (chunks > 1)) + 3 * dense
         found = KernelWork(WGMMA, moved, flops, total(*counts), streamed + dense, shared)
     else:
         counts += [(n * d, of["element"]), (n, of["row"]), (again, of["again"])]
         counts += [(n * k * chunks, of[f"product, sm_{code}"])]
-        # A block of 64 rows streams the codebook; of its warps two read the same rows, and four the same
-        # codewords.
+        # A thread block of 64 rows streams the codebook. Two of its warps read the same rows, and four the
+        # same codewords.
         l2 = n / 64 * halves + dense + again * AGAIN_BYTES
         found = KernelWork(MMA, moved, flops, total(*counts), l2, n / 64 * 4 * halves + again * 128)
     found = replace(found, flops_again=again * AGAIN_FLOPS)
     pack = KernelWork(PACK, k * d * (itemsize + 10))
-    # The rest of the open rows, which a block decides when it has ended the first phase. Candidates: two as a
+    # The rest of the open rows, which a thread block decides after the first phase. Candidates: two as a
     # rule.
     between_two = some * SETTLED if code == "90a" else 0.0
     scored = some - between_two

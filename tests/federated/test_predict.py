@@ -253,7 +253,7 @@ def test_only_a_terminal_gets_a_bar(terminal, capsys):
     errors = Console(file=io.StringIO(), force_terminal=terminal, width=80)
     with bar(errors, "predicting", 7) as advance:
         advance(3)
-        print("1,2")  # the bar is no place for the output
+        print("1,2")  # the output does not go to the bar's stream
     assert ("3/7" in errors.file.getvalue()) == terminal
     assert capsys.readouterr().out == "1,2\n"
 
@@ -454,7 +454,7 @@ def test_export_to_a_full_disk_is_a_line(models, tmp_path, suffix):
 
     A limit on the size of files replaces the full disk.
     """
-    from tests import fresh  # not above: the process to fork from would start for every federated test
+    from tests import fresh  # not above: the import starts a process, which few tests need
 
     arguments = ["uefl", "export", str(models["fedavg"][1]), f"{tmp_path / 'a'}{suffix}"]
     code = f"""
