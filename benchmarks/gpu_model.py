@@ -276,7 +276,7 @@ def search(n: float, d: int, k: int, itemsize: int, code: str, of: dict[str, Pip
     if code == "90a":
         counts += [(n * k * (chunks - 1), of["chunk"])]
         counts += [(n * chunks * 64, of[f"prepare, {min(itemsize, 4)}"]), (n, of["finish"])]
-        # A thread block reads the codebook for the rows of its warpgroups, or only once if the codebook stays.
+        # A thread block reads the codebook for the rows of its warpgroups, or once if the codebook stays.
         groups = groups_of(d, k, itemsize)
         stays = halves <= room_for_codewords(groups, d, itemsize)
         streamed = 0 if stays else n / (64 * groups) * halves
