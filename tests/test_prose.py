@@ -303,6 +303,7 @@ def test_a_class_name_occurs_once(classes):
 def test_a_type_alias_has_one_meaning(classes, type_aliases):
     assert len(type_aliases) > 70
     assert type_aliases.keys() & classes.keys() == set()
+    assert {name for name, types in type_aliases.items() if types & classes.keys()} == set()
     assert {name for name, types in type_aliases.items() if len(types) > 1} == SHARED_ALIASES
 
 
