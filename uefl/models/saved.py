@@ -82,8 +82,8 @@ class SavedModel:
 
     def __repr__(self) -> str:
         networks = f"{len(self.members)} x {type(self.members[0].net).__name__}"
-        parts = f" with parts of {', '.join(self.clients)}" if self.clients else ""
-        return f"SavedModel({networks}{parts}: {list(self.shape)} -> {len(self.classes)} classes)"
+        private = f" with parts of {', '.join(self.clients)}" if self.clients else ""
+        return f"SavedModel({networks}{private}: {list(self.shape)} -> {len(self.classes)} classes)"
 
     @property
     def clients(self) -> tuple[str, ...]:
