@@ -43,7 +43,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 Call = Callable[[], Any]
-Inputs = Any  # whatever ``Op.inputs`` returns
+OpInputs = Any  # whatever ``Op.inputs`` returns
 
 
 class ProviderUnavailable(Exception):
@@ -107,9 +107,9 @@ class Gate:
 
     figure: str
     limit: float
-    against: Callable[[Inputs], Callable[[Any], float]]
+    against: Callable[[OpInputs], Callable[[Any], float]]
     # for providers with a true answer of their own
-    own: Mapping[str, Callable[[Inputs], Callable[[Any], float]]] | None = None
+    own: Mapping[str, Callable[[OpInputs], Callable[[Any], float]]] | None = None
 
 
 @dataclass(frozen=True)
@@ -118,8 +118,8 @@ class Op(Generic[C]):
 
     cases: tuple[C, ...]
     smoke: C
-    inputs: Callable[[C, str], Inputs]
-    providers: Mapping[str, Callable[[Inputs], Call]]
+    inputs: Callable[[C, str], OpInputs]
+    providers: Mapping[str, Callable[[OpInputs], Call]]
     gate: Gate
     bytes: Callable[[C], int]
     flops: Callable[[C], int]

@@ -263,7 +263,7 @@ def main(arguments: list[str] | None = None) -> int:
         facts[name]["seconds"] = round(time.perf_counter() - begin, 1)
         (args.out / "federated.json").write_text(json.dumps(facts, indent=1) + "\n")
         print(name, json.dumps(facts[name], indent=1, ensure_ascii=False).replace("\\n", "\n"), flush=True)
-    return sum(not part["ok"] for part in facts.values())
+    return sum(not piece["ok"] for piece in facts.values())
 
 
 if __name__ == "__main__":

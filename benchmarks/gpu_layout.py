@@ -16,7 +16,7 @@ FOLDER = Path(__file__).with_name("variants")
 
 
 @dataclass(frozen=True)
-class Variant:
+class SearchVariant:
     """A kernel of variants/table.h, described by its name."""
 
     name: str
@@ -100,7 +100,7 @@ class Variant:
 
 
 class SearchWork(ctypes.Structure):
-    """``Work`` of variants/search.cu."""
+    """``SearchWork`` of variants/search.cu."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("rows", "codewords", "starts", "found", "marks")),
@@ -108,9 +108,10 @@ class SearchWork(ctypes.Structure):
     )
 
 
-def variants() -> list[Variant]:
+def variants() -> list[SearchVariant]:
     """Return the variants of variants/table.h."""
-    return [Variant(name) for name in re.findall(r"^VARIANT\((\w+),", (FOLDER / "table.h").read_text(), re.M)]
+    table = (FOLDER / "table.h").read_text()
+    return [SearchVariant(name) for name in re.findall(r"^VARIANT\((\w+),", table, re.M)]
 
 
 def tiles(values: torch.Tensor, rows: int) -> torch.Tensor:

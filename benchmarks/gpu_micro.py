@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from .gpu_driver import AnyDriver, Int
-from .gpu_layout import SearchWork, Variant, tiles
+from .gpu_layout import SearchVariant, SearchWork, tiles
 
 BLOCKS = 132
 ROUNDS, LANES = 256, 16  # kRounds and kLanes of micro.cu
@@ -37,7 +37,7 @@ COPIED = 64  # tiles of 16 KB in the codebook of M6, one megabyte
 HIGHEST, LOWEST = 20, 31  # M8: small terms are 2^-20 to 2^-31
 COUNTS = (1, 2, 3, 4, 7, 8, 12, 15)  # M8: numbers of small terms
 
-Row = dict[str, Any]
+MeasuredRow = dict[str, Any]
 Found = Iterator[tuple[str, float | list[float], str]]  # name, value, unit
 
 
@@ -81,7 +81,7 @@ def overlap(driver: AnyDriver, path: Path) -> Found:
     """Measure M2: products of one warpgroup during comparisons of another one, over 64 tiles."""
     search = path.with_name("search.cubin")
     for name in MARKED:
-        variant, tiles_of_k, blocks = Variant(name), 64, BLOCKS * 3 * 2
+        variant, tiles_of_k, blocks = SearchVariant(name), 64, BLOCKS * 3 * 2
         marks = driver.zeros(BLOCKS, 3, 64, 3)
         tensors = (
             driver.zeros(blocks * 64 * 64, dtype=torch.float16),
@@ -223,7 +223,7 @@ def accumulator(driver: AnyDriver, path: Path) -> Found:
     yield from _kept("wgmma", sums, exact)
     # mma.sync computes blocks of 16 rows and 8 columns; the first 16 columns contain all powers.
     blocks = [(row, column) for row in range(0, 64, 16) for column in (0, 8)]
-    parts = [
+    pieces = [
         torch.stack([values[at : at + size] for at in starts]).contiguous()
         for values, size, starts in (
             (a.half().to(device), 16, [row for row, _ in blocks]),
@@ -233,7 +233,7 @@ def accumulator(driver: AnyDriver, path: Path) -> Found:
     begins = torch.stack([begin[row : row + 16, column : column + 8] for row, column in blocks]).contiguous()
     found = driver.zeros(len(blocks), 16, 8, dtype=torch.float32)
     driver.launch(
-        path, "product_mma", len(blocks), 32, 0, [tensor.data_ptr() for tensor in (*parts, begins, found)]
+        path, "product_mma", len(blocks), 32, 0, [tensor.data_ptr() for tensor in (*pieces, begins, found)]
     )
     whole = torch.zeros(64, 16)
     for block, (row, column) in zip(found.cpu(), blocks, strict=True):
@@ -284,8 +284,8 @@ MEASUREMENTS: dict[str, Callable[[AnyDriver, Path], Found]] = {
 
 
 def measure(
-    driver: AnyDriver, cubins: Path, only: str, save: Callable[[list[Row]], None]
-) -> tuple[list[Row], int]:
+    driver: AnyDriver, cubins: Path, only: str, save: Callable[[list[MeasuredRow]], None]
+) -> tuple[list[MeasuredRow], int]:
     """Run the measurements, and print a line for each number.
 
     Args:
@@ -297,7 +297,7 @@ def measure(
     Returns:
         the rows, and the number of failed measurements.
     """
-    rows, failed = list[Row](), 0
+    rows, failed = list[MeasuredRow](), 0
     for title, measurement in MEASUREMENTS.items():
         if not re.search(only, title):
             continue

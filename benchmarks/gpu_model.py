@@ -9,8 +9,8 @@ issue of instructions and for the launch. Another column has the time of a kerne
 instructions never overlap. The last one has the measured time, if a profile of ``benchmarks.gpu_profile`` or
 a row in results/ has it. Latency of memory, barriers, the order of instructions and part-filled waves are not
 in the model. They explain the difference to the measured time. On an H200, calls of ``vq_assign`` and ``vq``
-with a million rows took 1.4 to 2.3 times the expected time, and 0.9 to 1.6 times the one without overlap.
-With 65,536 rows, they took 2.0 to 7.8 and 1.4 to 5.2 times as long.
+with a million rows took 1.4 to 2.3 times the expected time, and 0.9 to 1.6 times the time without overlap.
+With 65,536 rows, they took 2.0 to 7.8 times the first time, and 1.4 to 5.2 times the second.
 
 With nvcc, instructions are counted in the machine code (some minutes); otherwise they are the constants
 below.
@@ -33,7 +33,7 @@ from .cases import case_of
 from .ops import REGISTRY
 from .ops.kmeans import ITERATIONS
 
-Counts = Mapping[str, float]  # instructions of one lane, by pipe; "issue" counts them all
+PipeCounts = Mapping[str, float]  # instructions of one lane, by pipe; "issue" counts them all
 
 
 # Lanes per clock and multiprocessor. A multiply-add of integers takes one of the two halves of the pipe of
@@ -57,9 +57,9 @@ class Gpu:
     product: float  # operations a second of a dense bfloat16 or float16 product
     mma: float  # the share that mma.sync reaches
     code: str  # the architecture of its machine code; sm_90a has wgmma
-    lanes: Counts = field(default_factory=lambda: HOPPER)
+    lanes: PipeCounts = field(default_factory=lambda: HOPPER)
 
-    def walls(self, kernel: Kernel) -> dict[str, float]:
+    def walls(self, kernel: KernelWork) -> dict[str, float]:
         """Return the least microseconds that each hardware unit needs."""
         by_mma = kernel.flops_again + (0 if kernel.name == WGMMA else kernel.flops)
         by_wgmma = kernel.flops if kernel.name == WGMMA else 0
@@ -105,8 +105,8 @@ PARTS = {"kmeans_lloyd": ITERATIONS}  # of a call: the times belong to one
 
 # Counts of sm_90a unless the name has another architecture; they are nearly right for others. Those up to
 # "square" are counted again if nvcc is installed.
-COUNTS: dict[str, Counts] = {
-    # search_wgmma: a score, by the whole loop over codewords; search_mma: a score once its product is there
+COUNTS: dict[str, PipeCounts] = {
+    # search_wgmma: a score, by the whole loop over codewords; search_mma: a score after its product
     "cross, sm_90a": {"issue": 4.53, "alu": 1.83, "imad": 1.16, "fma": 1.0},
     # search_wgmma: a score and 64 elements after the first 64; an element of a row that is prepared, of
     # float32 and of float16; finishing a row with a certain index
@@ -147,7 +147,7 @@ PIPES = (
 )
 
 
-def by_pipe(operations: list[str], times: float) -> Counts:
+def by_pipe(operations: list[str], times: float) -> PipeCounts:
     """Return instructions by pipe, each for a number of scores or elements."""
     found = Counter(
         next((pipe for pipe, pattern in PIPES if re.match(pattern, name)), "other") for name in operations
@@ -157,7 +157,7 @@ def by_pipe(operations: list[str], times: float) -> Counts:
     }
 
 
-def counted() -> dict[str, Counts]:
+def counted() -> dict[str, PipeCounts]:
     """Return instruction counts from the machine code of the kernels for sm_90a, of float32 as a rule."""
 
     def loop(
@@ -170,7 +170,7 @@ def counted() -> dict[str, Counts]:
     ) -> list[str]:
         return sass.operations(sass.innermost_loop(sass.instances(stem, code, kernel)[instance], inside, but))
 
-    def comparison(code: str, instance: str) -> Counts:
+    def comparison(code: str, instance: str) -> PipeCounts:
         # The first phase. The second notes candidates. To score four codewords again, lanes shuffle.
         search = loop("vq_assign", "search_mma", instance, "HMMA", "ATOMS|SHFL", code=code)
         return by_pipe(search[max(i for i, name in enumerate(search) if name.startswith("HMMA")) + 1 :], 32)
@@ -199,13 +199,13 @@ def counted() -> dict[str, Counts]:
 
 
 @dataclass(frozen=True)
-class Kernel:
+class KernelWork:
     """The least work of one launch."""
 
     name: str  # what its name begins with, a pattern
     bytes: float
     flops: float = 0
-    counts: Counts = field(default_factory=dict)
+    counts: PipeCounts = field(default_factory=dict)
     l2: float = 0  # bytes that the multiprocessors ask of the second-level cache
     shared: float = 0  # bytes read from shared memory
     reductions: float = 0  # of 64-bit integers, in the second-level cache
@@ -213,10 +213,10 @@ class Kernel:
     flops_again: float = 0  # by mma.sync, where codewords are scored again
 
 
-def total(*parts: tuple[float, Counts]) -> Counts:
+def total(*pieces: tuple[float, PipeCounts]) -> PipeCounts:
     """Return the sum of the counts, each times its factor."""
     found: dict[str, float] = {}
-    for times, counts in parts:
+    for times, counts in pieces:
         for pipe, count in counts.items():
             found[pipe] = found.get(pipe, 0) + times * count
     return found
@@ -235,7 +235,7 @@ def open_share(k: int, itemsize: int, d: int) -> float:
 # The comparisons of search_mma, and the instances of float32.
 MMA_WAYS = {"cross": "fLb1ELb0E", "four": "fLb0ELb0E"}
 # Share of Gaussian rows that an iteration after the first gives another label: mean of ten at 262144 x 64, K
-# 256, on the CPU. The second iteration gives half of the rows another, the eleventh 4 %.
+# 256, on the CPU. The second iteration gives half of the rows another label, the eleventh 4 %.
 CHANGED = 0.12
 # share of the open rows that search_wgmma decides between two codewords: 0.71 to 0.85 in simulations
 SETTLED = 0.75
@@ -251,7 +251,7 @@ def shown(kernel: str) -> str:
 
 
 def room_for_codewords(groups: int, d: int, itemsize: int) -> int:
-    """Return the bytes that rows leave in the shared memory of a block with these multiplying warpgroups."""
+    """Return the bytes of shared memory that rows leave free, with this number of multiplying warpgroups."""
     chunks = -(-d // 64)
     return 226 * 1024 - groups * (chunks * 8192 + 4608) - (4 - groups) * 64 * 64 * itemsize
 
@@ -265,7 +265,7 @@ def groups_of(d: int, k: int, itemsize: int) -> int:
     return 2 if few or room_for_codewords(3, d, itemsize) < 4 * 128 * 128 else 3
 
 
-def search(n: float, d: int, k: int, itemsize: int, code: str, of: dict[str, Counts]) -> list[Kernel]:
+def search(n: float, d: int, k: int, itemsize: int, code: str, of: dict[str, PipeCounts]) -> list[KernelWork]:
     some = n * open_share(k, itemsize, d)
     chunks, padded_k, dense = -(-d // 64), -(-k // 128) * 128, n * d * itemsize
     way = "four" if k > 512 * chunks and code != "90a" else "cross"
@@ -276,33 +276,33 @@ def search(n: float, d: int, k: int, itemsize: int, code: str, of: dict[str, Cou
     if code == "90a":
         counts += [(n * k * (chunks - 1), of["chunk"])]
         counts += [(n * chunks * 64, of[f"prepare, {min(itemsize, 4)}"]), (n, of["finish"])]
-        # A block reads the codebook once for the rows of its warpgroups, or once at all if it stays.
+        # A thread block reads the codebook for the rows of its warpgroups, or once if the codebook stays.
         groups = groups_of(d, k, itemsize)
         stays = halves <= room_for_codewords(groups, d, itemsize)
         streamed = 0 if stays else n / (64 * groups) * halves
         # Products read the codebook for 64 rows; long rows come from shared memory again for every 128
-        # codewords. Rows are copied, read and written as tiles before.
+        # codewords. Before, rows are copied, read and written as tiles.
         shared = n / 64 * (halves + 64 * chunks * 128 * (padded_k / 128) * (chunks > 1)) + 3 * dense
-        found = Kernel(WGMMA, moved, flops, total(*counts), streamed + dense, shared)
+        found = KernelWork(WGMMA, moved, flops, total(*counts), streamed + dense, shared)
     else:
         counts += [(n * d, of["element"]), (n, of["row"]), (again, of["again"])]
         counts += [(n * k * chunks, of[f"product, sm_{code}"])]
-        # A block of 64 rows streams the codebook; of its warps two read the same rows, and four the same
-        # codewords.
+        # A thread block of 64 rows streams the codebook. Two of its warps read the same rows, and four the
+        # same codewords.
         l2 = n / 64 * halves + dense + again * AGAIN_BYTES
-        found = Kernel(MMA, moved, flops, total(*counts), l2, n / 64 * 4 * halves + again * 128)
+        found = KernelWork(MMA, moved, flops, total(*counts), l2, n / 64 * 4 * halves + again * 128)
     found = replace(found, flops_again=again * AGAIN_FLOPS)
-    pack = Kernel(PACK, k * d * (itemsize + 10))
-    # The rest of the open rows, which a block decides when it has ended the first phase. Candidates: two as a
+    pack = KernelWork(PACK, k * d * (itemsize + 10))
+    # The rest of the open rows, which a thread block decides after the first phase. Candidates: two as a
     # rule.
     between_two = some * SETTLED if code == "90a" else 0.0
     scored = some - between_two
     second = total((scored * k, of["second"]), (scored * d, of["element"]), (2.1 * some * d, of["candidate"]))
     bytes_again = some * (d * itemsize + 20)
-    return [pack, found, Kernel(OPEN, bytes_again, 2.0 * scored * d * k, second, launched=False)]
+    return [pack, found, KernelWork(OPEN, bytes_again, 2.0 * scored * d * k, second, launched=False)]
 
 
-def kernels(op: str, case: Any, code: str, of: dict[str, Counts]) -> list[Kernel]:
+def kernels(op: str, case: Any, code: str, of: dict[str, PipeCounts]) -> list[KernelWork]:
     """Return the kernel launches of one part of an op.
 
     The preparation of codewords, a few microseconds, is left out.
@@ -312,10 +312,10 @@ def kernels(op: str, case: Any, code: str, of: dict[str, Counts]) -> list[Kernel
         blocks = -(-case.hidden // 32)
         counts = total((32 * pairs * blocks, of["masks"]), (16 * pairs, of["softmax"]))
         # products of 16 x 8 x 16
-        head = Kernel("head<", case.batch * case.hidden * 4, pairs * blocks * 24 * 4096.0, counts)
+        head = KernelWork("head<", case.batch * case.hidden * 4, pairs * blocks * 24 * 4096.0, counts)
         multiplied = float(case.batch * case.inputs * case.hidden)
         return [
-            Kernel(
+            KernelWork(
                 PRODUCT,
                 4 * case.batch * (case.inputs + case.hidden),
                 counts={"fma": multiplied, "issue": multiplied},
@@ -328,14 +328,14 @@ def kernels(op: str, case: Any, code: str, of: dict[str, Counts]) -> list[Kernel
     size, rows = case.n * d, case.n * d * itemsize
     if op == "vq":
         quantize = total((size, of["gather"]))
-        found.append(Kernel("gather<", 2 * rows + 8 * case.n, counts=quantize))
+        found.append(KernelWork("gather<", 2 * rows + 8 * case.n, counts=quantize))
     if op == "kmeans_lloyd":
         moved, changed = 16 * case.n + CHANGED * rows, CHANGED * size
         counts = total((changed, of["sum"]))
-        found.append(Kernel("advance<", moved, counts=counts, reductions=2 * changed))
+        found.append(KernelWork("advance<", moved, counts=counts, reductions=2 * changed))
     if op == "kmeans_step":
-        found.append(Kernel("row_sums<", rows + 8 * case.n, counts=total((size, of["sum"]))))
-        found.append(Kernel("row_squares<", rows + 16 * case.n, counts=total((size, of["square"]))))
+        found.append(KernelWork("row_sums<", rows + 8 * case.n, counts=total((size, of["sum"]))))
+        found.append(KernelWork("row_squares<", rows + 16 * case.n, counts=total((size, of["square"]))))
     return found
 
 
@@ -349,7 +349,7 @@ class KernelTime:
     apart: float  # products and instructions one after the other
 
 
-def expected(machine: Gpu, op: str, shape: str, of: dict[str, Counts]) -> list[KernelTime]:
+def expected(machine: Gpu, op: str, shape: str, of: dict[str, PipeCounts]) -> list[KernelTime]:
     rows = []
     for kernel in kernels(op, case_of(type(REGISTRY[op].smoke), shape), machine.code, of):
         walls = machine.walls(kernel)
@@ -396,7 +396,7 @@ def summary() -> str:
         for (op, shape), target in TARGETS.items():
             rows = expected(machine, op, shape, COUNTS)
             most = max(row.us for row in rows)
-            parts = "; ".join(
+            pieces = "; ".join(
                 f"{shown(row.kernel)} {row.us:.0f} ({row.wall})" for row in rows if row.us > most / 20
             )
             clock = clocks.get(f"{op} {shape}")
@@ -404,7 +404,7 @@ def summary() -> str:
                 machine.name,
                 f"{op} {shape}" + (", an iteration" if op in PARTS else ""),
                 f"{sum(row.us for row in rows):.0f}",
-                parts,
+                pieces,
                 f"{sum(row.apart for row in rows):.0f}",
                 f"{target}" if target and machine.name == "H200" else "",
                 f"{clock['']:.0f}" if clock else "not yet",
@@ -418,7 +418,7 @@ def line(name: str, us: float, wall: str, apart: float, clock: float | None) -> 
     return f"{name:<38} {us:9.1f}  {wall:<8} {apart:8.1f} {seen}".rstrip()
 
 
-def show(machine: Gpu, of: dict[str, Counts], profiles: list[Path]) -> None:
+def show(machine: Gpu, of: dict[str, PipeCounts], profiles: list[Path]) -> None:
     print(
         f"{machine.name}: copy {machine.copy / 1e12:.2f} TB/s, product {machine.product / 1e12:.0f} TFLOP/s"
     )

@@ -55,7 +55,7 @@ EXACT, ROUNDED = (0.0, 0.0), (1e-5, 5e-6)  # relative and absolute tolerance
 
 
 @dataclass(frozen=True)
-class Check:
+class SmokeCheck:
     """A call that must give the same result on the device, on every path, as the reference on the CPU."""
 
     call: Callable[..., Any]
@@ -144,7 +144,7 @@ def without_units(x: torch.Tensor, centers: torch.Tensor, *weights: torch.Tensor
     return tuple(kmeans_step(x, centers, weights=weights[0] if weights else None)[:-1])
 
 
-def _searches() -> dict[str, Check]:
+def _searches() -> dict[str, SmokeCheck]:
     """Return searches of each dtype, codeword length and layout, because these decide which kernel runs."""
     cases = {
         "float32": (vq_assign, normal(3000, 64), normal(300, 64)),
@@ -167,60 +167,69 @@ def _searches() -> dict[str, Check]:
         "ties and no numbers": (difficult, normal(1000, 64), normal(35, 64).repeat(2, 1)),
     }
     return {
-        f"vq_assign {name}": Check(call, tensors, SEARCHES, EXACT) for name, (call, *tensors) in cases.items()
+        f"vq_assign {name}": SmokeCheck(call, tensors, SEARCHES, EXACT)
+        for name, (call, *tensors) in cases.items()
     }  # type: ignore[arg-type]
 
 
-def _checks() -> dict[str, Check]:
+def _checks() -> dict[str, SmokeCheck]:
     rows, codewords = normal(3000, 64), normal(300, 64)
     b32, b1000 = transition(500, 32, 10), transition(50, 1000, 7)
     sets = torch.tensor([0, 40, 41, 300, 500])
     shares = normal(4, 32).softmax(1)
     return _searches() | {
-        "vq float32": Check(lambda x, c: tuple(vq(x, c)), (rows, codewords), SEARCHES),
-        "vq float16": Check(lambda x, c: tuple(vq(x, c)), (rows.half(), codewords.half()), SEARCHES),
-        "vq odd length": Check(lambda x, c: tuple(vq(x, c)), (normal(1000, 37), normal(130, 37)), SEARCHES),
-        "vq length 512": Check(lambda x, c: tuple(vq(x, c)), (normal(1000, 512), normal(64, 512)), SEARCHES),
-        "vq_with_sums": Check(vq_with_sums, (rows, codewords), SEARCHES),
-        "vq_with_sums more tiles than blocks": Check(
+        "vq float32": SmokeCheck(lambda x, c: tuple(vq(x, c)), (rows, codewords), SEARCHES),
+        "vq float16": SmokeCheck(lambda x, c: tuple(vq(x, c)), (rows.half(), codewords.half()), SEARCHES),
+        "vq odd length": SmokeCheck(
+            lambda x, c: tuple(vq(x, c)), (normal(1000, 37), normal(130, 37)), SEARCHES
+        ),
+        "vq length 512": SmokeCheck(
+            lambda x, c: tuple(vq(x, c)), (normal(1000, 512), normal(64, 512)), SEARCHES
+        ),
+        "vq_with_sums": SmokeCheck(vq_with_sums, (rows, codewords), SEARCHES),
+        "vq_with_sums more tiles than blocks": SmokeCheck(
             vq_with_sums, (normal(40_000, 32), normal(70, 32)), SEARCHES
         ),
-        "vq_with_sums a codebook a segment": Check(
+        "vq_with_sums a codebook a segment": SmokeCheck(
             vq_with_sums, (normal(1000, 96), normal(3, 70, 32)), SEARCHES
         ),
-        "kmeans_step": Check(without_units, (normal(3000, 64), codewords), SEARCHES, EXACT),
-        "kmeans_step weights": Check(
+        "kmeans_step": SmokeCheck(without_units, (normal(3000, 64), codewords), SEARCHES, EXACT),
+        "kmeans_step weights": SmokeCheck(
             without_units, (normal(3000, 40), normal(60, 40), normal(3000).abs()), SEARCHES, EXACT
         ),
-        "vq gradient": Check(partial(gradients, vq_output, 2), (rows, codewords)),
-        "kmeans k-means++": Check(lambda x: tuple(kmeans(x, 12)), (normal(900, 20),)),
-        "kmeans k-means||": Check(lambda x: tuple(kmeans(x, 12, init="k-means||")), (normal(900, 20),)),
-        "kmeans empty clusters": Check(
+        "vq gradient": SmokeCheck(partial(gradients, vq_output, 2), (rows, codewords)),
+        "kmeans k-means++": SmokeCheck(lambda x: tuple(kmeans(x, 12)), (normal(900, 20),)),
+        "kmeans k-means||": SmokeCheck(lambda x: tuple(kmeans(x, 12, init="k-means||")), (normal(900, 20),)),
+        "kmeans empty clusters": SmokeCheck(
             lambda x, init, weights: tuple(kmeans(x, len(init), init=init, weights=weights, metric="cosine")),
             (normal(900, 20), torch.cat([normal(300, 20), normal(3, 20).repeat(9, 1)]), normal(900).abs()),
         ),
-        "rvq a few rows": Check(rvq, (normal(40, 64), normal(4, 130, 64)), tolerance=(1e-6, 0.0)),
-        "rvq a few rows float16": Check(
+        "rvq a few rows": SmokeCheck(rvq, (normal(40, 64), normal(4, 130, 64)), tolerance=(1e-6, 0.0)),
+        "rvq a few rows float16": SmokeCheck(
             rvq, (normal(40, 96).half(), normal(4, 3, 70, 32)), tolerance=(1e-6, 0.0)
         ),
-        "mc_dropout_mlp head": Check(head, mlp(300, 512, 10)),
-        "mc_dropout_mlp head bfloat16": Check(head, tuple(tensor.bfloat16() for tensor in mlp(300, 512, 10))),
-        "mc_dropout_mlp consistent": Check(partial(head, consistent=True), mlp(300, 512, 10)),
-        "mc_dropout_mlp two layers": Check(partial(head, logit_dropout=True), mlp(70, 512, 100, 10)),
-        "mc_dropout_mlp 1000 classes": Check(head, mlp(20, 65, 1000)),
-        "mc_dropout_mlp gradient": Check(
+        "mc_dropout_mlp head": SmokeCheck(head, mlp(300, 512, 10)),
+        "mc_dropout_mlp head bfloat16": SmokeCheck(
+            head, tuple(tensor.bfloat16() for tensor in mlp(300, 512, 10))
+        ),
+        "mc_dropout_mlp consistent": SmokeCheck(partial(head, consistent=True), mlp(300, 512, 10)),
+        "mc_dropout_mlp two layers": SmokeCheck(partial(head, logit_dropout=True), mlp(70, 512, 100, 10)),
+        "mc_dropout_mlp 1000 classes": SmokeCheck(head, mlp(20, 65, 1000)),
+        "mc_dropout_mlp gradient": SmokeCheck(
             partial(gradients, mean_probs, 3), mlp(40, 64, 10), tolerance=(1e-4, 1e-4)
         ),
-        "transition_nll": Check(partial(gradients, lambda z, a, y: transition_nll(z, y, a), 1), b32),
-        "transition_nll 1000 classes": Check(
+        "transition_nll": SmokeCheck(partial(gradients, lambda z, a, y: transition_nll(z, y, a), 1), b32),
+        "transition_nll 1000 classes": SmokeCheck(
             partial(gradients, lambda z, a, y: transition_nll(z, y, a), 1), b1000
         ),
-        "log_transition_probs": Check(partial(gradients, log_transition_probs, 1), b32[:2]),
-        "log_transition_probs 1000 classes": Check(partial(gradients, log_transition_probs, 1), b1000[:2]),
-        "transition_double_softmax": Check(
+        "log_transition_probs": SmokeCheck(partial(gradients, log_transition_probs, 1), b32[:2]),
+        "log_transition_probs 1000 classes": SmokeCheck(
+            partial(gradients, log_transition_probs, 1), b1000[:2]
+        ),
+        "transition_double_softmax": SmokeCheck(
             partial(gradients, lambda z, a, y: transition_double_softmax(z, y, a), 1), b32
         ),
-        "set_proportion_loss": Check(partial(gradients, set_proportion_loss, 1), (b32[0], sets, shares)),
+        "set_proportion_loss": SmokeCheck(partial(gradients, set_proportion_loss, 1), (b32[0], sets, shares)),
     }
 
 

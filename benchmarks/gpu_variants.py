@@ -30,7 +30,7 @@ from uefl_kernels import vq_assign
 
 from . import gpu_micro, sass
 from .gpu_driver import AnyDriver, Driver, DryRunDriver
-from .gpu_layout import FOLDER, SearchWork, Variant, columns, tiles, variants
+from .gpu_layout import FOLDER, SearchVariant, SearchWork, columns, tiles, variants
 from .ops.vq import nearest
 
 SOURCES = ("search", "micro")
@@ -101,12 +101,12 @@ class SearchData:
         self.right = nearest(self.x[self.some], self.codebook)
         self.found = torch.empty(n, 4, 4, dtype=torch.int32, device=device)
 
-    def starts(self, variant: Variant) -> torch.Tensor:
+    def starts(self, variant: SearchVariant) -> torch.Tensor:
         """Return the starts of the scores as the lanes read them, [tiles, 4, starts]."""
         of_lanes = self._scores.view(-1, 128)[:, columns("first" in variant.options).to(self.x.device)]
         return torch.nn.functional.pad(of_lanes, (0, 4)).contiguous()
 
-    def wrong(self, variant: Variant) -> float:
+    def wrong(self, variant: SearchVariant) -> float:
         """Return the share of checked rows whose nearest codeword the variant misses.
 
         A variant names several codewords for each row.
@@ -123,7 +123,7 @@ class SearchData:
 def timed(
     driver: AnyDriver,
     path: Path,
-    variant: Variant,
+    variant: SearchVariant,
     shape: tuple[int, int, int],
     places: int,
     data: SearchData | None,

@@ -28,7 +28,7 @@ class ResultFile(NamedTuple):
     gpu: bool = False
 
 
-class Row(NamedTuple):
+class OverviewRow(NamedTuple):
     """One kernel: the op and its shape on a CPU and on a GPU."""
 
     title: str
@@ -43,16 +43,16 @@ MACHINES = (
     ResultFile("nvidia-h100-80gb-hbm3.csv", "H100", "#E69F00", gpu=True),
 )
 ROWS = (
-    Row("nearest codeword, d 64", "vq_assign", "200000x64x256", "1000000x64x256"),
-    Row("nearest codeword, d 512", "vq_assign", "50000x512x256", "1048576x512x1024xfloat16"),
-    Row("VectorQuantize step, large", "layer", "64x1024x256x1024", "64x1024x256x1024"),
-    Row(
+    OverviewRow("nearest codeword, d 64", "vq_assign", "200000x64x256", "1000000x64x256"),
+    OverviewRow("nearest codeword, d 512", "vq_assign", "50000x512x256", "1048576x512x1024xfloat16"),
+    OverviewRow("VectorQuantize step, large", "layer", "64x1024x256x1024", "64x1024x256x1024"),
+    OverviewRow(
         "VectorQuantize step, small",
         "layer",
         "1024x9x512x64xstraight_through",
         "1024x9x512x64xstraight_through",
     ),
-    Row("ten Lloyd iterations", "kmeans_lloyd", "262144x64x256", "1048576x64x256"),
+    OverviewRow("ten Lloyd iterations", "kmeans_lloyd", "262144x64x256", "1048576x64x256"),
 )
 SHOWN = {"addmm+argmin": "torch"}
 """names of providers in the picture, where they differ"""

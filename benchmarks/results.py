@@ -210,7 +210,7 @@ def page(folder: Path) -> str:
     """Return docs/measured.md: results by machine, and the expected times of GPUs."""
     from . import gpu_model  # imported here, because it imports this module
 
-    parts = [
+    pieces = [
         "# Measured",
         (
             "`python -m benchmarks.results > docs/measured.md` writes this page from"
@@ -227,11 +227,11 @@ def page(folder: Path) -> str:
     for path in sorted(folder.glob("*.csv")):
         rows = load(path)
         dates = sorted({row["date"] for row in rows})
-        parts.append(f"## {_named(rows[0])}\n\n{dates[0]}{f' to {dates[-1]}' if len(dates) > 1 else ''}.")
-        parts.append(summary(rows))
+        pieces.append(f"## {_named(rows[0])}\n\n{dates[0]}{f' to {dates[-1]}' if len(dates) > 1 else ''}.")
+        pieces.append(summary(rows))
     if rounds := sorted((folder / ROUNDS.name).glob("*.csv")):
-        parts.append(rounds_page(rounds))
-    parts += [
+        pieces.append(rounds_page(rounds))
+    pieces += [
         "## Expected times of the CUDA kernels",
         (
             "`python -m benchmarks.gpu_model` computes them from the bytes, products and instructions of the"
@@ -249,12 +249,12 @@ def page(folder: Path) -> str:
         ),
         gpu_model.summary(),
     ]
-    return "\n".join(_wrapped(line) for line in "\n\n".join(parts).split("\n"))
+    return "\n".join(_wrapped(line) for line in "\n\n".join(pieces).split("\n"))
 
 
 def rounds_page(files: list[Path]) -> str:
     """Return the part of the page with the times of federated rounds by machine."""
-    parts = [
+    pieces = [
         "## Federated rounds",
         (
             "`python -m benchmarks.uefl_round --save`, `fedul_round` and `simulation` write them: seconds"
@@ -272,8 +272,8 @@ def rounds_page(files: list[Path]) -> str:
         for row in rows:
             numbers = (f"{float(row[name]):.3g}" for name in ("train_s", "measure_s", "wall_s", "wall_ratio"))
             lines.append(f"| {' | '.join((row['round'], row['threads'], row['loop'], *numbers))} |")
-        parts += [f"{_named(rows[0])}, {rows[0]['date']}:", "\n".join(lines)]
-    return "\n\n".join(parts)
+        pieces += [f"{_named(rows[0])}, {rows[0]['date']}:", "\n".join(lines)]
+    return "\n\n".join(pieces)
 
 
 def _wrapped(line: str) -> str:

@@ -23,7 +23,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from . import results
 from .cases import ours
 
-Row = dict[str, str]
+ResultRow = dict[str, str]
 # Okabe and Ito: distinct for the color-blind, and in gray
 COLORS = {"amx": "#0072B2", "avx512vnni": "#CC79A7", "avx512": "#E69F00", "": "#0072B2"}
 MARKERS = {"amx": "o", "avx512": "s", "avx512vnni": "D", "": "o"}
@@ -32,15 +32,15 @@ PEER, LINE = "#7F7F7F", "#404040"
 PLAIN = FuncFormatter(lambda value, _: f"{value:g}")
 
 
-def number(row: Row, column: str) -> float:
+def number(row: ResultRow, column: str) -> float:
     return float(row[column])
 
 
-def color(row: Row) -> str:
+def color(row: ResultRow) -> str:
     return COLORS.get(row["variant"], "#009E73")
 
 
-def label(row: Row) -> str:
+def label(row: ResultRow) -> str:
     return f"ours, {row['variant'] or row['machine']}"
 
 
@@ -51,22 +51,22 @@ def _legend(add: Callable[..., Any], axes: Axes, **where: Any) -> None:
     add(list(unique.values()), list(unique), frameon=False, **where)
 
 
-def by_op(rows: list[Row]) -> dict[str, dict[str, list[Row]]]:
+def by_op(rows: list[ResultRow]) -> dict[str, dict[str, list[ResultRow]]]:
     """Return the rows by op and shape."""
-    table: dict[str, dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
+    table: dict[str, dict[str, list[ResultRow]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         table[row["op"]][row["shape"]].append(row)
     return table
 
 
-def mains(rows: list[Row]) -> list[Row]:
+def mains(rows: list[ResultRow]) -> list[ResultRow]:
     """Return our rows in every variant, the best first."""
     return sorted(
         (row for row in rows if row["provider"] == "uefl"), key=lambda row: number(row, "median_ms")
     )
 
 
-def peers(rows: list[Row]) -> list[Row]:
+def peers(rows: list[ResultRow]) -> list[ResultRow]:
     """Return the rows with an answer, the fastest first.
 
     A lower bound has no answer.
@@ -80,7 +80,7 @@ def peers(rows: list[Row]) -> list[Row]:
 # --- the roofline -----------------------------------------------------------------------------------------
 
 
-def placed(row: Row) -> bool:
+def placed(row: ResultRow) -> bool:
     """Return whether a row can be drawn.
 
     The rates of shapes that are too small to measure are rounded to 0.
@@ -88,12 +88,12 @@ def placed(row: Row) -> bool:
     return number(row, "gflop_s") > 0 and number(row, "gb_s") > 0
 
 
-def intensity(row: Row) -> float:
+def intensity(row: ResultRow) -> float:
     """Return the operations per byte that must move."""
     return number(row, "gflop_s") / number(row, "gb_s")
 
 
-def roofline(rows: list[Row]) -> Figure | None:
+def roofline(rows: list[ResultRow]) -> Figure | None:
     """Draw ours and the fastest peer as points below the limits of the machine.
 
     A point is (operations per byte, operations per second). Return None without a row of ours.
@@ -136,12 +136,12 @@ def roofline(rows: list[Row]) -> Figure | None:
     return figure
 
 
-def shown(found: list[Row]) -> list[Row]:
+def shown(found: list[ResultRow]) -> list[ResultRow]:
     """Return our rows in every variant and the row of the fastest peer."""
     return [row for row in (*mains(found), *peers(found)[:1]) if placed(row)]
 
 
-def _column(axes: Axes, x: float, found: list[Row]) -> None:
+def _column(axes: Axes, x: float, found: list[ResultRow]) -> None:
     """Draw one shape: ours in every variant and the fastest peer, on one vertical line."""
     rows = shown(found)
     heights = [number(row, "gflop_s") for row in rows]
@@ -155,7 +155,7 @@ def _column(axes: Axes, x: float, found: list[Row]) -> None:
             axes.plot(x, height, "D", color="white", markeredgecolor=PEER, zorder=2, label="the fastest peer")
 
 
-def _ceilings(axes: Axes, limits: list[Row]) -> None:
+def _ceilings(axes: Axes, limits: list[ResultRow]) -> None:
     """Draw the bandwidth of memory as slopes and the peak of the arithmetic as horizontal lines."""
     moved = [row for row in limits if row["shape"] in ("copy", "read")]
     done = [row for row in limits if row not in moved]
@@ -190,7 +190,7 @@ def _ceilings(axes: Axes, limits: list[Row]) -> None:
 # --- the ratios -------------------------------------------------------------------------------------------
 
 
-def ratios(shapes: dict[str, list[Row]]) -> Figure | None:
+def ratios(shapes: dict[str, list[ResultRow]]) -> Figure | None:
     """Draw a panel for each peer and lower bound.
 
     A group of bars shows, for each shape, its time divided by ours.

@@ -25,7 +25,7 @@ from . import results
 from .federated_round import arm_of
 from .held import add_options
 
-Turn = tuple[float, float, float, float]
+TurnTimes = tuple[float, float, float, float]
 """seconds of training, of measuring, of both, and of CPU"""
 
 
@@ -99,7 +99,7 @@ def compare(loops: Mapping[str, Loop], title: str, args: argparse.Namespace) -> 
     The first loop is uefl.
     """
     console = Console(width=120)
-    timed: dict[str, list[Turn]] = {name: [] for name in loops}
+    timed: dict[str, list[TurnTimes]] = {name: [] for name in loops}
     for turn in range(1 + args.turns):
         for name, loop in loops.items():
             timed[name].append(_time(loop))
@@ -115,7 +115,7 @@ def compare(loops: Mapping[str, Loop], title: str, args: argparse.Namespace) -> 
         console.print(results.save(rows, args.save, results.ROUNDS_KEY))
 
 
-def medians(timed: Mapping[str, list[Turn]]) -> list[dict[str, Any]]:
+def medians(timed: Mapping[str, list[TurnTimes]]) -> list[dict[str, Any]]:
     """Return the medians of each loop over the turns.
 
     Ratios are relative to the first loop and are taken turn by turn. The CPU ratio has its range.
@@ -123,7 +123,7 @@ def medians(timed: Mapping[str, list[Turn]]) -> list[dict[str, Any]]:
     ours, *_ = timed.values()
     rows: list[dict[str, Any]] = []
     for name, values in timed.items():
-        train, measure, whole, cpu = (statistics.median(part) for part in zip(*values, strict=True))
+        train, measure, whole, cpu = (statistics.median(piece) for piece in zip(*values, strict=True))
         wall_ratio, cpu_ratio = (
             sorted(theirs[i] / mine[i] for theirs, mine in zip(values, ours, strict=True)) for i in (2, 3)
         )
@@ -176,7 +176,7 @@ def table(rows: list[dict[str, Any]], title: str) -> Table:
     return made
 
 
-def _time(loop: Loop) -> Turn:
+def _time(loop: Loop) -> TurnTimes:
     other_cpu: Callable[[], float] = getattr(loop, "other_cpu", float)  # of processes that work for it
 
     def cpu() -> float:

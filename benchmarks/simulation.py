@@ -27,7 +27,7 @@ from . import held
 from .round_times import Loop, UeflLoop, compare, parser
 
 LR = 0.05
-Client = tuple[torch.Tensor, torch.Tensor]
+ClientTensors = tuple[torch.Tensor, torch.Tensor]
 """normalized images ``[n, 1, 28, 28]`` float32 and labels ``[n]`` of one client"""
 
 
@@ -60,7 +60,7 @@ class PlainLoop(TrainingLoop):
     """
 
     def __init__(
-        self, clients: list[Client], cohort: int, batch: int, network: Callable[[], nn.Module] = Cnn
+        self, clients: list[ClientTensors], cohort: int, batch: int, network: Callable[[], nn.Module] = Cnn
     ) -> None:
         self._clients, self._cohort, self._batch = clients, cohort, batch
         torch.manual_seed(0)
@@ -97,7 +97,7 @@ class UeflTraining(TrainingLoop, UeflLoop):
 class PflLoop(TrainingLoop):
     """Run pfl-research with its simulated backend. :class:`PlainLoop` documents the arguments."""
 
-    def __init__(self, clients: list[Client], cohort: int, batch: int) -> None:
+    def __init__(self, clients: list[ClientTensors], cohort: int, batch: int) -> None:
         from pfl.aggregate.simulate import SimulatedBackend
         from pfl.algorithm.base import NNAlgorithmParams
         from pfl.algorithm.federated_averaging import FederatedAveraging
@@ -150,7 +150,7 @@ class PflLoop(TrainingLoop):
 class FlukeLoop(TrainingLoop):
     """Run fluke-fl with the round of its server. :class:`PlainLoop` documents the arguments."""
 
-    def __init__(self, clients: list[Client], cohort: int, batch: int) -> None:
+    def __init__(self, clients: list[ClientTensors], cohort: int, batch: int) -> None:
         from fluke import FlukeENV
         from fluke.client import Client as FlukeClient
         from fluke.config import OptimizerConfigurator
@@ -195,7 +195,7 @@ def images_of(clients: int, images: int) -> Iterator[Split]:
         yield Split(pixels, torch.from_numpy(rng.integers(0, 10, images)))
 
 
-def normalized(splits: list[Split]) -> list[Client]:
+def normalized(splits: list[Split]) -> list[ClientTensors]:
     """Return the normalized images and the labels of every client."""
     return [((split.images / 255 - 0.5) / 0.5, split.labels) for split in splits]
 

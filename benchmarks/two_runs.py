@@ -60,7 +60,7 @@ def _from_loader(work: str, keys: list[str], ready: Callable[[], None]) -> Times
     from uefl_kernels.nn import VectorQuantize
 
     sizes = {"batches": 20, "rows": 20000} | {
-        key: int(value) for key, value in (part.split("=") for part in keys)
+        key: int(value) for key, value in (piece.split("=") for piece in keys)
     }
     layer = VectorQuantize(64, 256)
     optimizer = torch.optim.SGD([weight := torch.eye(64, requires_grad=True)], 0.1)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 def module_name(path: Path, root: Path) -> str:
     """Return the dotted name of a file below the package folder ``root``."""
-    parts = path.relative_to(root.parent).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+    pieces = path.relative_to(root.parent).with_suffix("").parts
+    return ".".join(pieces[:-1] if pieces[-1] == "__init__" else pieces)
 
 
 def imported(path: Path, name: str, modules: set[str]) -> set[str]:
@@ -29,9 +29,9 @@ def imported(path: Path, name: str, modules: set[str]) -> set[str]:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            parts = package.split(".")
-            base = ".".join(parts[: len(parts) - node.level + 1]) if node.level else ""
-            module = ".".join(part for part in (base, node.module) if part)
+            pieces = package.split(".")
+            base = ".".join(pieces[: len(pieces) - node.level + 1]) if node.level else ""
+            module = ".".join(piece for piece in (base, node.module) if piece)
             inner = {f"{module}.{alias.name}" for alias in node.names}
             found |= {one if one in modules else module for one in inner}
     return found

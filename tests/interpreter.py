@@ -30,13 +30,13 @@ def patch_once_a_launch() -> None:
             id(value) for value in function.__globals__.values() if value is tl or value is tl.core
         )
 
-    class Launch(scope_type):  # the arguments of the outermost call; device functions drop theirs
+    class LaunchScope(scope_type):  # the arguments of the outermost call; device functions drop theirs
         def restore(self) -> None:
             super().restore()
             patched.clear()
 
     def patch_once(function: Callable[..., Any]) -> Any:
-        scope = Launch()
+        scope = LaunchScope()
         if modules(function) not in patched:
             patched.add(modules(function))
             scope._changes = patch(function)._changes

@@ -26,7 +26,7 @@ TINY = [
 
 
 def options(*keys):
-    return [part for key in keys for part in ("--set", key)]
+    return [piece for key in keys for piece in ("--set", key)]
 
 
 @pytest.mark.slow
@@ -71,7 +71,7 @@ def test_the_plain_loop_trains_the_model_of_fedavg():
     for _ in range(2):
         plain.train()
         ours.train()
-    model = torch.cat([part.flatten() for part in plain.model])
+    model = torch.cat([piece.flatten() for piece in plain.model])
     torch.testing.assert_close(ours.arm.members[0].state.tensors["values"], model, rtol=1e-5, atol=1e-6)
 
 

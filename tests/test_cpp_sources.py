@@ -29,6 +29,11 @@ def class_names(text: str) -> list[str]:
     return CLASS.findall(text)
 
 
+def parameters_and_aliases(text: str) -> list[str]:
+    """Return the names of types that are parameters of templates, or aliases."""
+    return re.findall(r"\b(?:(?:class|typename)(?:\.\.\.)?|using) (\w+)(?=[,>]| =)", text)
+
+
 def long_blocks(text: str) -> list[int]:
     """Return the first lines of blocks of code with more than 60 lines, which are bodies of functions."""
     found, begins = [], []
@@ -45,14 +50,17 @@ def long_blocks(text: str) -> list[int]:
 def test_classes_and_long_functions_are_found():
     text = "struct A;\nclass B {\n};\ntemplate <class C>\nstruct alignas(16) D : E<C> {\n};\n"
     assert class_names(text + "enum class F : int { g };\nA f(A a) {\n") == ["B", "D", "F"]
+    assert parameters_and_aliases(text + "template <int d, class... G>\nusing H = D<G>;\n") == ["C", "G", "H"]
     assert long_blocks("int f(int a) {\n" + "f(1);\n" * 59 + "}\n") == [1]
     assert long_blocks("int f(int a) {  \n" + "f(1);\n" * 58 + "}\nstruct A {\n" + "\n" * 99 + "};\n") == []
 
 
 def test_a_cpp_class_name_occurs_once():
-    found = Counter(name for path in sources() for name in class_names(code(path)))
+    texts = [code(path) for path in sources()]
+    found = Counter(name for text in texts for name in class_names(text))
     assert len(found) > 200
     assert [name for name, count in found.items() if count > 1] == []
+    assert found.keys() & {name for text in texts for name in parameters_and_aliases(text)} == set()
 
 
 def test_functions_of_cpp_fit_a_screen():

@@ -113,10 +113,10 @@ def test_entries_have_shapes_errors_source_and_equivalent(name):
     # the members of a tuple have the entries
     if isinstance(thing, bool) or (isinstance(thing, type) and issubclass(thing, tuple)):
         return
-    parts = ["Raises:", "Equivalent to"]
+    pieces = ["Raises:", "Equivalent to"]
     if name not in ("uefl_kernels.backend", "uefl_kernels.collision_report"):  # without a paper
-        parts += ["[", "Source:"]
-    assert [part for part in parts if part not in inspect.getdoc(thing)] == []
+        pieces += ["[", "Source:"]
+    assert [piece for piece in pieces if piece not in inspect.getdoc(thing)] == []
 
 
 def test_the_reference_has_no_private_members():

@@ -178,7 +178,7 @@ def test_a_hanging_case_ends_with_its_processes(tmp_path, monkeypatch, capsys):
 def test_a_wrong_result_is_reported():
     answers = iter((torch.zeros(3), torch.ones(3)))
     with pytest.raises(AssertionError, match="result 0: "):
-        gpu_smoke.Check(lambda x: next(answers), (torch.zeros(1),)).run("cpu")
+        gpu_smoke.SmokeCheck(lambda x: next(answers), (torch.zeros(1),)).run("cpu")
 
 
 def test_targets_are_measured_by_the_benchmark_too():

@@ -55,8 +55,8 @@ def test_metrics_that_differ_are_an_error(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_runs_are_rehearsed(tmp_path):
-    parts = "demo,resume,agree,mnist-9"
-    assert gpu_federated.main(["--device", "cpu", "--only", parts, "--out", str(tmp_path)]) == 0
+    pieces = "demo,resume,agree,mnist-9"
+    assert gpu_federated.main(["--device", "cpu", "--only", pieces, "--out", str(tmp_path)]) == 0
     facts = facts_of(tmp_path)
     assert facts["demo"]["demo"]["rounds_per_minute"] > 0
     assert facts["resume"]["same_bits"] == [

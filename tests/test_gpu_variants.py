@@ -12,7 +12,7 @@ import torch
 
 from benchmarks import gpu_micro, gpu_variants, sass
 from benchmarks.gpu_driver import MOST_SHARED, DryRunDriver
-from benchmarks.gpu_layout import FOLDER, Variant, columns, tiles, variants
+from benchmarks.gpu_layout import FOLDER, SearchVariant, columns, tiles, variants
 from tests.test_gpu_check import SCRIPT
 
 STREAMS = (*gpu_micro.ALONE, *gpu_micro.UNKNOWN, "hmma")
@@ -47,7 +47,7 @@ def test_names_describe_the_kernels():
         if not line.startswith("VARIANT"):
             continue
         name, way, rest = re.fullmatch(r"VARIANT\((\w+), ([\w<>]+), (.*)\)", line).groups()
-        variant, (groups, chunks, *switches) = Variant(name), rest.split(", ")
+        variant, (groups, chunks, *switches) = SearchVariant(name), rest.split(", ")
         first, marked = (*switches, *("false", "false")[len(switches) :])
         assert (variant.warpgroups, variant.chunks) == (int(groups), int(chunks)), name
         assert way.lower().replace("roups<", "").rstrip(">") == name.partition("_")[0], name
@@ -129,7 +129,7 @@ def test_tiles_are_swizzled():
 def test_indices_are_read_as_the_kernel_writes_them(monkeypatch, name):
     """The scores that four lanes keep lead to the nearest codeword, and other scores do not."""
     monkeypatch.setattr(gpu_variants, "CHECKED", 128)
-    variant, data = Variant(name), gpu_variants.SearchData(256, 64, 384, "cpu")
+    variant, data = SearchVariant(name), gpu_variants.SearchData(256, 64, 384, "cpu")
     starts = data.starts(variant)
     first = "first" in variant.options
     of_lane = columns(False)

@@ -14,6 +14,8 @@ from typing import Literal, NamedTuple
 
 import pytest
 
+from tests.test_cpp_sources import class_names, code, parameters_and_aliases, sources
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -223,9 +225,9 @@ def phrases(text: str) -> Iterator[ast.Constant]:
             if isinstance(node.ops[0], ast.In | ast.NotIn) and MESSAGE.search(
                 ast.unparse(node.comparators[0])
             ):
-                for part in ast.walk(node.left):
-                    if isinstance(part, ast.Constant) and not COMMAND.search(str(part.value)):
-                        yield part
+                for piece in ast.walk(node.left):
+                    if isinstance(piece, ast.Constant) and not COMMAND.search(str(piece.value)):
+                        yield piece
 
 
 def test_patterns_of_errors_are_keys_and_not_sentences():
@@ -233,15 +235,15 @@ def test_patterns_of_errors_are_keys_and_not_sentences():
     two_words = re.compile(r"(?<![\w'.-])[a-z]{2,} (?:\d+,? )?[a-z]{2,}(?![\w'])")
     texts = {path: path.read_text(encoding="utf-8") for path in files_below("tests")}
     given = [
-        (path, part)
+        (path, piece)
         for path, text in texts.items()
         for pattern in [*(patterns(text) if "match=" in text else ()), *phrases(text)]
-        for part in ast.walk(pattern)
+        for piece in ast.walk(pattern)
     ]
     assert [
-        f"{path.relative_to(ROOT)}:{part.lineno}: {part.value}"
-        for path, part in given
-        if isinstance(part, ast.Constant) and isinstance(part.value, str) and two_words.search(part.value)
+        f"{path.relative_to(ROOT)}:{piece.lineno}: {piece.value}"
+        for path, piece in given
+        if isinstance(piece, ast.Constant) and isinstance(piece.value, str) and two_words.search(piece.value)
     ] == []
 
 
@@ -270,29 +272,57 @@ def test_a_pattern_of_one_plain_word_is_a_name(prose):
     ] == []
 
 
-# The parameters of an algorithm and the arguments of an op have the same name in each of them.
+# Parameters of an algorithm, arguments and results of an op, and inputs of a benchmark have the same name in
+# each of them.
 SHARED_CLASSES = {"Arguments", "Parameters"}
+SHARED_ALIASES = {"OpInputs", "Result"}
+IN_BOTH_LANGUAGES = {"KMeansResult", "KMeansUnits", "SearchVariant", "SearchWork", "SparseRows"}
+WITH_OR_WITHOUT_SKLEARN = {"ClusteringEstimator", "Estimator"}
 
 
-def test_a_class_name_occurs_once(definitions):
-    found = Counter(each.name for each in definitions if each.kind == "class")
-    assert {name for name, count in found.items() if count > 1} == SHARED_CLASSES
+@pytest.fixture(scope="module")
+def classes(definitions):
+    return Counter(each.name for each in definitions if each.kind == "class")
 
 
-def test_a_type_alias_has_the_name_of_no_class(definitions):
-    packages = [ROOT / "uefl", ROOT / "uefl_kernels"]
-    classes = {
-        each.name
-        for each in definitions
-        if each.kind == "class" and not {*packages}.isdisjoint(each.path.parents)
-    }
-    assert [
-        f"{path.relative_to(ROOT)}: {name}"
-        for folder in packages
-        for path in files_below(folder)
-        for name in re.findall(r"^([A-Z]\w*) = ", path.read_text(encoding="utf-8"), re.MULTILINE)
-        if name in classes
-    ] == []
+@pytest.fixture(scope="module")
+def type_aliases():
+    """Return the names that modules give to types, each with these types."""
+    assigned = re.compile(r"^([A-Z]\w*[a-z]\w*) = (.+?)(?:  #|$)", re.MULTILINE)
+    found = defaultdict(set)
+    for path in (path for folder in SOURCES for path in files_below(folder)):
+        for name, value in assigned.findall(path.read_text(encoding="utf-8")):
+            found[name].add(value)
+    return found
+
+
+def test_a_class_name_occurs_once(classes):
+    assert {name for name, count in classes.items() if count > 1} == SHARED_CLASSES
+
+
+def test_a_type_alias_has_one_meaning(classes, type_aliases):
+    assert len(type_aliases) > 70
+    assert type_aliases.keys() & classes.keys() == set()
+    assert {name for name, types in type_aliases.items() if types & classes.keys()} == set()
+    assert {name for name, types in type_aliases.items() if len(types) > 1} == SHARED_ALIASES
+
+
+def test_python_and_cpp_give_a_name_to_the_same_thing(classes, type_aliases):
+    texts = [code(path) for path in sources()]
+    cpp = {name for text in texts for name in [*class_names(text), *parameters_and_aliases(text)]}
+    assert cpp & (classes.keys() | type_aliases.keys()) == IN_BOTH_LANGUAGES | {"Arguments"}
+
+
+def test_an_import_alias_has_one_meaning():
+    found = defaultdict(set)
+    for path in (path for folder in SOURCES for path in files_below(folder)):
+        text = path.read_text(encoding="utf-8")
+        for node in ast.walk(ast.parse(text)) if " as " in text else ():
+            for alias in node.names if isinstance(node, ast.Import | ast.ImportFrom) else ():
+                if alias.asname:
+                    found[alias.asname].add(alias.name.rpartition(".")[2])
+    assert len(found) > 60
+    assert {name for name, things in found.items() if len(things) > 1} == WITH_OR_WITHOUT_SKLEARN
 
 
 def test_the_glossary_has_at_most_forty_terms():

@@ -253,8 +253,8 @@ def rejection(reply: Reply, message: Message, max_norm: float, largest: float = 
             return f"{name} has an element of {found:.3g}, more than {largest:g}"
         old = message.tensors.get(name)
         if max_norm > 0 and old is not None:
-            part = new[tuple(map(slice, old.shape))]  # new rows have no sent value to differ from
-            moved += float((part - old[tuple(map(slice, part.shape))]).double().square().sum())
+            received = new[tuple(map(slice, old.shape))]  # new rows have no sent value to differ from
+            moved += float((received - old[tuple(map(slice, received.shape))]).double().square().sum())
     if moved**0.5 > max_norm > 0:
         return f"the update is {moved**0.5:.3g} long, more than max_update_norm = {max_norm:g}"
     for name, mine in message.private.items():

@@ -85,17 +85,17 @@ def save_tensors(
         temporary.chmod(0o666 & ~_umask())
 
 
-def save_parts(
-    path: Path, parts: Callable[[], Iterable[dict[str, torch.Tensor]]], metadata: dict[str, str]
+def save_groups(
+    path: Path, groups: Callable[[], Iterable[dict[str, torch.Tensor]]], metadata: dict[str, str]
 ) -> None:
     """Write several dictionaries as :func:`save_tensors` does, with one of them in memory at a time.
 
     Args:
-        parts: called twice, first for names and shapes, then for the values. Both calls must return the same.
+        groups: called twice, for names and shapes and then for the values. Both calls must return the same.
     """
     found: dict[str, dict[str, Any]] = {}
-    for part in parts():
-        found |= _header_and_bytes(part)[0]
+    for group in groups():
+        found |= _header_and_bytes(group)[0]
     end = 0
     layout: dict[str, Any] = {"__metadata__": metadata}
     # largest items first, so that each tensor begins at a multiple of its item size
@@ -107,8 +107,8 @@ def save_parts(
     header += b" " * (-len(header) % 8)
     with replaced(path) as temporary, temporary.open("wb") as file:
         file.write(len(header).to_bytes(8, "little") + header)
-        for part in parts():
-            described, values = _header_and_bytes(part)
+        for group in groups():
+            described, values = _header_and_bytes(group)
             for name, about in described.items():
                 file.seek(8 + len(header) + layout[name]["data_offsets"][0])
                 file.write(values[slice(*about["data_offsets"])])

@@ -787,7 +787,7 @@ def _exit_code(end: BaseException) -> int:
 
 
 def _show(console: Console, *tables: Table) -> None:
-    console.print(*(part.rich(console.encoding) for table in tables for part in table.parts(console.width)))
+    console.print(*(one.rich(console.encoding) for table in tables for one in table.split(console.width)))
 
 
 def _console() -> Console:

@@ -77,8 +77,10 @@ def with_more_rounds(cfg: Config, rounds: int) -> Config:
         )
     if cfg.run.privacy != "none":
         raise UserError("key 'privacy': the secret of a private run is removed at its end; start a new run")
-    plan = cfg.training.iterations()
-    longer = cfg.training.model_copy(update={"rounds": (*plan[:-1], plan[-1] + rounds), "max_iterations": 0})
+    iterations = cfg.training.iterations()
+    longer = cfg.training.model_copy(
+        update={"rounds": (*iterations[:-1], iterations[-1] + rounds), "max_iterations": 0}
+    )
     return replace(cfg, training=longer)
 
 

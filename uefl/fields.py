@@ -93,9 +93,9 @@ def _refused(
     """Turn the first error of pydantic into a user error."""
     found = error.errors(include_url=False)[0]
     where = [
-        part
-        for part in map(str, found["loc"])
-        if not part.startswith(("function-", "is-instance", "tuple")) and part not in _TYPES
+        name
+        for name in map(str, found["loc"])
+        if not name.startswith(("function-", "is-instance", "tuple")) and name not in _TYPES
     ]
     key = ".".join([place, *where])
     if found["type"] == "extra_forbidden":

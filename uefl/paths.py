@@ -40,11 +40,11 @@ def check_name(path: Path, what: str) -> None:
         UserError: the path is not UTF-8, or Python reads names in another encoding; a part of the path is
             longer than file systems allow, or has a null byte.
     """
-    lengths = {part: len(part.encode("utf-8", "replace")) for part in path.parts}
-    part = max(lengths, key=lambda part: lengths[part], default="")
-    if lengths.get(part, 0) > _LONGEST or "\0" in str(path):
+    lengths = {name: len(name.encode("utf-8", "replace")) for name in path.parts}
+    longest = max(lengths, key=lambda name: lengths[name], default="")
+    if lengths.get(longest, 0) > _LONGEST or "\0" in str(path):
         limit = f"at most {_LONGEST} bytes, without a null byte"
-        raise UserError(f"{what} {part[:20]!r}...: expected a name of {limit}; rename it")
+        raise UserError(f"{what} {longest[:20]!r}...: expected a name of {limit}; rename it")
     try:
         str(path).encode("utf-8")
     except UnicodeEncodeError:

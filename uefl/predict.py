@@ -220,14 +220,14 @@ def _images_of(paths: Sequence[Path], skipped: list[Path]) -> ImageList:
 
 def _rows_of(model: SavedModel, paths: Sequence[Path]) -> Vectors:
     """Return the rows of tables, by file and number, without columns that the model does not know."""
-    parts, names = [], []
+    tables, names = [], []
     for path in paths:
         if path.suffix.lower() not in own_table.SUFFIXES:
             raise UserError(f"{path}: the model takes {model.inputs.kind}; expected a .csv or a .parquet")
         frame = own_table.frame_of(path)
-        parts.append(model.table(frame, str(path)))
+        tables.append(model.table(frame, str(path)))
         names += [f"{path}:{i + 1}" for i in range(len(frame))]
-    return joined(parts, tuple(names))
+    return joined(tables, tuple(names))
 
 
 def _files(path: Path, skipped: list[Path]) -> Iterator[Path]:

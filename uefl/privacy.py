@@ -125,7 +125,7 @@ class Privacy:
         """Return whether this number of releases stays within ``run.max_epsilon``."""
         return self.run.max_epsilon == 0 or self.epsilon(releases) <= self.run.max_epsilon
 
-    def plan(self, rounds: int) -> str:
+    def notice(self, rounds: int) -> str:
         """Return a line for the user about the given number of rounds, before the first one."""
         bound = f", but max_epsilon permits only {self.run.max_epsilon:g}" if not self.affords(rounds) else ""
         spend = "1 round spends" if rounds == 1 else f"{rounds} rounds spend"
@@ -314,8 +314,8 @@ def uniform(key: bytes, data: bytes, count: int, *place: str | int) -> npt.NDArr
 
     The numbers are multiples of 2^-53. Without the key, they cannot be distinguished from random numbers.
     """
-    parts = ("/".join(map(str, place)).encode(), data)
-    stream = hashlib.shake_256(key + b"".join(hashlib.sha256(part).digest() for part in parts)).digest(
+    inputs = ("/".join(map(str, place)).encode(), data)
+    stream = hashlib.shake_256(key + b"".join(hashlib.sha256(value).digest() for value in inputs)).digest(
         8 * count
     )
     bits = np.frombuffer(stream, dtype="<u8") >> np.uint64(12)

@@ -33,7 +33,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from uefl_kernels import _library as kernels
+from uefl_kernels import _library as library
 
 from . import checkpoint, config, extend, privacy, report
 from .aggregation import check_rule
@@ -269,7 +269,7 @@ def _prepare(
     kinds = {find(arm.algorithm) for arm in cfg.arms.values()}
     try:
         for op in sorted({op for kind in kinds for op in kind.ops}):
-            kernels.check(op, where)
+            library.check(op, where)
     except RuntimeError as error:
         raise UserError(str(error)) from None
     if deployment is not None:
@@ -455,7 +455,7 @@ class _Run:
         )
         self.observer.notice(self.federation.describe())
         if self.privacy is not None:
-            self.observer.notice(self.privacy.plan(sum(self.cfg.training.iterations())))
+            self.observer.notice(self.privacy.notice(sum(self.cfg.training.iterations())))
         threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
         if threads > cores:
             self.observer.notice(

@@ -47,7 +47,7 @@ class Table:
             f"<tr>{head}</tr>\n{''.join(rows)}</table></div>\n"
         )
 
-    def parts(self, width: int) -> list[Table]:
+    def split(self, width: int) -> list[Table]:
         """Split the table by columns into tables that fit a terminal of ``width`` characters."""
         if not self.numeric:
             return [self]

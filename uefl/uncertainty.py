@@ -160,10 +160,10 @@ def ensemble(members: Sequence[Prediction]) -> Prediction:
     return Prediction(mean, entropy(mean), expected, members[0].entropy_deterministic)
 
 
-def joined(parts: Sequence[Prediction]) -> Prediction:
+def joined(predictions: Sequence[Prediction]) -> Prediction:
     """Concatenate the predictions of batches."""
-    extra = {name: torch.cat([part.extra[name] for part in parts]) for name in parts[0].extra}
-    probs, total, expected, deterministic = (torch.cat([part[i] for part in parts]) for i in range(4))  # type: ignore[misc]
+    extra = {name: torch.cat([each.extra[name] for each in predictions]) for name in predictions[0].extra}
+    probs, total, expected, deterministic = (torch.cat([each[i] for each in predictions]) for i in range(4))  # type: ignore[misc]
     return Prediction(probs, total, expected, deterministic, extra)
 
 

@@ -90,7 +90,7 @@ def schema(name: str, arguments: Sequence[ArgumentsClass], results: Sequence[str
         arguments: named tuples, which hold the arguments one after the other.
         results: names of the tensors that the op returns.
     """
-    hints = [hint for part in arguments for hint in get_type_hints(part, include_extras=True).items()]
+    hints = [hint for group in arguments for hint in get_type_hints(group, include_extras=True).items()]
     taken = ", ".join(f"{_type_of(kind)} {argument}" for argument, kind in hints)
     returned = ", ".join(f"Tensor {result}" for result in results)
     return f"{name}({taken}) -> " + (f"({returned})" if len(results) > 1 else returned)
@@ -106,13 +106,13 @@ def _grouped(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     only, *others = _arguments[name]
     if not others:
         return lambda *args: function(only(*args))
-    ends = list(accumulate(len(part._fields) for part in _arguments[name]))  # type: ignore[attr-defined]
+    ends = list(accumulate(len(group._fields) for group in _arguments[name]))  # type: ignore[attr-defined]
 
     def grouped(*args: Any) -> Any:
         return function(
             *(
-                part(*args[end - len(part._fields) : end])
-                for part, end in zip(_arguments[name], ends, strict=True)
+                group(*args[end - len(group._fields) : end])
+                for group, end in zip(_arguments[name], ends, strict=True)
             )
         )
 
@@ -174,7 +174,7 @@ def define_autograd(
             f"{namespace}::{name}", attached, setup_context=setup_context, lib=library
         )
         if Sequence[torch.Tensor] not in (
-            kind for part in _arguments[name] for kind in get_type_hints(part).values()
+            kind for group in _arguments[name] for kind in get_type_hints(group).values()
         ):
             _functions[namespace, name] = _function(_overloads[namespace, name], attached, setup_context)
 
@@ -218,14 +218,14 @@ def one_by_one(
 
     def taken(value: Any, dim: Any, i: int) -> Any:
         if isinstance(dim, (list, tuple)):
-            return [taken(part, of_part, i) for part, of_part in zip(value, dim, strict=True)]
+            return [taken(entry, axis, i) for entry, axis in zip(value, dim, strict=True)]
         return value if dim is None else value.select(dim, i)
 
     found = [
         op(*(taken(value, dim, i) for value, dim in zip(arguments, in_dims, strict=True)))
         for i in range(info.batch_size)
     ]
-    results = tuple(torch.stack(parts) for parts in zip(*found, strict=True))
+    results = tuple(torch.stack(outputs) for outputs in zip(*found, strict=True))
     return results, (0,) * len(results)
 
 
@@ -379,12 +379,12 @@ def _runs_on(architectures: tuple[str, ...], capability: tuple[int, int]) -> boo
             continue
         built, special, kind = (int(found[1]), int(found[2])), found[3], found[4]
         if special == "a":
-            runs = capability == built
+            fits = capability == built
         elif special == "f" or kind == "-real":
-            runs = capability[0] == built[0] and capability >= built
+            fits = capability[0] == built[0] and capability >= built
         else:
-            runs = capability >= built
-        if runs:
+            fits = capability >= built
+        if fits:
             return True
     return False
 

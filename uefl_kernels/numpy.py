@@ -139,8 +139,7 @@ def kmeans(
         check_shape("kmeans", "init", centers.shape, [k, d])
         with np.errstate(over="ignore"):  # overflow gives infinite centers, which the kernel refuses
             centers = centers.astype(x.dtype)
-    runs = starts(n_init, method)
-    numbers = runs, max_iter, float(tol), seed, threads
+    numbers = starts(n_init, method), max_iter, float(tol), seed, threads
     return NumpyKMeansResult(
         *_host.kmeans(x, k, weights, centers, method or "", metric == "cosine", *numbers)
     )

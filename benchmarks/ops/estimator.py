@@ -15,7 +15,7 @@ from ..cases import BenchmarkCase, Call, Gate, Op, needs
 from .kmeans import ITERATIONS, against_float64
 
 METHODS = ("fit", "fit_predict", "predict", "transform", "score")
-Inputs = tuple[str, torch.Tensor, torch.Tensor]
+OpInputs = tuple[str, torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Method(BenchmarkCase):
     k: int
 
 
-def inputs(case: Method, device: str) -> Inputs:
+def inputs(case: Method, device: str) -> OpInputs:
     """Return Gaussian rows, the first of which are the initial centers."""
     x = torch.randn(case.n, case.d, generator=torch.Generator().manual_seed(0)).to(device)
     return case.method, x, x[: case.k].clone()
@@ -52,24 +52,24 @@ def method_call(kind: Any, method: str, rows: Any, centers: np.ndarray) -> Call:
     return answer
 
 
-def _call(kind: Any, inputs: Inputs) -> Call:
+def _call(kind: Any, inputs: OpInputs) -> Call:
     method, x, centers = inputs
     needs("cpu", x)
     return method_call(kind, method, x.numpy(), centers.numpy())
 
 
-def ours(inputs: Inputs) -> Call:
+def ours(inputs: OpInputs) -> Call:
     return _call(KMeans, inputs)
 
 
-def scikit_learn(inputs: Inputs) -> Call:
+def scikit_learn(inputs: OpInputs) -> Call:
     """Return Lloyd's algorithm from the same centers, on arrays."""
     from sklearn.cluster import KMeans as Peer
 
     return _call(Peer, inputs)
 
 
-def against(inputs: Inputs) -> Callable[[tuple[Any, Any]], float]:
+def against(inputs: OpInputs) -> Callable[[tuple[Any, Any]], float]:
     """Return the error of an answer.
 
     After a fit it is the error of the inertia, else the error of the answer for the model's own centers.

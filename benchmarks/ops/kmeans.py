@@ -10,7 +10,7 @@ import torch
 
 from uefl_kernels import kmeans, kmeans_step, vq_assign
 
-from ..cases import BenchmarkCase, Call, Gate, Inputs, Op, needs
+from ..cases import BenchmarkCase, Call, Gate, Op, OpInputs, needs
 
 ITERATIONS = 10  # of Lloyd; on Gaussian rows none of the cases has converged by then
 
@@ -52,7 +52,7 @@ def inertia(x: torch.Tensor, centers: torch.Tensor) -> float:
     )
 
 
-def against_other_seeds(inputs: Inputs) -> Callable[[torch.Tensor], float]:
+def against_other_seeds(inputs: OpInputs) -> Callable[[torch.Tensor], float]:
     """Return the relative difference of the inertia to the mean of ours over five seeds.
 
     Seeds differ by some percent.
@@ -62,7 +62,7 @@ def against_other_seeds(inputs: Inputs) -> Callable[[torch.Tensor], float]:
     return lambda centers: inertia(x, centers) / mean - 1
 
 
-def against_float64(inputs: Inputs, iterations: int = ITERATIONS) -> Callable[[torch.Tensor], float]:
+def against_float64(inputs: OpInputs, iterations: int = ITERATIONS) -> Callable[[torch.Tensor], float]:
     """Return the relative difference to the inertia of plain float64 iterations."""
     x, centers = inputs[0], inputs[1].double()
     for _ in range(iterations):
@@ -76,12 +76,12 @@ def against_float64(inputs: Inputs, iterations: int = ITERATIONS) -> Callable[[t
     return lambda found: abs(inertia(x, found) / truth - 1)
 
 
-def fit(inputs: Inputs) -> Call:
+def fit(inputs: OpInputs) -> Call:
     x, k = inputs
     return lambda: kmeans(x, k).centers
 
 
-def fit_scikit_learn(inputs: Inputs) -> Call:
+def fit_scikit_learn(inputs: OpInputs) -> Call:
     """Fit with the defaults: greedy k-means++, one start, Lloyd."""
     from sklearn.cluster import KMeans
 
@@ -91,13 +91,13 @@ def fit_scikit_learn(inputs: Inputs) -> Call:
     return lambda: torch.from_numpy(KMeans(k, random_state=0, n_init="auto").fit(rows).cluster_centers_)
 
 
-def lloyd(inputs: Inputs) -> Call:
+def lloyd(inputs: OpInputs) -> Call:
     """Return labels and inertia for the last centers, which takes one search more than the peers do."""
     x, centers = inputs
     return lambda: kmeans(x, len(centers), init=centers, max_iter=ITERATIONS, tol=0.0).centers
 
 
-def lloyd_scikit_learn(inputs: Inputs) -> Call:
+def lloyd_scikit_learn(inputs: OpInputs) -> Call:
     from sklearn.cluster import KMeans
 
     x, centers = inputs
@@ -107,7 +107,7 @@ def lloyd_scikit_learn(inputs: Inputs) -> Call:
     return lambda: torch.from_numpy(model.fit(rows).cluster_centers_)
 
 
-def lloyd_faiss(inputs: Inputs, iterations: int = ITERATIONS) -> Call:
+def lloyd_faiss(inputs: OpInputs, iterations: int = ITERATIONS) -> Call:
     """Train on all rows (the default draws 256 per centroid) without a check of their values."""
     import faiss
 
@@ -127,7 +127,7 @@ def lloyd_faiss(inputs: Inputs, iterations: int = ITERATIONS) -> Call:
     return call
 
 
-def lloyd_fastkmeans(inputs: Inputs) -> Call:
+def lloyd_fastkmeans(inputs: OpInputs) -> Call:
     """Use blocks with 4 MB of distances instead of 51,200 rows.
 
     The peer draws the initial centers of ``gaussian``.
@@ -154,7 +154,7 @@ def lloyd_fastkmeans(inputs: Inputs) -> Call:
     return call
 
 
-def lloyd_flash_kmeans(inputs: Inputs, iterations: int = ITERATIONS) -> Call:
+def lloyd_flash_kmeans(inputs: OpInputs, iterations: int = ITERATIONS) -> Call:
     """Run the peer's Triton kernels with its own tuning tables.
 
     Every call of it begins with the norms of x.
@@ -167,7 +167,7 @@ def lloyd_flash_kmeans(inputs: Inputs, iterations: int = ITERATIONS) -> Call:
     return lambda: batch_kmeans_Euclid(x[None], len(centers), **settings)[1][0]
 
 
-def lloyd_superkmeans(inputs: Inputs) -> Call:
+def lloyd_superkmeans(inputs: OpInputs) -> Call:
     """Run all iterations on all rows.
 
     The peer chooses its own initial rows, so its inertia differs (column ``error``).
@@ -193,7 +193,7 @@ def lloyd_superkmeans(inputs: Inputs) -> Call:
     return call
 
 
-def step(inputs: Inputs) -> Call:
+def step(inputs: OpInputs) -> Call:
     """Run a step in the units of an earlier step, like every later iteration of a loop.
 
     The step returns the inertia, which the peers leave out.
@@ -203,7 +203,7 @@ def step(inputs: Inputs) -> Call:
     return lambda: kmeans_step(x, centers, units=units).centers
 
 
-def step_eager(inputs: Inputs) -> Call:
+def step_eager(inputs: OpInputs) -> Call:
     """Run the fastest search of torch that we know (``addmm`` as in ``vq_assign``), then ``index_add_``."""
     x, centers = inputs
     k = len(centers)

@@ -18,12 +18,12 @@ from uefl_kernels.nn import ResidualVQ, VectorQuantize
 from ..cases import BenchmarkCase, Call, Gate, Op
 from .vq import nearest
 
-Inputs = tuple[str, torch.Tensor, torch.Tensor, torch.Tensor]
+OpInputs = tuple[str, torch.Tensor, torch.Tensor, torch.Tensor]
 ESTIMATORS = ("rotation", "straight_through")
 
 
 @dataclass(frozen=True)
-class Step(BenchmarkCase):
+class LayerStep(BenchmarkCase):
     """A batch of sequences of D elements each, and K codewords for each quantizer.
 
     The gradient estimator is the default of both layers, or another one.
@@ -66,7 +66,7 @@ class Step(BenchmarkCase):
         return 2 * self.elements * self.k * self.quantizers
 
 
-def gaussian(case: Step, device: str) -> Inputs:
+def gaussian(case: LayerStep, device: str) -> OpInputs:
     """Return the estimator, x and its upstream gradient [B, L, D], and codebooks [Q, K, D].
 
     Values are standard normal and seeded.
@@ -83,13 +83,13 @@ def gaussian(case: Step, device: str) -> Inputs:
 
 def train_step(
     layer_class: Callable[..., Any], compiler: Callable[[Any], Any] = lambda layer: layer
-) -> Callable[[Inputs], Call]:
+) -> Callable[[OpInputs], Call]:
     """Prepare a training step.
 
     The layers of both libraries have the same interface, defaults (moving averages) and result.
     """
 
-    def prepare(inputs: Inputs) -> Call:
+    def prepare(inputs: OpInputs) -> Call:
         estimator, x, grad, codebooks = inputs
         count, k, d = codebooks.shape
         several = {"num_quantizers": count} if count > 1 else {}
@@ -113,16 +113,16 @@ def train_step(
 
 def vector_quantize_pytorch(
     name: str, compiler: Callable[[Any], Any] = lambda layer: layer
-) -> Callable[[Inputs], Call]:
+) -> Callable[[OpInputs], Call]:
     """Return the peer's layer of that name."""
 
-    def prepare(inputs: Inputs) -> Call:
+    def prepare(inputs: OpInputs) -> Call:
         return train_step(getattr(import_module("vector_quantize_pytorch"), name), compiler)(inputs)
 
     return prepare
 
 
-def gradient_error(inputs: Inputs) -> Callable[[torch.Tensor], float]:
+def gradient_error(inputs: OpInputs) -> Callable[[torch.Tensor], float]:
     """Return the relative error of the gradient of the first step.
 
     A row with a wrong codeword has a wrong gradient.
@@ -151,11 +151,11 @@ def _turned(g: torch.Tensor, x: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
 
 
 def row(
-    cases: tuple[Step, ...],
-    smoke: Step,
-    providers: dict[str, Callable[[Inputs], Call]],
+    cases: tuple[LayerStep, ...],
+    smoke: LayerStep,
+    providers: dict[str, Callable[[OpInputs], Call]],
     covers: tuple[str, ...] = (),
-) -> Op[Step]:
+) -> Op[LayerStep]:
     return Op(
         cases=cases,
         smoke=smoke,
@@ -171,22 +171,26 @@ def row(
 PEER = "vector-quantize-pytorch"
 OPS = {
     "layer": row(
-        cases=(Step(64, 1024, 256, 1024), Step(1024, 9, 512, 64), Step(1024, 9, 512, 64, "straight_through")),
-        smoke=Step(2, 3, 16, 5),
+        cases=(
+            LayerStep(64, 1024, 256, 1024),
+            LayerStep(1024, 9, 512, 64),
+            LayerStep(1024, 9, 512, 64, "straight_through"),
+        ),
+        smoke=LayerStep(2, 3, 16, 5),
         providers={"uefl": train_step(VectorQuantize), PEER: vector_quantize_pytorch("VectorQuantize")},
         covers=("vq_backward", "ema_update"),
     ),
     "layer_compiled": row(  # torch.compile with the default backend; the peer has graph breaks
-        cases=(Step(64, 1024, 256, 1024), Step(1024, 9, 512, 64)),
-        smoke=Step(2, 3, 16, 5),
+        cases=(LayerStep(64, 1024, 256, 1024), LayerStep(1024, 9, 512, 64)),
+        smoke=LayerStep(2, 3, 16, 5),
         providers={
             "uefl": train_step(VectorQuantize, partial(torch.compile, fullgraph=True)),
             PEER: vector_quantize_pytorch("VectorQuantize", torch.compile),
         },
     ),
     "residual_vq": row(  # frames of eight seconds of an audio codec
-        cases=(Step(16, 600, 128, 1024, quantizers=8),),
-        smoke=Step(2, 3, 16, 5, quantizers=3),
+        cases=(LayerStep(16, 600, 128, 1024, quantizers=8),),
+        smoke=LayerStep(2, 3, 16, 5, quantizers=3),
         providers={"uefl": train_step(ResidualVQ), PEER: vector_quantize_pytorch("ResidualVQ")},
     ),
 }

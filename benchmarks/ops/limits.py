@@ -29,7 +29,7 @@ FLAGS: dict[str, tuple[str, ...]] = {
     "portable": (),
 }  # compiler flags for each value of --held
 
-Inputs = tuple[str, torch.Tensor, torch.Tensor]
+OpInputs = tuple[str, torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Limit(BenchmarkCase):
         return self.what
 
 
-def inputs(case: Limit, device: str) -> Inputs:
+def inputs(case: Limit, device: str) -> OpInputs:
     """Return two float32 vectors, or two matrices."""
     generator = torch.Generator().manual_seed(0)
     if case.what in ("copy", "read"):
@@ -65,7 +65,7 @@ def inputs(case: Limit, device: str) -> Inputs:
     return case.what, a, b
 
 
-def by_torch(inputs: Inputs) -> Call:
+def by_torch(inputs: OpInputs) -> Call:
     what, a, b = inputs
     if not a.is_floating_point():
         raise ProviderUnavailable(f"torch has no fast product of {what}")
@@ -79,7 +79,7 @@ def by_torch(inputs: Inputs) -> Call:
     return lambda: torch.mm(a, b, out=out)
 
 
-def units(inputs: Inputs) -> Call:
+def units(inputs: OpInputs) -> Call:
     """Run the operations of the product from registers: no method on these units can be faster."""
     what, a, _ = inputs
     needs("cpu", a)
@@ -126,7 +126,7 @@ def _compiled() -> ctypes.CDLL:
     return loaded
 
 
-def error(inputs: Inputs) -> Callable[[torch.Tensor], float]:
+def error(inputs: OpInputs) -> Callable[[torch.Tensor], float]:
     """Return the relative error of a few rows of a product."""
     what, a, b = inputs
     right = {"copy": lambda: a.double(), "read": lambda: a.double().sum()}.get(

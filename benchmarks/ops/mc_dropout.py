@@ -24,7 +24,7 @@ from uefl_kernels.ops.linear import linear
 
 from ..cases import BenchmarkCase, Call, Gate, Op, needs
 
-Inputs = tuple["HeadCase", torch.Tensor, list[torch.Tensor], list[torch.Tensor]]
+OpInputs = tuple["HeadCase", torch.Tensor, list[torch.Tensor], list[torch.Tensor]]
 CHECKED_ROWS = 200
 
 
@@ -53,7 +53,7 @@ class HeadCase(BenchmarkCase):
         return 2 * self.batch * self.hidden * (self.inputs + self.passes * self.classes)
 
 
-def gaussian(case: HeadCase, device: str) -> Inputs:
+def gaussian(case: HeadCase, device: str) -> OpInputs:
     """Return rows and weights of a head, the same numbers on every device."""
     generator = torch.Generator().manual_seed(0)
     fans = ((case.inputs, case.hidden), (case.hidden, case.classes))
@@ -63,7 +63,7 @@ def gaussian(case: HeadCase, device: str) -> Inputs:
     return case, x.to(device), [weight.to(device) for weight in weights], [bias.to(device) for bias in biases]
 
 
-def against(inputs: Inputs, consistent: bool = False) -> Callable[[MCStats], float]:
+def against(inputs: OpInputs, consistent: bool = False) -> Callable[[MCStats], float]:
     """Return the largest deviation of the mean probabilities of the first rows from the definition.
 
     Both use the same masks.
@@ -76,10 +76,10 @@ def against(inputs: Inputs, consistent: bool = False) -> Callable[[MCStats], flo
     return lambda found: float((found.mean_probs[:CHECKED_ROWS].double() - truth.double()).abs().max())
 
 
-def ours(consistent: bool = False) -> Callable[[Inputs], Call]:
+def ours(consistent: bool = False) -> Callable[[OpInputs], Call]:
     """Prepare our kernel, with one mask per row or one for all rows."""
 
-    def prepare(inputs: Inputs) -> Call:
+    def prepare(inputs: OpInputs) -> Call:
         case, x, weights, biases = inputs
         return lambda: mc_dropout_mlp(
             x, weights, biases, p=0.1, passes=case.passes, consistent=consistent, seed=0
@@ -88,7 +88,7 @@ def ours(consistent: bool = False) -> Callable[[Inputs], Call]:
     return prepare
 
 
-def deterministic(inputs: Inputs) -> Call:
+def deterministic(inputs: OpInputs) -> Call:
     """Run one pass of the head with dropout off, and its softmax: a lower bound."""
     _, x, weights, biases = inputs
 
@@ -105,7 +105,7 @@ def _statistics(probs: list[torch.Tensor]) -> MCStats:
     return MCStats(mean, entropy, expected, entropy - expected, stack.var(0, correction=0))
 
 
-def shared_prefix(inputs: Inputs) -> Call:
+def shared_prefix(inputs: OpInputs) -> Call:
     """Run a torch loop that computes the part before the dropout once."""
     case, x, weights, biases = inputs
 
@@ -118,7 +118,7 @@ def shared_prefix(inputs: Inputs) -> Call:
     return call
 
 
-def whole_passes(inputs: Inputs) -> Call:
+def whole_passes(inputs: OpInputs) -> Call:
     """Run a torch loop over whole passes, the usual way."""
     case, x, weights, biases = inputs
 
@@ -130,10 +130,10 @@ def whole_passes(inputs: Inputs) -> Call:
     return lambda: _statistics([head() for _ in range(case.passes)])
 
 
-def on_gpu(name: str) -> Callable[[Inputs], Call]:
+def on_gpu(name: str) -> Callable[[OpInputs], Call]:
     """Run our kernel on one backend of the GPU."""
 
-    def prepare(inputs: Inputs) -> Call:
+    def prepare(inputs: OpInputs) -> Call:
         needs("cuda", inputs[1])
         call = ours()(inputs)
 

@@ -15,7 +15,7 @@ from uefl_kernels.nn import ResidualVQ
 from ..cases import BenchmarkCase, Call, Gate, Op
 from .vq import nearest
 
-Inputs = tuple[torch.Tensor, torch.Tensor]
+OpInputs = tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Frames(BenchmarkCase):
         return 2 * self.n * self.dim * self.k * self.quantizers
 
 
-def gaussian(case: Frames, device: str) -> Inputs:
+def gaussian(case: Frames, device: str) -> OpInputs:
     """Return x [N, D], standard normal, and the random codebooks [Q, K, D] of a good residual quantizer.
 
     A stage with K codewords leaves a residual of r = K^(-1/D) times the size, so its codewords have the
@@ -52,12 +52,12 @@ def gaussian(case: Frames, device: str) -> Inputs:
     return x.to(device), codebooks.to(device)
 
 
-def op(inputs: Inputs) -> Call:
+def op(inputs: OpInputs) -> Call:
     x, codebooks = inputs
     return lambda: rvq(x, codebooks).indices
 
 
-def stages(inputs: Inputs) -> Call:
+def stages(inputs: OpInputs) -> Call:
     """Run one ``vq`` after the other."""
     x, codebooks = inputs
 
@@ -72,13 +72,13 @@ def stages(inputs: Inputs) -> Call:
     return call
 
 
-def layer(layer_class: Callable[..., Any]) -> Callable[[Inputs], Call]:
+def layer(layer_class: Callable[..., Any]) -> Callable[[OpInputs], Call]:
     """Prepare a layer in evaluation mode.
 
     Both libraries have the same interface.
     """
 
-    def prepare(inputs: Inputs) -> Call:
+    def prepare(inputs: OpInputs) -> Call:
         x, codebooks = inputs
         count, k, d = codebooks.shape
         built = layer_class(dim=d, codebook_size=k, num_quantizers=count).to(x.device).eval()
@@ -96,12 +96,12 @@ def layer(layer_class: Callable[..., Any]) -> Callable[[Inputs], Call]:
     return prepare
 
 
-def peer(inputs: Inputs) -> Call:
+def peer(inputs: OpInputs) -> Call:
     """Run the layer of vector-quantize-pytorch."""
     return layer(import_module("vector_quantize_pytorch").ResidualVQ)(inputs)
 
 
-def wrong_rate(inputs: Inputs) -> Callable[[torch.Tensor], float]:
+def wrong_rate(inputs: OpInputs) -> Callable[[torch.Tensor], float]:
     """Return the share of indices that are not the float64 argmin, stage by stage on the float32 residual."""
     x, codebooks = inputs
     indices = []

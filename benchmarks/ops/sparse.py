@@ -16,7 +16,7 @@ from .estimator import method_call
 from .kmeans import ITERATIONS, against_float64
 
 METHODS = ("fit", "predict", "transform", "score")
-Inputs = tuple[str, Any, Any]
+OpInputs = tuple[str, Any, Any]
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class SparseMethod(BenchmarkCase):
     nonzeros: int
 
 
-def inputs(case: SparseMethod, device: str) -> Inputs:
+def inputs(case: SparseMethod, device: str) -> OpInputs:
     """Return a CSR matrix of rows of length 1, like TF-IDF.
 
     The first rows are the initial centers.
@@ -48,18 +48,18 @@ def inputs(case: SparseMethod, device: str) -> Inputs:
     return case.method, rows, rows[: case.k].toarray()
 
 
-def ours(inputs: Inputs) -> Call:
+def ours(inputs: OpInputs) -> Call:
     return method_call(KMeans, *inputs)
 
 
-def scikit_learn(inputs: Inputs) -> Call:
+def scikit_learn(inputs: OpInputs) -> Call:
     """Return Lloyd's algorithm from the same centers, on the same matrix."""
     from sklearn.cluster import KMeans as Peer
 
     return method_call(Peer, *inputs)
 
 
-def against(inputs: Inputs) -> Callable[[tuple[Any, Any]], float]:
+def against(inputs: OpInputs) -> Callable[[tuple[Any, Any]], float]:
     """Return a function that computes the error of an answer.
 
     After a fit it is the error of the inertia, after other methods the error of the answer for the model's

@@ -20,7 +20,7 @@ from uefl_kernels import (
 
 from ..cases import BenchmarkCase, Call, Gate, Op
 
-Inputs = tuple[torch.Tensor, ...]
+OpInputs = tuple[torch.Tensor, ...]
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class TransitionCase(BenchmarkCase):
         return 8 * self.b * self.k
 
 
-def inputs(case: TransitionCase, device: str) -> Inputs:
+def inputs(case: TransitionCase, device: str) -> OpInputs:
     """Return the inputs of a loss of M sets of similar size.
 
     These are logits (a leaf), targets, log_transition, log_marginal, the class shares of each set, and
@@ -62,10 +62,10 @@ def inputs(case: TransitionCase, device: str) -> Inputs:
     return moved
 
 
-def step(loss: Callable[..., torch.Tensor], compiled: bool = False) -> Callable[[Inputs], Call]:
+def step(loss: Callable[..., torch.Tensor], compiled: bool = False) -> Callable[[OpInputs], Call]:
     """Compute the mean loss and the gradient of the logits, as a training step does."""
 
-    def prepare(given: Inputs) -> Call:
+    def prepare(given: OpInputs) -> Call:
         function = torch.compile(loss, fullgraph=True) if compiled else loss
 
         def call() -> torch.Tensor:
@@ -77,10 +77,10 @@ def step(loss: Callable[..., torch.Tensor], compiled: bool = False) -> Callable[
     return prepare
 
 
-def largest_error(loss: Callable[..., torch.Tensor]) -> Callable[[Inputs], Callable[[torch.Tensor], float]]:
+def largest_error(loss: Callable[..., torch.Tensor]) -> Callable[[OpInputs], Callable[[torch.Tensor], float]]:
     """Return the largest error of a gradient against the reference, in units of the largest gradient."""
 
-    def against(given: Inputs) -> Callable[[torch.Tensor], float]:
+    def against(given: OpInputs) -> Callable[[torch.Tensor], float]:
         with backend("reference"):
             (truth,) = torch.autograd.grad(loss(*given).mean(), given[0])
         return lambda found: float((found - truth).abs().max() / truth.abs().max())

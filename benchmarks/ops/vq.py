@@ -16,7 +16,7 @@ from uefl_kernels import backend, vq, vq_assign
 
 from ..cases import BenchmarkCase, Call, Gate, Op, ProviderUnavailable, needs
 
-Inputs = tuple[torch.Tensor, torch.Tensor]
+OpInputs = tuple[torch.Tensor, torch.Tensor]
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
@@ -56,7 +56,7 @@ class SearchCase(BenchmarkCase):
         return getattr(torch, self.dtype).itemsize
 
 
-def gaussian(case: SearchCase, device: str) -> Inputs:
+def gaussian(case: SearchCase, device: str) -> OpInputs:
     """Return x [N, D] and a shared codebook [K, d]: standard normal, the same numbers on every device."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(case.n, case.dim, generator=generator)
@@ -85,7 +85,7 @@ def nearest(x: torch.Tensor, codebook: torch.Tensor) -> torch.Tensor:
     return indices
 
 
-def wrong_rate(inputs: Inputs) -> Callable[[torch.Tensor], float]:
+def wrong_rate(inputs: OpInputs) -> Callable[[torch.Tensor], float]:
     """Return the share of indices that are not the float64 argmin."""
     right = nearest(*inputs)
     return lambda found: float((found.long().flatten() != right).double().mean())
@@ -95,10 +95,10 @@ def rows_of(x: torch.Tensor, codebook: torch.Tensor) -> torch.Tensor:
     return x.reshape(-1, codebook.shape[-1])
 
 
-def forced(name: str, op: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Callable[[Inputs], Call]:
+def forced(name: str, op: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Callable[[OpInputs], Call]:
     """Run our kernel on one backend of the GPU."""
 
-    def prepare(inputs: Inputs) -> Call:
+    def prepare(inputs: OpInputs) -> Call:
         needs("cuda", inputs[0])
 
         def call() -> torch.Tensor:
@@ -110,7 +110,7 @@ def forced(name: str, op: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) 
     return prepare
 
 
-def matmul(inputs: Inputs) -> Call:
+def matmul(inputs: OpInputs) -> Call:
     """Run the plain matrix product of the same shape: a lower bound."""
     x, codebook = inputs
 
@@ -128,7 +128,7 @@ def block_rows(codebook: torch.Tensor) -> int:
     return torch.get_num_threads() * max(256, (1 << 18) // len(codebook))
 
 
-def blocked_matmul(inputs: Inputs) -> Call:
+def blocked_matmul(inputs: OpInputs) -> Call:
     """Multiply in blocks that reuse one buffer, so nothing of size N x K is stored: a stricter lower bound.
 
     A search does these products and then compares.
@@ -144,12 +144,12 @@ def blocked_matmul(inputs: Inputs) -> Call:
     return call
 
 
-def cdist(inputs: Inputs) -> Call:
+def cdist(inputs: OpInputs) -> Call:
     x, codebook = inputs
     return lambda: torch.cdist(rows_of(x, codebook), codebook).min(1).indices
 
 
-def addmm(inputs: Inputs) -> Call:
+def addmm(inputs: OpInputs) -> Call:
     """Compute |c|^2 / 2 - x c, the fastest composition of torch that we know.
 
     It runs in blocks on the CPU, and at once on a GPU.
@@ -167,7 +167,7 @@ def addmm(inputs: Inputs) -> Call:
     return call
 
 
-def faiss(inputs: Inputs) -> Call:
+def faiss(inputs: OpInputs) -> Call:
     """Search an index that is built beforehand.
 
     Blocks of 512 queries instead of 4096 make it about a tenth faster.
@@ -184,7 +184,7 @@ def faiss(inputs: Inputs) -> Call:
     return lambda: torch.from_numpy(index.search(rows, 1)[1])
 
 
-def scikit_learn(inputs: Inputs) -> Call:
+def scikit_learn(inputs: OpInputs) -> Call:
     """Run ``KMeans.predict`` with the codewords as centers."""
     from sklearn.cluster import KMeans
 
@@ -196,7 +196,7 @@ def scikit_learn(inputs: Inputs) -> Call:
     return lambda: torch.from_numpy(fitted.predict(rows))
 
 
-def superkmeans(inputs: Inputs) -> Call:
+def superkmeans(inputs: OpInputs) -> Call:
     """Run ``assign``, its exact search, which has no settings."""
     from superkmeans import SuperKMeans
 
@@ -207,7 +207,7 @@ def superkmeans(inputs: Inputs) -> Call:
     return lambda: torch.from_numpy(model.assign(rows, codewords))
 
 
-def fastkmeans(inputs: Inputs) -> Call:
+def fastkmeans(inputs: OpInputs) -> Call:
     """Call ``predict`` in blocks with 4 MB of distances instead of 51,200 rows.
 
     Its interface takes CPU arrays only.
@@ -224,7 +224,7 @@ def fastkmeans(inputs: Inputs) -> Call:
     return lambda: torch.from_numpy(model.predict(rows))
 
 
-def flash_kmeans(inputs: Inputs) -> Call:
+def flash_kmeans(inputs: OpInputs) -> Call:
     """Run its Triton search with its own tuning tables.
 
     The time leaves out the norms of x, which a fit computes once.
@@ -238,10 +238,10 @@ def flash_kmeans(inputs: Inputs) -> Call:
     return lambda: euclid_assign_triton(rows, codebook[None], norms)[0]
 
 
-def replayed(provider: Callable[[Inputs], Call]) -> Callable[[Inputs], Call]:
+def replayed(provider: Callable[[OpInputs], Call]) -> Callable[[OpInputs], Call]:
     """Replay the same search as a CUDA graph, without the time of the host, which is most of a small call."""
 
-    def prepare(inputs: Inputs) -> Call:
+    def prepare(inputs: OpInputs) -> Call:
         needs("cuda", inputs[0])
         call = provider(inputs)
         call()
@@ -259,7 +259,7 @@ def replayed(provider: Callable[[Inputs], Call]) -> Callable[[Inputs], Call]:
     return prepare
 
 
-def compiled_addmm(inputs: Inputs) -> Call:
+def compiled_addmm(inputs: OpInputs) -> Call:
     """Run ``addmm`` and ``argmin`` under ``torch.compile``, which generates kernels for the comparison."""
     x, codebook = inputs
     needs("cuda", x)
@@ -272,7 +272,7 @@ def compiled_addmm(inputs: Inputs) -> Call:
     return lambda: search(rows, codebook)
 
 
-def faiss_gpu(inputs: Inputs) -> Call:
+def faiss_gpu(inputs: OpInputs) -> Call:
     """Run ``knn_gpu`` of the CUDA wheels, with cuVS: it takes and returns tensors on the GPU."""
     x, codebook = inputs
     needs("cuda", x)
@@ -292,7 +292,7 @@ def faiss_gpu(inputs: Inputs) -> Call:
     return call
 
 
-def cuvs(inputs: Inputs) -> Call:
+def cuvs(inputs: OpInputs) -> Call:
     """Run its exact search.
 
     The index holds the codewords and their norms, and is built beforehand.
@@ -310,7 +310,7 @@ def cuvs(inputs: Inputs) -> Call:
     return call
 
 
-def eager_vq(inputs: Inputs) -> Call:
+def eager_vq(inputs: OpInputs) -> Call:
     """Compose the layer of torch ops around ``addmm``, the fastest search of torch that we know."""
     x, codebook = inputs
     search = addmm(inputs)
@@ -325,7 +325,7 @@ def eager_vq(inputs: Inputs) -> Call:
     return call
 
 
-def vector_quantize_pytorch(inputs: Inputs) -> Call:
+def vector_quantize_pytorch(inputs: OpInputs) -> Call:
     from vector_quantize_pytorch import VectorQuantize
 
     x, codebook = inputs

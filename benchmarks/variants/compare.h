@@ -1,6 +1,6 @@
 // Ways to reduce 64 scores of a thread for a search: 32 columns of each of two rows. In lane t of a quad,
 // score n of a row is column n / 2 * 8 + 2 t + n % 2. All scores of a launch have one exponent, so their bits
-// order as integers do.
+// have the order of integers.
 #pragma once
 
 #include "instructions.h"

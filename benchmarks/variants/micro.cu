@@ -226,8 +226,8 @@ extern "C" __global__ void additions(long long* clocks, int pattern, int codewor
   if (lane == 0) clocks[blockIdx.x * (blockDim.x / 32) + warp] = now() - begin + (all == 1);
 }
 
-// Measurement M6: every block reads a codebook of blocks of 16 KB several times, with some of them in flight
-// at a time.
+// Measurement M6: every thread block reads a codebook of blocks of 16 KB several times, with some of them in
+// flight at a time.
 extern "C" __global__ void __launch_bounds__(32, 1)
     read_codebook(const unsigned char* codewords, int blocks, int times, int ahead, long long* clocks) {
   constexpr int kBytes = 16384;

@@ -17,7 +17,7 @@ struct alignas(16) LaneResult {  // result of a lane for a row
   int best, second, tile, none;
 };
 
-struct Work {
+struct SearchWork {
   const unsigned char* rows;       // [blocks, chunks] tiles of 64 x 64 float16
   const unsigned char* codewords;  // [tiles, chunks] blocks of 128 x 64 float16, negated
   const float* starts;             // [tiles, 4, kStarts] |c|^2 / 2 above a base
@@ -29,7 +29,7 @@ struct Work {
 // kFirst: the sums begin at the starts. kMarked: stores the clock at the beginning and the end of products
 // and comparisons. Rows of more than two chunks are read from shared memory for each product.
 template <class Way, int kGroups_, int kChunks_, bool kFirst_ = false, bool kMarked_ = false>
-struct Variant {
+struct SearchVariant {
   using How = Way;
   static constexpr int kGroups = kGroups_, kChunks = kChunks_, kThreads = (kGroups_ + 1) * 128;
   static constexpr bool kFirst = kFirst_, kMarked = kMarked_, kLong = kChunks > 2;
@@ -67,7 +67,7 @@ struct BlockRing {
 };
 
 template <class V>
-__device__ int rounds_of(const Work& work) {
+__device__ int rounds_of(const SearchWork& work) {
   const int at_once = static_cast<int>(gridDim.x) * V::kGroups;
   return (work.blocks + at_once - 1) / at_once;
 }
@@ -77,7 +77,7 @@ __device__ int block_of(int round, int group) {
 }
 
 template <class V>
-__device__ void feed_codewords(const Work& work, const VariantMemory<V>& memory) {
+__device__ void feed_codewords(const SearchWork& work, const VariantMemory<V>& memory) {
   const int blocks = work.tiles * V::kChunks;
   const bool resident = work.places == blocks;
   BlockRing ring{work.places};
@@ -95,7 +95,7 @@ __device__ void feed_codewords(const Work& work, const VariantMemory<V>& memory)
 }
 
 template <class V>
-__device__ void feed_rows(const Work& work, const VariantMemory<V>& memory) {
+__device__ void feed_rows(const SearchWork& work, const VariantMemory<V>& memory) {
   BlockRing ring{V::kTiles};
   for (int round = 0; round < rounds_of<V>(work); ++round, ring.advance()) {
     for (int group = 0; group < V::kGroups; ++group) {
@@ -175,7 +175,7 @@ __device__ inline void load_starts(const float* first, float (&sums)[64]) {
 }
 
 template <class V>
-__device__ void search(const Work& work, const VariantMemory<V>& memory) {
+__device__ void search(const SearchWork& work, const VariantMemory<V>& memory) {
   const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, t = lane % 4;
   const bool resident = work.places == work.tiles * V::kChunks;
   BlockRing codewords{work.places}, tiles{V::kTiles};
@@ -227,7 +227,7 @@ __device__ void search(const Work& work, const VariantMemory<V>& memory) {
 }
 
 template <class V>
-__device__ void run(const Work& work) {
+__device__ void run(const SearchWork& work) {
   const VariantMemory<V> memory{work.places};
   if (threadIdx.x == 0) {
     for (int i = 0; i < work.places; ++i) {
@@ -253,9 +253,10 @@ __device__ void run(const Work& work) {
 
 }  // namespace
 
-#define VARIANT(name, ...)                                                                                  \
-  extern "C" __global__ void __launch_bounds__((Variant<__VA_ARGS__>::kThreads), 1) name(const Work work) { \
-    run<Variant<__VA_ARGS__>>(work);                                                                        \
+#define VARIANT(name, ...)                                                                \
+  extern "C" __global__ void __launch_bounds__((SearchVariant<__VA_ARGS__>::kThreads), 1) \
+      name(const SearchWork work) {                                                       \
+    run<SearchVariant<__VA_ARGS__>>(work);                                                \
   }
 #include "table.h"
 

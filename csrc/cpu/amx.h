@@ -11,12 +11,12 @@
 namespace uefl::cpu {
 namespace {
 
-struct alignas(64) TileConfig {
+struct alignas(64) AmxConfig {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
   uint16_t column_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
   uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 };
-const TileConfig kConfig;  // static memory: the compiler does not know that the instruction reads all of it
+const AmxConfig kConfig;  // static memory: the compiler does not know that the instruction reads all of it
 
 struct ConfiguredTiles {
   ConfiguredTiles() { _tile_loadconfig(&kConfig); }

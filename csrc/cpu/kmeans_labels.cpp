@@ -14,8 +14,8 @@ namespace {
 constexpr int64_t kRows = 32;  // rows of a block; their distances stay in the second-level cache
 
 // Calls work(lo, hi) in parallel for portions of `step` of n rows.
-template <class Work>
-void in_portions(int64_t n, int64_t step, const Parallel& parallel, const Work& work) {
+template <class Body>
+void in_portions(int64_t n, int64_t step, const Parallel& parallel, const Body& work) {
   parallel((n + step - 1) / step, [&](int64_t lo, int64_t hi) { work(lo * step, std::min(n, hi * step)); });
 }
 

@@ -76,8 +76,8 @@ double mean_variance(const std::vector<int64_t>& sums, const std::vector<int64_t
   return tree_sum(variances) / static_cast<double>(sums.size()) / scale / scale;
 }
 
-template <class Work>
-void PreparedProblem::for_rows(const Work& work) const {
+template <class Body>
+void PreparedProblem::for_rows(const Body& work) const {
   const int64_t n = dense_.n,
                 step = std::clamp<int64_t>(kElementsOfWork / dense_.d / 32 * 32, 32, kRowsOfWork);
   parallel_((n + step - 1) / step, [&](int64_t lo, int64_t hi) { work(lo * step, std::min(n, hi * step)); });

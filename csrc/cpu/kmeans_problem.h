@@ -81,8 +81,8 @@ class PreparedProblem {
   void make_dense(const StridedRows& x, bool spherical);
   void make_seeder(int64_t bits, double scale, bool keep);
   // Calls work(lo, hi) in parallel for portions of the rows.
-  template <class Work>
-  void for_rows(const Work& work) const;
+  template <class Body>
+  void for_rows(const Body& work) const;
 
   const Parallel& parallel_;
   const KMeansKernel& kernel_ = kmeans_kernel();

@@ -37,15 +37,15 @@ void copy(const StridedRows& rows, int64_t lo, int64_t hi, void* memory, int64_t
 
 }  // namespace
 
-Span RowBuffer::place(int64_t lo, int64_t hi) {
+BufferedRows RowBuffer::place(int64_t lo, int64_t hi) {
   if (in_place()) return {rows_, lo};
   lo_ = lo, hi_ = hi;
   memory_.resize((hi - lo) * pitch() * element_size(rows_.dtype));
   return {{memory_.data(), rows_.dtype, hi - lo, 1, rows_.dim, pitch(), 0, 1}, 0};
 }
 
-Span RowBuffer::read(int64_t lo, int64_t hi) {
-  const Span span = place(lo, hi);
+BufferedRows RowBuffer::read(int64_t lo, int64_t hi) {
+  const BufferedRows span = place(lo, hi);
   if (!in_place()) copy<false>(rows_, lo, hi, memory_.data(), pitch());
   return span;
 }

@@ -11,7 +11,7 @@
 namespace uefl::cpu {
 
 // The rows first, first + 1, ... of `rows`.
-struct Span {
+struct BufferedRows {
   StridedRows rows;
   int64_t first;
 };
@@ -23,8 +23,8 @@ class RowBuffer {
   // Returns rows [lo, hi) with contiguous elements. They stay in place if they are contiguous already.
   // Otherwise they are in memory that the next call reuses. read() fills this memory. After place(), the
   // caller fills it, and write() copies the rows back.
-  Span read(int64_t lo, int64_t hi);
-  Span place(int64_t lo, int64_t hi);
+  BufferedRows read(int64_t lo, int64_t hi);
+  BufferedRows place(int64_t lo, int64_t hi);
   void write();
 
   // Returns a number of rows that is small enough for all tensors of a pass to stay in the second-level

@@ -19,8 +19,8 @@ inline void on_this_thread(int64_t count, const std::function<void(int64_t lo, i
 // Runs threads for a front end without a thread pool: calls work(0), ..., work(threads - 1), the first on
 // this thread. After all have ended, it rethrows the exception of the lowest number. An exception that leaves
 // a thread would end the process.
-template <class Work>
-void on_threads(int64_t threads, const Work& work) {
+template <class Body>
+void on_threads(int64_t threads, const Body& work) {
   std::vector<std::exception_ptr> errors(threads);
   const auto guarded = [&](int64_t thread) {
     try {

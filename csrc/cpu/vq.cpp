@@ -56,7 +56,7 @@ void Vq::run(int64_t lo, int64_t hi) {
   Search::Scratch scratch(search_);
   for (int64_t block = lo; block < hi; ++block) {
     const int64_t first = first_row(block), rows = first_row(block + 1) - first;
-    const Span x = buffer.read(first, first + rows);
+    const BufferedRows x = buffer.read(first, first + rows);
     int64_t* indices = output_.indices + first * segments;
     search_.assign(x.rows, x.first, x.first + rows, indices - x.first * segments, scratch);
     errors_[block] = kernel().replace({.x = x,

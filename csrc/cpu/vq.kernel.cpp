@@ -178,7 +178,7 @@ inline void backward_straight(const Segment<T, Codeword>& segment, Codeword pull
 }
 
 template <class T>
-inline T* row(const Span& span, int64_t n, int64_t column) {
+inline T* row(const BufferedRows& span, int64_t n, int64_t column) {
   return reinterpret_cast<T*>(const_cast<char*>(element(span.rows, span.first + n, column)));
 }
 

@@ -204,7 +204,7 @@ void Search::assign(const StridedRows& x, int64_t lo, int64_t hi, int64_t* indic
     RowBuffer together(x);
     for (int64_t first = lo; first < hi; first += block_rows(x.dim)) {
       const int64_t last = std::min(first + block_rows(x.dim), hi);
-      const Span span = together.read(first, last);
+      const BufferedRows span = together.read(first, last);
       assign(span.rows, span.first, span.first + last - first, indices + (first - span.first) * segments,
              scratch);
     }

@@ -50,7 +50,7 @@ class RowSplitter {
     for (; done_ < unit; ++done_) {
       __m512 value[2];
       read(value);
-      Split both;
+      SplitFloats both;
       split(value, both);
       char* target = group_ + row_ * 64 + start_ / kDepth * 2 * kTileBytes;
       _mm512_store_si512(target, both.first);

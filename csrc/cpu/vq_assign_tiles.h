@@ -29,7 +29,7 @@ int64_t tile_bytes(int64_t count, int64_t d) {
 
 // The bfloat16 nearest to each of 32 values, with ties away from zero, and the bfloat16 nearest to the rest.
 // Element j shares a word with element j + 16, in rows and codewords alike, so packing needs no shuffle.
-struct Split {
+struct SplitFloats {
   __m512i first, second;
   __m512 rest[2];  // value - first
 };
@@ -51,7 +51,7 @@ inline __attribute__((always_inline)) __m512i words(__m512i low, __m512i high) {
                                    _mm512_set1_epi32(static_cast<int>(0xffff0000)), 0xf8);
 }
 
-inline __attribute__((always_inline)) void split(const __m512 (&value)[2], Split& out) {
+inline __attribute__((always_inline)) void split(const __m512 (&value)[2], SplitFloats& out) {
   const __m512i first[2] = {nearest(value[0]), nearest(value[1])};
   for (int i = 0; i < 2; ++i) out.rest[i] = rest_of(value[i], first[i]);
   out.first = words(first[0], first[1]);
@@ -68,7 +68,7 @@ double pack(const float* code, int64_t d, int64_t lane, void* block) {
     const uint32_t mask = 0xffffffffu >> (kDepth - n);
     const __m512 value[2] = {_mm512_maskz_loadu_ps(static_cast<__mmask16>(mask), code + start),
                              _mm512_maskz_loadu_ps(static_cast<__mmask16>(mask >> 16), code + start + kTile)};
-    Split parts;
+    SplitFloats parts;
     split(value, parts);
     _mm512_store_si512(target, parts.first);
     if (kParts == 2) _mm512_store_si512(target + part_bytes(d), parts.second);
@@ -127,7 +127,7 @@ void load_columns(const char* const* source, int64_t count, int64_t d, const flo
       __m512 sum = _mm512_setzero_ps(), rest = _mm512_setzero_ps();
       for (int64_t j = from; j < to; j += kDepth) {
         const __m512 value[2] = {value_at(j, 0), value_at(j, 1)};
-        Split both;
+        SplitFloats both;
         split(value, both);
         parts[0][r][j / kDepth] = both.first;
         if (kParts == 2) parts[1][r][j / kDepth] = both.second;

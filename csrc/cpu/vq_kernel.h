@@ -12,7 +12,7 @@ namespace uefl::cpu {
 
 // A run of rows. Pointers to [N, ..] are to its first row, and the elements of a row of x are contiguous.
 struct VqRun {
-  Span x;
+  BufferedRows x;
   int64_t rows, d;
   int64_t codebook_step;   // codewords between the codebooks of two segments: k, or 0 for a shared codebook
   const int64_t* indices;  // [N, S]
@@ -24,7 +24,7 @@ struct VqRun {
 };
 
 struct VqSums {
-  Span x;
+  BufferedRows x;
   int64_t rows, d, codebook_step;
   const int64_t* indices;
   const double* scales;  // [.., k] units of `fixed` in 1.0; 0 excludes the rows of this codeword
@@ -32,7 +32,7 @@ struct VqSums {
 };
 
 struct VqBackwardRun {
-  Span x, grad_quantized, grad_x;
+  BufferedRows x, grad_quantized, grad_x;
   int64_t rows, d, codebook_step;
   const int64_t* indices;
   const void* codewords;  // in float64 if wide, else in float32

@@ -19,7 +19,7 @@
 namespace uefl::cuda {
 namespace {
 
-constexpr int kAdvanceBlocks = 4;  // largest number of blocks on a multiprocessor
+constexpr int kAdvanceBlocks = 4;  // largest number of thread blocks on a multiprocessor
 
 template <class Center>
 struct Lloyd {
@@ -84,7 +84,7 @@ __device__ inline int64_t empty_before(int64_t end, const long long* masses) {
   for (int64_t cluster = 0; cluster < end; ++cluster) count += masses[cluster] == 0;
   return count;
 }
-// Counts the clusters without mass among all k. All threads of a block call it.
+// Counts the clusters without mass among all k. All threads of a thread block call it.
 __device__ inline int count_empty(int64_t k, const long long* masses) {
   __shared__ int count;
   if (threadIdx.x == 0) count = 0;
@@ -112,7 +112,8 @@ struct Keys {
 };
 
 // Writes the keys of up to `wanted` rows that are farthest from their centers, the farthest first. Returns
-// the number of these rows. Each step finds one row: the blocks agree on the largest key below the last one.
+// the number of these rows. Each step finds one row: the thread blocks agree on the largest key below the
+// last one.
 template <class T, class Center>
 __device__ int find_farthest(const T* x, const Shape& shape, const Lloyd<Center>& fit, int wanted) {
   const Keys keys(shape.outputs);
@@ -189,7 +190,7 @@ __device__ void move_centers(const T* x, const Shape& shape, const Lloyd<Center>
   });
 }
 
-// Adds up the shifts of all centers by halves, as tree_sum() does. One block calls it.
+// Adds up the shifts of all centers by halves, as tree_sum() does. One thread block calls it.
 template <class Center>
 __device__ void settle(int64_t k, const Lloyd<Center>& fit) {
   int64_t half = 1;
@@ -202,12 +203,12 @@ __device__ void settle(int64_t k, const Lloyd<Center>& fit) {
   if (threadIdx.x == 0) ++*fit.iterations, *fit.ended = !(*fit.shifts > *fit.limit);  // NaN ends the fit, too
 }
 
-// Ends an iteration. The launch is cooperative, with at most kAdvanceBlocks blocks on a multiprocessor. Once
-// the fit has ended, it changes nothing.
+// Ends an iteration. The launch is cooperative, with at most kAdvanceBlocks thread blocks on a
+// multiprocessor. Once the fit has ended, it changes nothing.
 template <class T, class Center>
 __global__ void __launch_bounds__(kThreads, kAdvanceBlocks)
     advance(const T* x, const __grid_constant__ Shape shape, const __grid_constant__ Lloyd<Center> fit) {
-  if (*fit.ended != 0) return;  // no block writes it before the barriers below
+  if (*fit.ended != 0) return;  // no thread block writes it before the barriers below
   if (fit.previous != nullptr) follow_changes(x, shape, fit);
   for (int64_t i = threadIdx.x; blockIdx.x == 0 && i < shape.k; i += blockDim.x) fit.farthest[i] = 0;
   grid_barrier();

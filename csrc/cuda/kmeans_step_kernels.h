@@ -28,8 +28,8 @@ __device__ double square_norm(int64_t d, const Value& value) {
 
 // Calls work(item, there) for groups of eight lanes that share the items. All four groups of a warp run the
 // same number of steps; a group may have no item.
-template <class Work>
-__device__ void for_each_group(int64_t items, const Work& work) {
+template <class Body>
+__device__ void for_each_group(int64_t items, const Body& work) {
   const int64_t groups = int64_t{gridDim.x} * blockDim.x / kSquareLanes,
                 own = (blockIdx.x * int64_t{blockDim.x} + threadIdx.x) / kSquareLanes;
   for (int64_t first = own / 4 * 4; first < items; first += groups)
@@ -67,7 +67,7 @@ __device__ double tree(const double* values, int64_t n, int64_t at, int64_t apar
 }
 
 // Runs the first five halvings of 32 * left values, of which the first n may be nonzero, and writes the first
-// `left` values. A single block runs all halvings and writes the total.
+// `left` values. A single thread block runs all halvings and writes the total.
 __global__ void __launch_bounds__(kFoldThreads) fold(double* values, int64_t n, int64_t left, double* total) {
   __shared__ double part[kFoldThreads];
   const int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x;

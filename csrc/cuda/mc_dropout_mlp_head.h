@@ -38,10 +38,10 @@ constexpr int kHeadVectors =
 UEFL_HOST_DEVICE constexpr int head_weights(int n) { return kHeadSteps * n * kWarp + 1; }
 
 // The power of two 2^(14 - e) for a number in 2^e ... 2^(e + 1), and its inverse.
-struct Scale {
+struct PowerOfTwo {
   float there, back;
 
-  __device__ explicit Scale(float most) {
+  __device__ explicit PowerOfTwo(float most) {
     const int exponent = __float_as_int(most) >> 23;  // the upper bits of a number that is not negative
     const int bounded = exponent < 15 ? 15 : exponent;
     there = __int_as_float((268 - bounded) << 23), back = __int_as_float((bounded - 14) << 23);
@@ -81,7 +81,7 @@ __global__ void pack_weights(const float* weights, int inputs, int outputs, floa
     }
     for (int mask = kWarp / 2; mask > 0; mask /= 2)
       most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, mask));
-    const Scale power(most);
+    const PowerOfTwo power(most);
     uint4* const target = packed + block * head_weights(kBlocks);
     UEFL_UNROLL
     for (int i = 0; i < kHeadSteps * kBlocks; ++i) {
@@ -113,7 +113,7 @@ __global__ void pack_rows(const T* x, int64_t rows, int inputs, int64_t row_stri
         values[j] = row < rows && unit + j < inputs ? widen(x[row * row_stride + (unit + j) * stride]) : 0.0f;
         most = larger_size(most, values[j]);
       }
-      const Scale power(row_max(most));
+      const PowerOfTwo power(row_max(most));
       uint2 pair[4];
       UEFL_UNROLL
       for (int j = 0; j < 4; ++j)
@@ -231,8 +231,8 @@ __device__ inline void drop_logits(float (&logit)[kClasses], const McProblem& pr
   }
 }
 
-// Runs the passes of a slot for a tile of rows. Four blocks on a multiprocessor leave a thread 128 registers.
-// Then the statistics spill once per pair of passes, but the loop does not.
+// Runs the passes of a slot for a tile of rows. Four thread blocks on a multiprocessor leave a thread 128
+// registers. Then the statistics spill once per pair of passes, but the loop does not.
 template <int kBlocks, bool kConsistent>
 __global__ void __launch_bounds__(kThreads, kBlocks == 2 ? 4 : 2) head(McProblem problem) {
   constexpr int kClasses = 2 * kBlocks;  // classes of a lane, in each of its two rows

@@ -15,7 +15,7 @@ namespace uefl::cuda {
 namespace mc_dropout {
 namespace {
 
-constexpr int kThreads = 128, kSide = kThreads / kWarp;  // a block has kSide warps
+constexpr int kThreads = 128, kSide = kThreads / kWarp;  // a thread block has kSide warps
 constexpr int kTileRows = 16, kUnits = 32;               // rows of a tile; units of a block of a sum
 constexpr int kVectors = kTileRows * kUnits / 4;         // float4 in a tile's block of units
 constexpr int kPasses = 2, kMostSlots = 24;              // passes that a warp works on at once; shares of the
@@ -74,10 +74,10 @@ __device__ inline const volatile uint2* round_keys(const int64_t* seed) {
   return keys;
 }
 
-struct Product {
+struct Product64 {
   uint32_t low, high;
 };
-__device__ inline Product multiply(uint32_t a, uint32_t b) {
+__device__ inline Product64 multiply(uint32_t a, uint32_t b) {
   const uint64_t product = uint64_t{a} * b;
   return {static_cast<uint32_t>(product), static_cast<uint32_t>(product >> 32)};
 }
@@ -96,17 +96,17 @@ struct Masks {
 
   __device__ Masks(const volatile uint2* keys, uint32_t first_pass, uint32_t first_row, uint32_t stream)
       : keys(keys) {
-    const Product streams = multiply(stream, kPhiloxMultiplier1);
+    const Product64 streams = multiply(stream, kPhiloxMultiplier1);
     from_stream = streams.low ^ keys[1].x;
     UEFL_UNROLL
     for (int p = 0; p < kPasses; ++p) {
-      const Product passes = multiply(first_pass + p, kPhiloxMultiplier0);
+      const Product64 passes = multiply(first_pass + p, kPhiloxMultiplier0);
       from_pass[p] = passes.high ^ keys[0].y;
       UEFL_UNROLL
       for (int h = 0; h < kRows; ++h) {
-        const Product rows =
+        const Product64 rows =
             multiply(streams.high ^ (kConsistent ? 0 : first_row + 8 * h) ^ keys[0].x, kPhiloxMultiplier0);
-        const Product both = multiply(rows.high ^ passes.low ^ keys[1].y, kPhiloxMultiplier1);
+        const Product64 both = multiply(rows.high ^ passes.low ^ keys[1].y, kPhiloxMultiplier1);
         from_row[h] = rows.low ^ keys[2].y;
         first[p][h] = both.high ^ keys[2].x, second[p][h] = both.low;
       }
@@ -116,8 +116,8 @@ struct Masks {
   __device__ void draw(uint32_t call, PhiloxWords (&words)[kPasses][kRows]) const {
     UEFL_UNROLL
     for (int p = 0; p < kPasses; ++p) {
-      const Product two = multiply(from_pass[p] ^ call, kPhiloxMultiplier1),
-                    three = multiply(two.high ^ from_stream, kPhiloxMultiplier0);
+      const Product64 two = multiply(from_pass[p] ^ call, kPhiloxMultiplier1),
+                      three = multiply(two.high ^ from_stream, kPhiloxMultiplier0);
       UEFL_UNROLL
       for (int h = 0; h < kRows; ++h)
         words[p][h] = {{first[p][h] ^ two.low, second[p][h], three.high ^ from_row[h], three.low}};
@@ -128,7 +128,7 @@ struct Masks {
       UEFL_UNROLL
       for (int i = 0; i < kPasses * kRows; ++i) {
         uint32_t (&word)[4] = words[i / kRows][i % kRows].word;
-        const Product a = multiply(word[0], kPhiloxMultiplier0), b = multiply(word[2], kPhiloxMultiplier1);
+        const Product64 a = multiply(word[0], kPhiloxMultiplier0), b = multiply(word[2], kPhiloxMultiplier1);
         word[0] = b.high ^ word[1] ^ low_key, word[1] = b.low, word[2] = a.high ^ word[3] ^ high_key,
         word[3] = a.low;
       }

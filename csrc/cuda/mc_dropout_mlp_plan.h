@@ -15,7 +15,7 @@ constexpr int64_t kNarrow = 16, kWide = 32;         // classes that head keeps i
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-struct Call {
+struct McCall {
   int64_t inputs, classes;
   uint32_t threshold, logit_threshold;  // of 16 bits: of the inputs, and on the logits
   int64_t rows, passes;
@@ -30,7 +30,7 @@ struct Plan {
   McProblem problem{};                           // except pointers and the current slab
 
   // Tests pass another value of slab_bytes. There are at most kWide classes.
-  explicit Plan(const Call& call, int64_t slab_bytes = kSlabBytes)
+  explicit Plan(const McCall& call, int64_t slab_bytes = kSlabBytes)
       : rows(call.rows),
         inputs(static_cast<int>(call.inputs)),
         n(call.classes <= kNarrow ? 2 : 4),
@@ -76,7 +76,7 @@ struct Plan {
   }
 };
 
-struct Arrays {
+struct McArrays {
   const float* parameters;  // the weights, then the bias
   const int64_t* seed;
   uint4 *weights, *rows;
@@ -87,7 +87,7 @@ struct Arrays {
 // Launches the kernels of a call. launch.over(threads, kernel, arguments) starts a kernel that loops.
 // launch.all(...) starts one that has a thread for each element.
 template <class T, class Launch>
-void run(const Plan& plan, const Arrays& arrays, const T* x, int64_t row_stride, int64_t stride,
+void run(const Plan& plan, const McArrays& arrays, const T* x, int64_t row_stride, int64_t stride,
          const Launch& launch) {
   McProblem problem = plan.problem;
   const int64_t slot_rows = problem.slots * plan.slab, classes = problem.classes;

@@ -1,10 +1,10 @@
 // Sums the rows of each codeword, for vq together with its other results, and for a step of k-means.
 //
-// A block takes a range of rows and 64 columns, and sorts the row numbers by codeword in shared memory. Its
-// warps then walk the sorted rows, an equal share each, one row at a time. A lane adds up two columns in
-// registers, with eight rows under way, and adds its sums to memory where the codeword changes. So one
-// reduction covers all rows of a codeword in a range, and all warps share the work of a codeword with most
-// rows. If a range has few rows of each codeword, the rows are walked in their own order.
+// A thread block takes a range of rows and 64 columns, and sorts the row numbers by codeword in shared
+// memory. Its warps then walk the sorted rows, an equal share each, one row at a time. A lane adds up two
+// columns in registers, with eight rows under way, and adds its sums to memory where the codeword changes. So
+// one reduction covers all rows of a codeword in a range, and all warps share the work of a codeword with
+// most rows. If a range has few rows of each codeword, the rows are walked in their own order.
 //
 // The sort keeps the order of the rows of a codeword, so the error has the same bits in every run.
 //
@@ -21,9 +21,9 @@
 namespace uefl::cuda {
 namespace {
 
-constexpr int kSumThreads = 384, kSumBlocks = 2;  // blocks to a multiprocessor
-constexpr int kSumColumns = 64;                   // of a block; a lane has two
-constexpr int kMostRows = 8192;                   // of a block that sorts; 4 bytes each
+constexpr int kSumThreads = 384, kSumBlocks = 2;  // thread blocks to a multiprocessor
+constexpr int kSumColumns = 64;                   // of a thread block; a lane has two
+constexpr int kMostRows = 8192;                   // of a thread block that sorts; 4 bytes each
 constexpr int kMostSorted = 2048;                 // codewords; 2 bytes each for each warp
 
 template <class T, class Codeword>
@@ -40,14 +40,14 @@ struct RowSums {
   long long* largest;  // [codewords], zeroed: the bits of the largest |x| as a double; infinity if a value is
                        // not finite
   Total error;
-  int rows;     // of a block
+  int rows;     // of a thread block
   bool sorted;  // otherwise rows are walked in their own order
 };
 
 inline int64_t column_blocks(const Shape& shape) { return (shape.d + kSumColumns - 1) / kSumColumns; }
 
-// Sets the number of rows of a block, for a grid of a multiple of resident_blocks blocks. Returns the number
-// of blocks.
+// Sets the number of rows of a thread block, for a grid of a multiple of resident_blocks thread blocks.
+// Returns the number of thread blocks.
 template <class T, class Codeword>
 int64_t divide_rows(RowSums<T, Codeword>& wanted, const Shape& shape, int64_t resident_blocks) {
   const auto parts = [](int64_t whole, int64_t part) { return (whole + part - 1) / part; };
@@ -66,7 +66,7 @@ int64_t sort_bytes(const RowSums<T, Codeword>& wanted, const Shape& shape, int t
                        : 0;
 }
 
-// The dynamic shared memory of a block that sorts.
+// The dynamic shared memory of a thread block that sorts.
 struct Sort {
   uint16_t* order;   // [rows], filled: row numbers, ordered by codeword and then by number
   uint16_t* codes;   // [rows], filled: the codeword of each row
@@ -105,7 +105,7 @@ __device__ inline void place_counts(uint16_t* places, int codewords) {
 }
 
 // Sorts the rows of the outputs from `first` on. A warp first counts its rows of each codeword, and then
-// knows their places. Every thread of the block must call it.
+// knows their places. Every thread of the thread block must call it.
 __device__ inline void sort_rows(const Shape& shape, const int64_t* indices, int64_t first, int rows,
                                  const Sort& sort) {
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;

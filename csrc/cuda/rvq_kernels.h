@@ -1,10 +1,10 @@
-// All stages of rvq for a few rows on CUDA, in one launch. A block keeps a row, its residual and the sum of
-// its codewords in shared memory from the first stage to the last one. One launch per stage gives the same
-// bits.
+// All stages of rvq for a few rows on CUDA, in one launch. A thread block keeps a row, its residual and the
+// sum of its codewords in shared memory from the first stage to the last one. One launch per stage gives the
+// same bits.
 //
-// There is no codebook to pack. A block reads the codewords unchanged and compares |x - c|^2 in float32. All
-// terms are positive, so a score has a relative error below (d + 8) 2^-23, and underflow adds less than d
-// 2^-120. If the best and the second-best score are closer than that, the definition decides.
+// There is no codebook to pack. A thread block reads the codewords unchanged and compares |x - c|^2 in
+// float32. All terms are positive, so a score has a relative error below (d + 8) 2^-23, and underflow adds
+// less than d 2^-120. If the best and the second-best score are closer than that, the definition decides.
 //
 // Bytes: all codebooks for each row, from the second-level cache.
 #pragma once
@@ -21,7 +21,7 @@ namespace {
 
 constexpr int kMostStages = 64;
 constexpr int kRvqLanes = 8;                                         // lanes that share a codeword
-constexpr int kRvqBlocks = 2;                                        // largest number of blocks on a
+constexpr int kRvqBlocks = 2;                                        // largest number of thread blocks on a
                                                                      // multiprocessor
 constexpr int64_t kMostRvqElements = 1 << 17, kMostRvqWidth = 4096;  // largest x, largest d
 
@@ -73,7 +73,7 @@ struct FloatTopTwo {
 };
 
 // Returns the nearest codeword by float32 scores, or a negative number if the definition must decide. All
-// threads of the block call it.
+// threads of the thread block call it.
 __device__ inline int nearest_in_float32(const float* row, const float* codewords, int k, int d) {
   __shared__ float bests[kThreads / kWarp], seconds[kThreads / kWarp];
   __shared__ int numbers[kThreads / kWarp];
@@ -112,8 +112,8 @@ __device__ inline int nearest_in_float32(const float* row, const float* codeword
   return certain ? found.index : -1;
 }
 
-// Runs all stages. The launch is cooperative, with one block for each output. d is a multiple of four, and
-// codewords begin at multiples of 16 bytes.
+// Runs all stages. The launch is cooperative, with one thread block for each output. d is a multiple of four,
+// and codewords begin at multiples of 16 bytes.
 template <class T>
 __global__ void __launch_bounds__(kThreads, kRvqBlocks)
     rvq_few(const T* x, const __grid_constant__ Shape shape, const __grid_constant__ Rvq<T> wanted) {
@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(kThreads, kRvqBlocks)
     const int k = static_cast<int>(stage.k);
     const float* codewords = stage.codewords + codebook * stage.k * d;
     int code = nearest_in_float32(residual, codewords, k, d);
-    if (code < 0) {  // for every thread of the block; each warp searches all codewords
+    if (code < 0) {  // for every thread of the thread block; each warp searches all codewords
       code = static_cast<int>(nearest(residual, 1, codewords, k, d, true));
       __syncthreads();
     }

@@ -1,5 +1,5 @@
-// Sums over many blocks, whose bits do not depend on the order of the blocks. Integers are added in any
-// order, and the errors of vq in a fixed order.
+// Sums over many thread blocks, whose bits do not depend on the order of the thread blocks. Integers are
+// added in any order, and the errors of vq in a fixed order.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ struct Total {
   double* sum;
   float* rounded;
   double factor;
-  double* parts;      // one for each block of the grid
+  double* parts;      // one for each thread block of the grid
   long long* adders;  // number of adders that are done; zeroed by the caller
 };
 
@@ -81,7 +81,7 @@ __device__ double squares(const float (&a)[kCount], const float (&b)[kCount]) {
   return squares(exact[0], exact[1]);
 }
 
-// Stores the part of one block or warp. Returns true for the last one, which adds up all parts.
+// Stores the part of one thread block or warp. Returns true for the last one, which adds up all parts.
 __device__ inline bool leave_part(double part, const Total& total, unsigned adder, unsigned adders) {
   total.parts[adder] = part;
   __threadfence();
@@ -99,7 +99,7 @@ __device__ inline void write_sum(double sum, const Total& total) {
   if (total.rounded != nullptr) *total.rounded = static_cast<float>(sum * total.factor);
 }
 
-// Returns the sum over the threads of the block, in a fixed order, to the first thread.
+// Returns the sum over the threads of the thread block, in a fixed order, to the first thread.
 __device__ inline double block_sum(double value) {
   __shared__ double of_warps[32];
   value = warp_sum(value);
@@ -111,8 +111,8 @@ __device__ inline double block_sum(double value) {
   return sum;
 }
 
-// Adds up a value of all threads of the grid. Every thread calls it once. The last block to arrive adds up
-// the parts of all blocks, in a fixed order.
+// Adds up a value of all threads of the grid. Every thread calls it once. The last thread block to arrive
+// adds up the parts of all thread blocks, in a fixed order.
 __device__ inline void add_up(double value, const Total& total) {
   __shared__ bool last;
   const double part = block_sum(value);

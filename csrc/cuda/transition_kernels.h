@@ -79,7 +79,7 @@ __device__ inline int64_t warps() { return gridDim.x * int64_t{blockDim.x} / kWa
 
 // A row of logits, as a warp reads it, with the weights of its group.
 template <class T>
-struct Row {
+struct LogitRow {
   using W = Wide<T>;
   const T* z;
   int64_t k, stride;
@@ -87,7 +87,7 @@ struct Row {
   const W *marginal, *matrix;  // [k], [m, k]
   W off, every;                // the logit that is subtracted, and the log of the sum over the marginal
 
-  __device__ Row(const TransitionProblem<T>& problem, int64_t n, int lane)
+  __device__ LogitRow(const TransitionProblem<T>& problem, int64_t n, int lane)
       : z(problem.logits + n * problem.stride_b), k(problem.k), stride(problem.stride_k) {
     const int64_t group = problem.groups ? problem.groups[n] : 0;
     inside = group >= 0 && group < problem.g;
@@ -110,7 +110,7 @@ __global__ void nll(TransitionProblem<T> problem, const int64_t* targets, int64_
   using W = Wide<T>;
   const int lane = threadIdx.x % kWarp;
   for (int64_t n = first_warp(); n < problem.b; n += warps()) {
-    const Row<T> row(problem, n, lane);
+    const LogitRow<T> row(problem, n, lane);
     const int64_t target = targets[n];
     const bool ignored = target == ignore_index, inside = target >= 0 && target < problem.m && row.inside;
     const W* weights = row.matrix + (inside ? target : 0) * row.k;
@@ -132,7 +132,7 @@ template <class T>
 __global__ void probs(TransitionProblem<T> problem, Wide<T>* log_g) {
   const int lane = threadIdx.x % kWarp;
   for (int64_t n = first_warp(); n < problem.b; n += warps()) {
-    const Row<T> row(problem, n, lane);
+    const LogitRow<T> row(problem, n, lane);
     for (int64_t m = 0; m < problem.m; ++m) {
       const Wide<T> own = row.sum(row.matrix + m * row.k, lane);
       if (lane == 0) log_g[n * problem.m + m] = own - row.every;
@@ -148,7 +148,7 @@ __global__ void probs_backward(TransitionProblem<T> problem, const Wide<T>* grad
   using W = Wide<T>;
   const int lane = threadIdx.x % kWarp;
   for (int64_t n = first_warp(); n < problem.b; n += warps()) {
-    const Row<T> row(problem, n, lane);
+    const LogitRow<T> row(problem, n, lane);
     for (int64_t j = lane; j < row.k; j += kWarp) {
       const W shifted = row.shifted(j);
       W slope = 0, counted = 0;

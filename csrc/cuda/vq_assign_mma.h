@@ -1,16 +1,16 @@
 // vq_assign with mma.sync (sm_80 and later), for x of any type and any strides. It is a whole search, and on
 // every GPU also the second phase of one. The tests also run it on the CPU, instruction by instruction.
 //
-// A block keeps 64 rows in shared memory as float16. It reads the codebook in blocks of 128 codewords x 64
-// elements, which stream through two buffers. Each of the eight warps computes 32 rows x 32 codewords of
+// A thread block keeps 64 rows in shared memory as float16. It reads the codebook in blocks of 128 codewords
+// x 64 elements, which stream through two buffers. Each of the eight warps computes 32 rows x 32 codewords of
 // every product. If rows are too long for the shared memory, the kernel converts 64 of their elements again
 // for each block of codewords (kStreamed).
 //
 //   first   keeps the best and the second-best score of a row, and writes the rows that are certain. It lists
 //           the other rows with a limit: no codeword with a score above the limit can be the nearest one.
-//   second  takes the rows that the block has listed, a few per cent. The codewords within the limit, usually
-//           two or three, are candidates, and the definition decides between them. For a row with too many
-//           candidates, the definition compares all codewords.
+//   second  takes the rows that the thread block has listed, a few per cent. The codewords within the
+//           limit, usually two or three, are candidates, and the definition decides between them. For a row
+//           with too many candidates, the definition compares all codewords.
 #pragma once
 
 #include "cuda/vq_assign_definition.h"
@@ -21,10 +21,10 @@ namespace {
 
 constexpr int kMmaRows = 64, kMmaColumns = 8, kParts = kThreads / kMmaRows, kMostCandidates = 8;
 constexpr int kRowBlock = kMmaRows * kBlockElements;
-constexpr int kMmaLists = kMmaRows / kWarpRows;  // lists of a block, one for each warp that tests rows
+constexpr int kMmaLists = kMmaRows / kWarpRows;  // lists of a thread block, one for each warp that tests rows
 constexpr int kMmaBarrier = 5;                   // named barrier of the threads that search with mma.sync
 
-// The state that a block keeps for its rows.
+// The state that a thread block keeps for its rows.
 struct MmaRows {
   // The first phase fills these, one entry for each of the threads or warps that share a row.
   float squares[kParts][kMmaRows], rests[kParts][kMmaRows];
@@ -32,7 +32,7 @@ struct MmaRows {
   // The second phase uses these.
   int64_t outputs[kMmaRows];
   float limits[kMmaRows];
-  int rows, read;  // number of rows, and of entries read from the lists of the block
+  int rows, read;  // number of rows, and of entries read from the lists of the thread block
   int found[kMmaRows], candidates[kMmaRows][kMostCandidates];
 };
 
@@ -57,8 +57,8 @@ struct MmaMemory {
         known(*reinterpret_cast<MmaRows*>(buffers + 2 * kBlockHalves)) {}
 };
 
-// Returns the number of this thread among the threads that search with mma.sync: all threads of a block of
-// search_mma, or 256 threads of search_wgmma.
+// Returns the number of this thread among the threads that search with mma.sync: all threads of a thread
+// block of search_mma, or 256 threads of search_wgmma.
 __device__ inline int mma_thread() { return static_cast<int>(threadIdx.x % kThreads); }
 __device__ inline void mma_meet() { named_wait(kMmaBarrier, kThreads); }
 
@@ -198,8 +198,8 @@ __device__ void score_rows(const RowPart<T>& rows, const PackedCodebook& packed,
   }
 }
 
-// Decides the rows of a block by the definition. A warp takes a row. It compares the candidates of the row,
-// or all codewords if there are too many candidates or none.
+// Decides the rows of a thread block by the definition. A warp takes a row. It compares the candidates of the
+// row, or all codewords if there are too many candidates or none.
 template <class T>
 __device__ void decide(const T* x, const Shape& shape, const PackedCodebook& packed, int64_t codebook,
                        const MmaRows& known, int64_t* indices) {
@@ -220,7 +220,7 @@ __device__ void decide(const T* x, const Shape& shape, const PackedCodebook& pac
   }
 }
 
-// The lists of open rows of a block, one after the other.
+// The lists of open rows of a thread block, one after the other.
 struct OpenLists {
   const Listed* rows;
   const int* counts;  // in shared memory
@@ -259,7 +259,8 @@ struct OpenLists {
   }
 };
 
-// Runs the second phase of a block, with kThreads threads, over the rows that the block has listed.
+// Runs the second phase of a thread block, with kThreads threads, over the rows that the thread block has
+// listed.
 template <bool kStreamed, class T>
 __device__ void search_open(const T* x, const Shape& shape, const PackedCodebook& packed,
                             const OpenLists& lists, int64_t* indices) {

@@ -1,6 +1,6 @@
 // Packs the codebook for the searches. Every call does this in one launch. The first half measures the
-// codewords. The second half writes them in units that follow from the longest codeword. All blocks meet at a
-// barrier between the halves.
+// codewords. The second half writes them in units that follow from the longest codeword. All thread blocks
+// meet at a barrier between the halves.
 //
 // Notation is as in common/certificate.h: mu is the center, and b = c - mu is a codeword minus the center.
 #pragma once
@@ -55,7 +55,7 @@ struct PackedCodebook {
                     // the base; far above the base if the codeword is not finite; see start_place()
   uint16_t* halves;  // [codebooks, padded_k / 128, width / 64] blocks of float16; b is scaled so that the
                      // longest one has a length in [2^14, 2^15); zero if the codeword is not finite
-  Listed* listed;    // [open_rows()] rows that are open after the first phase of a block
+  Listed* listed;    // [open_rows()] rows that are open after the first phase of a thread block
   int shift = 1 << kColumnBits;  // a factor that the compiler must not know; see multiply_add_integer()
 };
 
@@ -75,16 +75,16 @@ __device__ inline int codebook_exponent(const PackedCodebook& packed, int64_t co
   return codebook_exponent(packed.bounds + 4 * codebook);
 }
 
-// The codewords that a block measures, and later writes, at a time: one per warp. kPackBlocks is the largest
-// number of blocks on a multiprocessor.
+// The codewords that a thread block measures, and later writes, at a time: one per warp. kPackBlocks is the
+// largest number of thread blocks on a multiprocessor.
 constexpr int kPackCodewords = kThreads / kWarp, kPackBlocks = 2;
 constexpr int kSampledRows = 1024;
 
 // Computes the center: the mean of up to 64 codewords that are spread over the codebook. A column in which
 // the mean is small compared with the deviation gets 0. Any center gives the correct result. A large common
 // offset would cost precision. A small mean is not subtracted, because the difference of a 16-bit row and a
-// center needs more than the 11 bits of a float16. Every block computes the same numbers, so no block waits
-// for another one.
+// center needs more than the 11 bits of a float16. Every thread block computes the same numbers, so no thread
+// block waits for another one.
 template <class T>
 __device__ void make_center(const T* codewords, const Shape& shape, float* center) {
   constexpr int kColumns = 8, kParts = kWarp / kColumns,
@@ -117,7 +117,7 @@ __device__ void make_center(const T* codewords, const Shape& shape, float* cente
   }
 }
 
-// Returns the largest value of the threads of a block, to all of them.
+// Returns the largest value of the threads of a thread block, to all of them.
 template <class T>
 __device__ T block_largest(T value) {
   __shared__ T of_warps[kThreads / kWarp];
@@ -239,14 +239,15 @@ __device__ inline Base base_of(const PackedCodebook& packed, int64_t codebook) {
   return base_of(packed.bounds + 4 * codebook);
 }
 
-// Runs the first half for a block: computes the center, then measures codewords and the lengths of some rows.
+// Runs the first half for a thread block: computes the center, then measures codewords and the lengths of
+// some rows.
 template <class Codeword, class Row>
 __device__ void measure(const Codeword* codewords, const Row* rows, const Shape& shape,
                         const PackedCodebook& packed) {
   const int64_t tiles = shape.padded_k / kPackCodewords, samples = kSampledRows / kPackCodewords;
   const int64_t all = shape.outputs / shape.codebooks, apart = (all + kSampledRows - 1) / kSampledRows;
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  int64_t known = -1;  // this block has written the center of this codebook
+  int64_t known = -1;  // this thread block has written the center of this codebook
   for (int64_t item = blockIdx.x; item < shape.codebooks * (tiles + samples); item += gridDim.x) {
     const int64_t codebook = item / (tiles + samples), tile = item % (tiles + samples);
     if (codebook != known)
@@ -268,7 +269,7 @@ __device__ void measure(const Codeword* codewords, const Row* rows, const Shape&
   }
 }
 
-// Finds the bounds of a codebook except T. All threads of the block get them. Rows out of reach, NaN,
+// Finds the bounds of a codebook except T. All threads of the thread block get them. Rows out of reach, NaN,
 // infinity and rows far above the geometric mean do not count. Otherwise one such row would leave no bits for
 // the other scores.
 __device__ inline void find_bounds(const Shape& shape, const PackedCodebook& packed, int64_t codebook,
@@ -314,7 +315,7 @@ __device__ inline double write_halves(const Shape& shape, const PackedCodebook& 
   return sqrt(warp_sum(rest));
 }
 
-// Runs the second half for a block. It reads nothing that shared memory held before the barrier.
+// Runs the second half for a thread block. It reads nothing that shared memory held before the barrier.
 __device__ inline void write_operands(const Shape& shape, const PackedCodebook& packed) {
   const int64_t tiles = shape.padded_k / kPackCodewords;
   int64_t known = -1;
@@ -337,7 +338,7 @@ __device__ inline void write_operands(const Shape& shape, const PackedCodebook& 
 }
 
 // Packs the codebooks, and clears the arrays to which later kernels add. The launch is cooperative, with at
-// most kPackBlocks blocks on a multiprocessor.
+// most kPackBlocks thread blocks on a multiprocessor.
 template <class Codeword, class Row>
 __global__ void __launch_bounds__(kThreads, kPackBlocks)
     pack_codebook(const Codeword* codewords, const Row* rows, const __grid_constant__ Shape shape,

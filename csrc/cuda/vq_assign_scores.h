@@ -157,11 +157,11 @@ __device__ inline int least_of(const int* first) {
 // least numbers are in different rows or in different columns. So the second least is the lesser of two
 // numbers: the second of the rows and the second of the columns.
 template <int kCount>
-struct Grid {
+struct GridMinima {
   static constexpr int kColumns = (kCount + 2) / 3;
   int rows[3], columns[kColumns];
 
-  __device__ explicit Grid(const int (&of)[kCount]) {
+  __device__ explicit GridMinima(const int (&of)[kCount]) {
     rows[0] = least_of<kColumns>(of), rows[1] = least_of<kColumns>(of + kColumns);
     rows[2] = least_of<kCount - 2 * kColumns>(of + 2 * kColumns);
     UEFL_UNROLL
@@ -181,7 +181,7 @@ __device__ inline int second_of(const int (&of)[kCount], int best) {
     return least(greater(of[0], of[1]), greater(of[2], of[3]),
                  greater(lesser(of[0], of[1]), lesser(of[2], of[3])));
   } else {
-    const Grid<kCount> grid(of);
+    const GridMinima<kCount> grid(of);
     return lesser(second_of(grid.rows, best), second_of(grid.columns, best));
   }
 }
@@ -202,7 +202,7 @@ struct TileTopTwo {
     if constexpr (kCount == 2) {
       best = least_of<3>(all), found.second = lesser(found.second, second_of(all, best));
     } else {
-      const Grid<kCount + 1> grid(all);
+      const GridMinima<kCount + 1> grid(all);
       best = least_of<3>(grid.rows);
       found.second = least(found.second, second_of(grid.rows, best), second_of(grid.columns, best));
     }

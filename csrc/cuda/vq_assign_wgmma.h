@@ -1,6 +1,6 @@
-// vq_assign on sm_90a: one block on each multiprocessor for the whole search. The tests also run it on the
-// CPU, with its barriers, copies and layouts of shared memory. The warps of a block have roles, with rings of
-// barriers between them:
+// vq_assign on sm_90a: one thread block on each multiprocessor for the whole search. The tests also run it on
+// the CPU, with its barriers, copies and layouts of shared memory. The warps of a thread block have roles,
+// with rings of barriers between them:
 //
 //   prepare   One or two warpgroups read rows of x and convert them to float16 tiles in the layout of the
 //             products. They also measure the length of each row and its rounding error. Only this role
@@ -194,19 +194,19 @@ struct Multiplier {
       }
       barrier_arrive_by_warp(memory.found(tiles.place));
     }
-    // Waits until all copies have arrived, also copies of codebooks that this block has not used.
+    // Waits until all copies have arrived, also copies of codebooks that this thread block has not used.
     for (int block = 0; plan.resident && block < plan.codewords; ++block)
       barrier_wait(memory.codewords_full(block), 0);
   }
 };
 
 template <class T, int kGroups, bool kLong>
-__global__ void __launch_bounds__(Layout<kGroups, kLong>::kThreads, 1)
+__global__ void __launch_bounds__(WgmmaRoles<kGroups, kLong>::kThreads, 1)
     search_wgmma(const T* x, const __grid_constant__ Shape shape,
                  const __grid_constant__ PackedCodebook packed, const __grid_constant__ WgmmaPlan plan,
                  bool exact, int64_t* indices) {
 #if !defined(__CUDACC__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using Roles = Layout<kGroups, kLong>;
+  using Roles = WgmmaRoles<kGroups, kLong>;
   const WgmmaMemory memory{plan};
   // The shuffle tells the compiler that the number of the warp is the same in all lanes.
   const int role = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x / kGroupThreads), 0);

@@ -2,9 +2,9 @@
 //
 // For each of the four lanes of a row, multiply() gives the two least scores and the codeword of the least
 // one. A row that is not certain goes on the list of the warp: from the end of the list if the row is open
-// only between the codewords of two lanes, otherwise from its beginning. When the rows of the block are
-// finished, settle() decides the first kind by the definition. Meanwhile other warps run the second phase of
-// vq_assign_mma.h for the other rows.
+// only between the codewords of two lanes, otherwise from its beginning. When the rows of the thread block
+// are finished, settle() decides the first kind by the definition. Meanwhile other warps run the second phase
+// of vq_assign_mma.h for the other rows.
 //
 // One thread of this role also copies the codebook, because it waits most of the time. If each block of the
 // codebook has a place, this thread copies all blocks at once.
@@ -84,8 +84,9 @@ __device__ inline RowCandidates candidates_of(const LaneScores (&found)[4], int 
   return all;
 }
 
-// Decides the rows of the block that are open between two codewords, by the definition. `warps` warps call
-// it, each with its number. A warp takes kAtOnce rows at once. few: the number of such rows on each list.
+// Decides the rows of the thread block that are open between two codewords, by the definition. `warps` warps
+// call it, each with its number. A warp takes kAtOnce rows at once. few: the number of such rows on each
+// list.
 template <bool kLong, class T>
 __device__ void settle(const T* x, const Shape& shape, const PackedCodebook& packed, const WgmmaPlan& plan,
                        const int* few, int warp, int warps, int64_t* indices) {

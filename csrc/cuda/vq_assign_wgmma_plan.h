@@ -1,5 +1,5 @@
-// The plan of search_wgmma: which rows each block and warpgroup takes, and how a block divides its shared
-// memory among its rings.
+// The plan of search_wgmma: which rows each thread block and warpgroup takes, and how a thread block divides
+// its shared memory among its rings.
 #pragma once
 
 #include <algorithm>
@@ -27,7 +27,7 @@ UEFL_HOST_DEVICE constexpr int preparers_of(int groups) { return groups == 2 ? 2
 // is no separate warp for the copies: a quarter of a multiprocessor has 16384 registers, which is five warps
 // of 96.
 template <int kGroups, bool kLong>
-struct Layout {
+struct WgmmaRoles {
   static constexpr int kPreparers = preparers_of(kGroups);
   static constexpr int kWarpgroups = 5, kThreads = kWarpgroups * kGroupThreads, kLaunch = 96;
   static constexpr int kPrepare = kGroups == 3 && !kLong ? 72 : 88,
@@ -59,13 +59,13 @@ struct Item {
   }
 };
 
-// Assigns items to blocks and warpgroups. Warpgroup g takes items g, g + groups and so on of its block.
-// With one codebook, blocks get items one by one. With several codebooks, the items of a round (one for each
-// warpgroup) have the same codebook, because the warpgroups share the codewords.
+// Assigns items to thread blocks and warpgroups. Warpgroup g takes items g, g + groups and so on of its
+// thread block. With one codebook, thread blocks get items one by one. With several codebooks, the items of a
+// round (one for each warpgroup) have the same codebook, because the warpgroups share the codewords.
 struct Items {
   int64_t rows;                             // of one codebook
-  unsigned dealt, codebooks, groups, grid;  // dealt: portions that the blocks take in turn; grid: number of
-                                            // blocks
+  unsigned dealt, codebooks, groups, grid;  // dealt: portions that the thread blocks take in turn; grid:
+                                            // number of thread blocks
   int code_tiles;                           // blocks of 128 codewords in a codebook
 
   Items() = default;
@@ -78,7 +78,7 @@ struct Items {
     dealt = static_cast<unsigned>((rows + at_once - 1) / at_once * shape.codebooks);
     grid = static_cast<unsigned>(std::min<int64_t>(dealt, most_blocks));
   }
-  // Returns the number of items of a block. Divisions have 32 bits, because a division of 64 bits is a
+  // Returns the number of items of a thread block. Divisions have 32 bits, because a division of 64 bits is a
   // function call.
   UEFL_HOST_DEVICE int number(unsigned block) const {
     return static_cast<int>((dealt - block + grid - 1) / grid * (codebooks == 1 ? 1 : groups));

@@ -30,7 +30,7 @@ struct Pieces {
   __device__ static constexpr int place(int i, int part) { return (i * kParts + part) * kWarp * 16; }
 };
 
-// Copies the rows of a block in the order of its items, chunk by chunk.
+// Copies the rows of a thread block in the order of its items, chunk by chunk.
 template <class T, bool kLong>
 struct RowCopies {
   const T* x;

@@ -19,8 +19,8 @@
 namespace uefl::cuda {
 namespace {
 
-constexpr int kGatherBlocks = 3;     // blocks on a multiprocessor
-constexpr int kMostCounters = 4096;  // codewords that a block counts in shared memory
+constexpr int kGatherBlocks = 3;     // thread blocks on a multiprocessor
+constexpr int kMostCounters = 4096;  // codewords that a thread block counts in shared memory
 constexpr int kTilePieces =
     512;  // of a warp; tiles of long rows are small, so that few rows give work to all warps
 
@@ -69,11 +69,11 @@ struct Gather {
   int tile;     // rows of a tile, a multiple of abreast
   int abreast;  // rows that a warp reads together: 8 if elements of a row are apart, since elements of eight
                 // rows may then be adjacent
-  bool in_counters;  // a block first counts in shared memory, with 4 bytes for each codeword
+  bool in_counters;  // a thread block first counts in shared memory, with 4 bytes for each codeword
 };
 
-// Chooses the tiles and the place of the counts, for a grid of at most most_blocks blocks. Returns the number
-// of blocks.
+// Chooses the tiles and the place of the counts, for a grid of at most most_blocks thread blocks. Returns the
+// number of thread blocks.
 template <class T, class Codeword>
 int64_t divide_rows(Gather<T, Codeword>& wanted, const Shape& shape, int piece, int64_t most_blocks) {
   wanted.abreast = shape.stride == 1 ? 1 : 8;

@@ -13,7 +13,7 @@
 namespace uefl::cuda {
 namespace {
 
-constexpr int kUnitBlocks = 4;    // largest number of blocks on a multiprocessor
+constexpr int kUnitBlocks = 4;    // largest number of thread blocks on a multiprocessor
 constexpr int kUnitRoom = 3;      // powers of two between a codeword and the largest expected row
 constexpr int kUnitBits = 31;     // bits that remain of the largest value of a codeword's rows
 constexpr int kUnitLeast = -900;  // least exponent of a value
@@ -78,7 +78,7 @@ __device__ inline void change_units(int64_t d, const SumUnits& wanted, int64_t w
   }
 }
 
-// Ends the sums. The launch is cooperative, with at most kUnitBlocks blocks on a multiprocessor.
+// Ends the sums. The launch is cooperative, with at most kUnitBlocks thread blocks on a multiprocessor.
 template <class T>
 __global__ void __launch_bounds__(kThreads, kUnitBlocks)
     finish_sums(const T* x, const __grid_constant__ Shape shape, const __grid_constant__ SumUnits wanted) {
@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(kThreads, kUnitBlocks)
                 threads = int64_t{gridDim.x} * blockDim.x;
   change_units(shape.d, wanted, thread / kWarp, threads / kWarp);
   grid_barrier();
-  if (*wanted.again != 0) {  // the same in all blocks: nothing writes it any more
+  if (*wanted.again != 0) {  // the same in all thread blocks: nothing writes it any more
     for (int64_t output = thread / kWarp; output < shape.outputs; output += threads / kWarp) {
       const int64_t code = code_of(shape, wanted.indices, output);
       const double scale = wanted.scales[code];

@@ -22,8 +22,8 @@ inline void in_parallel(int64_t count, const std::function<void(int64_t, int64_t
 
 // Divides blocks of rows among threads. Only a search of few rows throws an error here, and the error must
 // not pass through torch's threads.
-template <class Work>
-void for_blocks(bool few, int64_t blocks, const Work& work) {
+template <class Body>
+void for_blocks(bool few, int64_t blocks, const Body& work) {
   few ? work(0, blocks) : torch::stable::parallel_for(0, blocks, 1, work);
 }
 

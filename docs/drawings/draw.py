@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import kernel_drawings
-from drawing import Drawing
+from drawing import SvgDrawing
 
 
-def network() -> Drawing:
+def network() -> SvgDrawing:
     """Draw the network of a UEFL client."""
-    d = Drawing(860, 330, "The network of a UEFL client")
+    d = SvgDrawing(860, 330, "The network of a UEFL client")
     d.box(20, 60, 90, 60, "image")
     d.box(150, 60, 110, 60, "encoder", "convolutions", kind="blue")
     d.box(300, 60, 130, 60, "features", "H'W' tokens of", "D channels")
@@ -31,9 +31,9 @@ def network() -> Drawing:
     return d
 
 
-def federated_round() -> Drawing:
+def federated_round() -> SvgDrawing:
     """Draw one round between the server and a client."""
-    d = Drawing(860, 400, "One round between the server and a client")
+    d = SvgDrawing(860, 400, "One round between the server and a client")
     d.frame(15, 15, 300, 370, "server")
     d.frame(545, 15, 300, 370, "each client, on its own images")
     d.box(40, 55, 250, 56, "choose the clients", "of this round", kind="blue")
@@ -73,9 +73,9 @@ def federated_round() -> Drawing:
     return d
 
 
-def search() -> Drawing:
+def search() -> SvgDrawing:
     """Draw the search and its certificate."""
-    d = Drawing(860, 300, "The exact search")
+    d = SvgDrawing(860, 300, "The exact search")
     d.box(20, 40, 110, 60, "row x", "d elements")
     d.box(170, 40, 180, 60, "score all codewords", "fast, low precision", kind="blue")
     d.box(390, 40, 170, 60, "best and second best", "and their gap")
@@ -97,9 +97,9 @@ def search() -> Drawing:
     return d
 
 
-def layers() -> Drawing:
+def layers() -> SvgDrawing:
     """Draw the layers of the code."""
-    d = Drawing(860, 430, "The layers of the code: arrows point from the importer to the imported")
+    d = SvgDrawing(860, 430, "The layers of the code: arrows point from the importer to the imported")
     d.frame(15, 15, 830, 265, "uefl: federated learning")
     d.box(
         40,

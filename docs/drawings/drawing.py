@@ -20,7 +20,7 @@ HEAD = '<marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" ma
 HEAD += '<path d="M0 0 8 4 0 8z" fill="#33333b"/></marker>'
 
 
-class Drawing:
+class SvgDrawing:
     """A drawing of boxes, labels and arrows."""
 
     def __init__(self, width: int, height: int, title: str) -> None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from drawing import Drawing
+from drawing import SvgDrawing
 
 
-def search_gpu() -> Drawing:
-    """Draw the roles of the warps in a block of the Hopper search."""
-    d = Drawing(620, 540, "A block of the search on a Hopper GPU")
+def search_gpu() -> SvgDrawing:
+    """Draw the roles of the warps in a thread block of the Hopper search."""
+    d = SvgDrawing(620, 540, "A thread block of the search on a Hopper GPU")
     d.text(20, 28, "global memory", "small", "start")
     d.box(20, 40, 250, 46, "rows x", "float32, float16 or bfloat16")
     d.box(350, 40, 250, 46, "codebook", "float16 tiles, packed once")
-    d.frame(10, 108, 600, 360, "a block: one per multiprocessor")
+    d.frame(10, 108, 600, 360, "a thread block: one per multiprocessor")
     d.box(
         20,
         140,
@@ -62,9 +62,9 @@ def search_gpu() -> Drawing:
     return d
 
 
-def kmeans_cpu() -> Drawing:
+def kmeans_cpu() -> SvgDrawing:
     """Draw an iteration of k-means on the CPU."""
-    d = Drawing(620, 420, "An iteration of k-means on the CPU")
+    d = SvgDrawing(620, 420, "An iteration of k-means on the CPU")
     d.box(20, 20, 270, 62, "grid of 16-bit integers", "greedy k-means++: exact products", kind="green")
     d.box(330, 20, 270, 62, "rows x", "read once in an iteration")
     d.box(20, 150, 270, 62, "centers", "in the dtype of x", kind="green")
@@ -96,9 +96,9 @@ def kmeans_cpu() -> Drawing:
     return d
 
 
-def kmeans_gpu() -> Drawing:
+def kmeans_gpu() -> SvgDrawing:
     """Draw the three launches of an iteration of k-means on a GPU."""
-    d = Drawing(620, 440, "The three launches of an iteration of k-means on a GPU")
+    d = SvgDrawing(620, 440, "The three launches of an iteration of k-means on a GPU")
     d.box(20, 30, 150, 62, "centers", kind="green")
     d.box(20, 190, 150, 62, "rows x", "268 MB")
     d.box(20, 320, 150, 78, "sums", "64-bit integers,", "for each cluster", kind="green")
@@ -126,9 +126,9 @@ def kmeans_gpu() -> Drawing:
     return d
 
 
-def mc_dropout_cpu() -> Drawing:
+def mc_dropout_cpu() -> SvgDrawing:
     """Draw the passes of Monte Carlo dropout over a tile of rows."""
-    d = Drawing(620, 400, "Monte Carlo dropout of a tile of rows on the CPU")
+    d = SvgDrawing(620, 400, "Monte Carlo dropout of a tile of rows on the CPU")
     d.box(20, 20, 180, 62, "tile of rows", "one row per lane")
     d.box(
         240,
@@ -172,9 +172,9 @@ def mc_dropout_cpu() -> Drawing:
     return d
 
 
-def mc_dropout_gpu() -> Drawing:
+def mc_dropout_gpu() -> SvgDrawing:
     """Draw the shares of passes of Monte Carlo dropout on a GPU."""
-    d = Drawing(620, 430, "Monte Carlo dropout on a GPU")
+    d = SvgDrawing(620, 430, "Monte Carlo dropout on a GPU")
     d.box(20, 20, 270, 62, "rows after the first layers", "float16 pairs, scales are powers of two")
     d.box(330, 20, 270, 62, "weights of the last layer", "float16 pairs")
     d.frame(10, 110, 600, 190, "a warp: 16 rows, a share of the passes")
@@ -194,9 +194,9 @@ def mc_dropout_gpu() -> Drawing:
     return d
 
 
-def linear() -> Drawing:
+def linear() -> SvgDrawing:
     """Draw the products of the parts of two float32 numbers."""
-    d = Drawing(620, 350, "A float32 product from three bfloat16 parts")
+    d = SvgDrawing(620, 350, "A float32 product from three bfloat16 parts")
     d.text(314, 28, "parts of a weight", "small")
     d.text(20, 68, "parts of an input", "small", "start")
     names = ("high", "middle", "low")
@@ -214,9 +214,9 @@ def linear() -> Drawing:
     return d
 
 
-def vq_layer() -> Drawing:
+def vq_layer() -> SvgDrawing:
     """Draw the forward and the backward pass of a VQ layer."""
-    d = Drawing(620, 450, "The forward and the backward pass of a VQ layer")
+    d = SvgDrawing(620, 450, "The forward and the backward pass of a VQ layer")
     d.frame(10, 10, 600, 215, "forward: one pass over x")
     d.box(20, 45, 170, 50, "x", "read: 67 MB")
     d.box(225, 45, 170, 50, "exact search", "of a block of rows", kind="blue")
@@ -243,9 +243,9 @@ def vq_layer() -> Drawing:
     return d
 
 
-def resident_network() -> Drawing:
+def resident_network() -> SvgDrawing:
     """Draw the one network in which all clients train."""
-    d = Drawing(620, 430, "A round with one resident network")
+    d = SvgDrawing(620, 430, "A round with one resident network")
     d.box(20, 20, 270, 50, "shared model", "one flat tensor", kind="blue")
     d.box(350, 20, 250, 50, "images of the client", "uint8, normalized by batch")
     d.frame(10, 95, 600, 235, "for each client in turn")
@@ -266,9 +266,9 @@ def resident_network() -> Drawing:
     return d
 
 
-def learning_from_sets() -> Drawing:
+def learning_from_sets() -> SvgDrawing:
     """Draw the loss of learning from sets and its gradient."""
-    d = Drawing(620, 370, "The loss of learning from sets, with its gradient")
+    d = SvgDrawing(620, 370, "The loss of learning from sets, with its gradient")
     d.box(20, 20, 180, 50, "log A[target]", "transition to the set")
     d.box(220, 20, 180, 50, "logits z of a row", "K classes, read once")
     d.box(420, 20, 180, 50, "log marginal", "sum over all sets")

@@ -18,15 +18,15 @@
 
 namespace emulated_amx {
 
-struct Config {
+struct EmulatedConfig {
   uint8_t palette, start_row, reserved[14];
   uint16_t column_bytes[16];
   uint8_t rows[16];
 };
-static_assert(sizeof(Config) == 64);
+static_assert(sizeof(EmulatedConfig) == 64);
 
 struct Registers {
-  Config config = {};
+  EmulatedConfig config = {};
   alignas(64) unsigned char tile[8][16][64] = {};
 
   // Returns a tile. The hardware raises an exception if no tile is configured, or if the tile has no size.
@@ -42,7 +42,7 @@ inline thread_local Registers registers;
 
 inline void loadconfig(const void* config) {
   registers = {};
-  std::memcpy(&registers.config, config, sizeof(Config));
+  std::memcpy(&registers.config, config, sizeof(EmulatedConfig));
   bool valid = registers.config.palette == 1 && registers.config.start_row == 0;
   for (const unsigned char byte : registers.config.reserved) valid = valid && !byte;
   for (int t = 0; t < 16; ++t) {
@@ -59,14 +59,14 @@ inline void zero(int t) { std::memset(registers[t], 0, sizeof registers.tile[t])
 
 inline void loadd(int t, const void* base, int64_t stride) {
   zero(t);  // zero beyond the configured size
-  const Config& config = registers.config;
+  const EmulatedConfig& config = registers.config;
   for (int i = 0; i < config.rows[t]; ++i) {
     std::memcpy(registers[t][i], static_cast<const char*>(base) + i * stride, config.column_bytes[t]);
   }
 }
 
 inline void stored(int t, void* base, int64_t stride) {
-  const Config& config = registers.config;
+  const EmulatedConfig& config = registers.config;
   for (int i = 0; i < config.rows[t]; ++i) {
     std::memcpy(static_cast<char*>(base) + i * stride, registers[t][i], config.column_bytes[t]);
   }
@@ -78,7 +78,7 @@ struct ProductShape {
   int rows, columns, depth;
 };
 inline ProductShape shape_of(int sum, int a, int b) {
-  const Config& config = registers.config;
+  const EmulatedConfig& config = registers.config;
   const ProductShape shape = {config.rows[sum], config.column_bytes[sum] / 4, config.column_bytes[a] / 4};
   if (config.rows[a] != shape.rows || config.rows[b] != shape.depth ||
       config.column_bytes[b] / 4 != shape.columns || sum == a || sum == b || a == b) {

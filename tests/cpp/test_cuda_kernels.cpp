@@ -60,7 +60,7 @@ static void run_wgmma(TestCodebook& codebook, const T* x, const cuda::Shape& sha
   codebook.make_lists(plan.items.grid * cuda::kGroupWarps * plan.room);
   std::vector<int64_t> indices(shape.outputs, -2);
   std::memset(emulation::shared, 0xff, sizeof emulation::shared);
-  emulation::launch(plan.items.grid, cuda::Layout<kGroups, kLong>::kThreads,
+  emulation::launch(plan.items.grid, cuda::WgmmaRoles<kGroups, kLong>::kThreads,
                     cuda::search_wgmma<T, kGroups, kLong>, x, shape, codebook.packed, plan, exact,
                     indices.data());
   check(plan.resident ? "wgmma, resident" : "wgmma, streamed", codebook, shape, indices, expected, exact);

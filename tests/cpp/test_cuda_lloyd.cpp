@@ -28,7 +28,7 @@ static bool same(const std::vector<T>& a, const std::vector<T>& b) {
 
 // A problem has rows [n, d] with elements `stride` apart, weights or none, and given centers [k, d].
 template <class T>
-struct Problem {
+struct LloydProblem {
   using Center = std::conditional_t<sizeof(T) == 8, double, float>;
   int64_t n, d, k;
   std::vector<T> x;
@@ -38,30 +38,30 @@ struct Problem {
   int64_t stride = 1;
 
   // Makes normal rows, and takes the first of them as centers.
-  Problem(int64_t n, int64_t d, int64_t k, int seed, int64_t stride = 1)
+  LloydProblem(int64_t n, int64_t d, int64_t k, int seed, int64_t stride = 1)
       : n(n), d(d), k(k), x(n * d * stride), stride(stride) {
     std::mt19937 random(seed);
     for (int64_t i = 0; const double value : normal<double>(n * d, random))
       x[i++ * stride] = static_cast<T>(value);
     for (int64_t i = 0; i < k * d; ++i) init.push_back(static_cast<Center>(x[i % (n * d) * stride]));
   }
-  Problem& weigh() {
+  LloydProblem& weigh() {
     for (int64_t i = 0; i < n; ++i) weights.push_back(i % 4 ? 3.0 / static_cast<double>(1 + i) : 0);
     return *this;
   }
-  Problem& on_sphere() {
+  LloydProblem& on_sphere() {
     spherical = true;
     return *this;
   }
   // Moves the last `count` centers far from all rows.
-  Problem& far(int64_t count) {
+  LloydProblem& far(int64_t count) {
     for (int64_t i = k - count; i < k; ++i) init[i * d] = static_cast<Center>(1e4 + static_cast<double>(i));
     return *this;
   }
 
   // Returns the problem with rows and centers of length 1, as a fit on a sphere has them.
-  Problem unit() const {
-    Problem scaled = *this;
+  LloydProblem unit() const {
+    LloydProblem scaled = *this;
     const auto scale = [&](auto* values, int64_t apart) {
       std::vector<double> row(d);
       for (int64_t j = 0; j < d; ++j) row[j] = static_cast<double>(values[j * apart]);
@@ -83,7 +83,7 @@ struct Problem {
 // Returns the units of the sums. Rows that are not finite have none, because the CPU rejects them. They get
 // arbitrary units.
 template <class T>
-static cpu::KMeansScales scales_of(const Problem<T>& given) {
+static cpu::KMeansScales scales_of(const LloydProblem<T>& given) {
   const double* weights = given.weights.empty() ? nullptr : given.weights.data();
   for (const T value : given.x) {
     if (!std::isfinite(static_cast<double>(cuda::widen(value))))
@@ -94,9 +94,9 @@ static cpu::KMeansScales scales_of(const Problem<T>& given) {
 
 // The state of a fit on the emulated GPU.
 template <class T>
-struct Fit {
-  using Center = Problem<T>::Center;
-  Problem<T> given;
+struct LloydFit {
+  using Center = LloydProblem<T>::Center;
+  LloydProblem<T> given;
   cpu::KMeansScales scales = scales_of(given);
   std::vector<double> weights = given.weights;
   std::vector<Center> centers = given.init;
@@ -108,7 +108,7 @@ struct Fit {
   cuda::Shape shape{given.n,      1,   1, given.d, given.k, 0, given.n, 0, given.d * given.stride,
                     given.stride, true};
 
-  explicit Fit(const Problem<T>& asked) : given(asked.spherical ? asked.unit() : asked) {
+  explicit LloydFit(const LloydProblem<T>& asked) : given(asked.spherical ? asked.unit() : asked) {
     for (double& weight : weights) weight /= scales.weight_unit;
   }
   const double* mass() const { return weights.empty() ? nullptr : weights.data(); }
@@ -171,8 +171,8 @@ struct Fit {
 // Runs the fit twice, with sums of all rows and with sums that follow the changes. Both must have the same
 // bits after each iteration.
 template <class T>
-static Fit<T> run_both(const char* what, const Problem<T>& given, int64_t most, unsigned blocks) {
-  Fit<T> follows(given), sums(given);
+static LloydFit<T> run_both(const char* what, const LloydProblem<T>& given, int64_t most, unsigned blocks) {
+  LloydFit<T> follows(given), sums(given);
   for (int64_t i = 0; i < most && !follows.ended; ++i) {
     follows.search(), sums.search();
     sums.sum();
@@ -187,16 +187,16 @@ static Fit<T> run_both(const char* what, const Problem<T>& given, int64_t most, 
 }
 
 template <class T>
-static void equals_the_cpu(const char* what, const Problem<T>& given, int64_t most = 300,
+static void equals_the_cpu(const char* what, const LloydProblem<T>& given, int64_t most = 300,
                            unsigned blocks = 3) {
-  std::vector<typename Problem<T>::Center> centers(given.k * given.d);
+  std::vector<typename LloydProblem<T>::Center> centers(given.k * given.d);
   std::vector<int64_t> labels(given.n);
   double inertia = 0;
   int64_t iterations = 0;
   cpu::kmeans({given.rows(), given.weights.empty() ? nullptr : given.weights.data(), given.init.data(),
                given.k, 0, centers.data(), labels.data(), &inertia, &iterations},
               {cpu::Seeding::given, given.spherical, 1, most, 0}, cpu::on_this_thread);
-  Fit<T> found = run_both(what, given, most, blocks);
+  LloydFit<T> found = run_both(what, given, most, blocks);
   found.search();
   CHECK(found.iterations == iterations, "%s: %lld iterations, expected %ld", what, found.iterations,
         static_cast<long>(iterations));
@@ -206,38 +206,38 @@ static void equals_the_cpu(const char* what, const Problem<T>& given, int64_t mo
 }
 
 static void fits() {
-  equals_the_cpu("one row", Problem<float>(1, 1, 1, 1));
-  equals_the_cpu("one cluster", Problem<float>(70, 9, 1, 2));
-  equals_the_cpu("clusters", Problem<float>(150, 5, 7, 3));
-  equals_the_cpu("one block", Problem<float>(150, 5, 7, 3), 300, 1);
-  equals_the_cpu("long rows", Problem<float>(90, 70, 5, 4));
-  equals_the_cpu("many clusters", Problem<float>(200, 3, 70, 5));
-  equals_the_cpu("a cluster a row", Problem<float>(40, 3, 40, 6));
-  equals_the_cpu("float64", Problem<double>(120, 11, 6, 7));
-  equals_the_cpu("float16", Problem<_Float16>(120, 11, 6, 8));
-  equals_the_cpu("bfloat16", Problem<emulation::Bfloat16>(120, 11, 6, 9));
-  equals_the_cpu("elements apart", Problem<float>(120, 9, 6, 10, 3));
-  equals_the_cpu("weights", Problem<float>(150, 5, 7, 11).weigh());
-  equals_the_cpu("sphere", Problem<float>(150, 5, 7, 12).on_sphere());
-  equals_the_cpu("weights on a sphere", Problem<double>(150, 5, 7, 13).on_sphere().weigh());
-  equals_the_cpu("one iteration", Problem<float>(150, 5, 7, 14), 1);
+  equals_the_cpu("one row", LloydProblem<float>(1, 1, 1, 1));
+  equals_the_cpu("one cluster", LloydProblem<float>(70, 9, 1, 2));
+  equals_the_cpu("clusters", LloydProblem<float>(150, 5, 7, 3));
+  equals_the_cpu("one block", LloydProblem<float>(150, 5, 7, 3), 300, 1);
+  equals_the_cpu("long rows", LloydProblem<float>(90, 70, 5, 4));
+  equals_the_cpu("many clusters", LloydProblem<float>(200, 3, 70, 5));
+  equals_the_cpu("a cluster a row", LloydProblem<float>(40, 3, 40, 6));
+  equals_the_cpu("float64", LloydProblem<double>(120, 11, 6, 7));
+  equals_the_cpu("float16", LloydProblem<_Float16>(120, 11, 6, 8));
+  equals_the_cpu("bfloat16", LloydProblem<emulation::Bfloat16>(120, 11, 6, 9));
+  equals_the_cpu("elements apart", LloydProblem<float>(120, 9, 6, 10, 3));
+  equals_the_cpu("weights", LloydProblem<float>(150, 5, 7, 11).weigh());
+  equals_the_cpu("sphere", LloydProblem<float>(150, 5, 7, 12).on_sphere());
+  equals_the_cpu("weights on a sphere", LloydProblem<double>(150, 5, 7, 13).on_sphere().weigh());
+  equals_the_cpu("one iteration", LloydProblem<float>(150, 5, 7, 14), 1);
 }
 
 static void empty_clusters() {
-  equals_the_cpu("empty", Problem<float>(150, 5, 7, 15).far(3));
-  equals_the_cpu("almost all empty", Problem<float>(64, 4, 30, 16).far(29));
-  equals_the_cpu("empty and weights", Problem<float>(150, 5, 7, 17).far(3).weigh());
-  equals_the_cpu("empty on a sphere", Problem<float>(70, 3, 6, 18).far(3).on_sphere());
-  equals_the_cpu("empty float64", Problem<double>(65, 2, 5, 19).far(2));
-  Problem<float> repeated(90, 2, 12, 20);  // three different rows for twelve clusters
+  equals_the_cpu("empty", LloydProblem<float>(150, 5, 7, 15).far(3));
+  equals_the_cpu("almost all empty", LloydProblem<float>(64, 4, 30, 16).far(29));
+  equals_the_cpu("empty and weights", LloydProblem<float>(150, 5, 7, 17).far(3).weigh());
+  equals_the_cpu("empty on a sphere", LloydProblem<float>(70, 3, 6, 18).far(3).on_sphere());
+  equals_the_cpu("empty float64", LloydProblem<double>(65, 2, 5, 19).far(2));
+  LloydProblem<float> repeated(90, 2, 12, 20);  // three different rows for twelve clusters
   for (int64_t i = 6; i < 180; ++i) repeated.x[i] = repeated.x[i % 6];
   equals_the_cpu("duplicates", repeated);
   equals_the_cpu("far duplicates", repeated.far(11));
-  Problem<float> still(10, 2, 4, 24);  // one row is not at its center
+  LloydProblem<float> still(10, 2, 4, 24);  // one row is not at its center
   std::fill(still.x.begin(), still.x.end() - 1, 0.0f);
   std::fill(still.init.begin(), still.init.end(), 0.0f);
   equals_the_cpu("more empty clusters than rows for them", still.far(3));
-  Problem<float> opposite(8, 1, 1, 21);  // directions that cancel, so that the mean has no direction
+  LloydProblem<float> opposite(8, 1, 1, 21);  // directions that cancel, so that the mean has no direction
   for (int64_t i = 0; i < 8; ++i) opposite.x[i] = i % 2 ? 1.0f : -1.0f;
   opposite.init = {1};
   equals_the_cpu("no direction", opposite.on_sphere());
@@ -246,9 +246,9 @@ static void empty_clusters() {
 // Runs the cases that the CPU rejects: fewer rows than clusters, and rows that are not finite. The sums have
 // no meaning there, but they must still be equal.
 static void rows_that_are_refused() {
-  run_both("fewer rows than clusters", Problem<float>(3, 2, 6, 22).far(5), 20, 2);
+  run_both("fewer rows than clusters", LloydProblem<float>(3, 2, 6, 22).far(5), 20, 2);
   for (const double bad : {double{NAN}, double{INFINITY}, -double{INFINITY}}) {
-    Problem<float> given(100, 5, 6, 23);
+    LloydProblem<float> given(100, 5, 6, 23);
     given.x[37 * 5 + 2] = static_cast<float>(bad);
     run_both("not finite", given, 8, 3);
     run_both("not finite, empty", given.far(3), 8, 3);
@@ -257,8 +257,8 @@ static void rows_that_are_refused() {
 
 // A fit ends at a shift of the limit or at NaN. Later iterations change nothing.
 static void ends() {
-  const Problem<float> given(60, 2, 37, 24);
-  Fit<float> one(given);
+  const LloydProblem<float> given(60, 2, 37, 24);
+  LloydFit<float> one(given);
   one.search(), one.sum(), one.advance(false, 0);
   double shift = 0;
   std::vector<double> squares(64);
@@ -275,10 +275,10 @@ static void ends() {
   }
   shift = squares[0];
   const auto ended = [&](double limit) {
-    Fit<float> fit(given);
+    LloydFit<float> fit(given);
     fit.search(), fit.sum(), fit.advance(false, limit);
     CHECK(fit.iterations == 1 && same(fit.centers, one.centers), "limit %g", limit);
-    const Fit<float> before = fit;
+    const LloydFit<float> before = fit;
     if (fit.ended) {
       fit.search(), fit.advance(true, 0);
       CHECK(fit.iterations == 1 && same(fit.centers, before.centers) && same(fit.sums, before.sums),

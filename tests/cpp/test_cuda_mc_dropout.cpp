@@ -79,16 +79,16 @@ struct GuardedArray {
 // Runs the launches of ops/cuda/mc_dropout_mlp.cu for the rows from first_row on.
 static Stats on_gpu(const DropoutCase& c, const std::vector<float>& x, const std::vector<float>& parameters,
                     int64_t slab_bytes = 1 << 28) {
-  const cuda::Call call{c.inputs(), c.classes(), c.thresholds[0], c.thresholds[1],
-                        c.rows,     c.passes,    c.consistent};
+  const cuda::McCall call{c.inputs(), c.classes(), c.thresholds[0], c.thresholds[1],
+                          c.rows,     c.passes,    c.consistent};
   const cuda::Plan plan(call, slab_bytes);
   GuardedArray<uint4> weights(plan.weight_vectors), rows(plan.row_vectors);
   GuardedArray<float> moments(plan.moments);
   Stats found(c.rows, c.classes());
-  const cuda::Arrays arrays{parameters.data(),    &kSeed,
-                            weights.data(),       rows.data(),
-                            moments.data(),       found.mean.data(),
-                            found.entropy.data(), found.variance.data()};
+  const cuda::McArrays arrays{parameters.data(),    &kSeed,
+                              weights.data(),       rows.data(),
+                              moments.data(),       found.mean.data(),
+                              found.entropy.data(), found.variance.data()};
   cuda::run(plan, arrays, x.data(), c.row_stride(), c.stride(), EmulatedLauncher{});
   return found;
 }

@@ -30,7 +30,7 @@ static int64_t rows_wanted() {
   return wanted ? std::atoll(wanted) : 1000;
 }
 
-struct SearchCase {
+struct DrawnSearch {
   cuda::Shape shape;
   int64_t gap;  // elements between rows
 };
@@ -40,7 +40,7 @@ static int64_t draw(std::mt19937& random, int64_t least, int64_t most) {
 }
 
 // Returns a shape that the path takes. Of many shapes, one is large now and then.
-static SearchCase any_case(std::mt19937& random, const Path& path, int64_t element_bytes) {
+static DrawnSearch any_case(std::mt19937& random, const Path& path, int64_t element_bytes) {
   const int64_t piece = path.in_bulk ? 16 / element_bytes : 1, most = rows_wanted() > 50000 ? 3000 : 500;
   const int64_t longest = draw(random, 1, 8) == 1 ? path.most_d : std::min<int64_t>(path.most_d, 200);
   const int64_t d = piece * draw(random, (path.least_d + piece - 1) / piece, longest / piece);
@@ -72,7 +72,7 @@ static std::vector<T> any_codewords(std::mt19937& random, int64_t count, double&
 // Makes rows that lie between two codewords of their codebook, most of them not exactly. Some codewords occur
 // twice.
 template <class T>
-static void fill(std::mt19937& random, const SearchCase& one, std::vector<T>& x, std::vector<T>& codewords) {
+static void fill(std::mt19937& random, const DrawnSearch& one, std::vector<T>& x, std::vector<T>& codewords) {
   const cuda::Shape& shape = one.shape;
   double scale;
   codewords = any_codewords<T>(random, shape.codebooks * shape.k * shape.d, scale);
@@ -135,7 +135,7 @@ static void wgmma(TestCodebook& codebook, const std::vector<T>& x, const cuda::S
   codebook.make_lists(plan.items.grid * cuda::kGroupWarps * plan.room);
   std::vector<int64_t> indices(shape.outputs, -2);
   std::memset(emulation::shared, 0xff, sizeof emulation::shared);
-  emulation::launch(plan.items.grid, cuda::Layout<kGroups, kLong>::kThreads,
+  emulation::launch(plan.items.grid, cuda::WgmmaRoles<kGroups, kLong>::kThreads,
                     cuda::search_wgmma<T, kGroups, kLong>, x.data(), shape, codebook.packed, plan, true,
                     indices.data());
   path.open += static_cast<int64_t>(codebook.open().size());
@@ -171,7 +171,7 @@ static void other(TestCodebook& codebook, const std::vector<T>& x, const cuda::S
 
 template <class T>
 static void any_search(std::mt19937& random, Path& path) {
-  const SearchCase one = any_case(random, path, sizeof(T));
+  const DrawnSearch one = any_case(random, path, sizeof(T));
   const cuda::Shape& shape = one.shape;
   std::vector<T> x, codewords;
   fill(random, one, x, codewords);

@@ -80,15 +80,15 @@ static void check(const char* name, Kernel kernel, int blocks, int k, int places
     }
   }
   std::vector<variants::LaneResult> found(rows * 4, variants::LaneResult{-1, -1, -1, -1});
-  const variants::Work work{reinterpret_cast<const unsigned char*>(packed_rows.data()),
-                            reinterpret_cast<const unsigned char*>(packed_codewords.data()),
-                            starts,
-                            found.data(),
-                            nullptr,
-                            blocks,
-                            k / kColumns,
-                            places,
-                            V::How::kShift};
+  const variants::SearchWork work{reinterpret_cast<const unsigned char*>(packed_rows.data()),
+                                  reinterpret_cast<const unsigned char*>(packed_codewords.data()),
+                                  starts,
+                                  found.data(),
+                                  nullptr,
+                                  blocks,
+                                  k / kColumns,
+                                  places,
+                                  V::How::kShift};
   std::memset(emulation::shared, 0xff, sizeof emulation::shared);
   emulation::launch(2, V::kThreads, kernel, work);
 
@@ -109,7 +109,7 @@ static void check(const char* name, Kernel kernel, int blocks, int k, int places
 }
 
 #define CHECK_VARIANT(name, blocks, k, places, ...) \
-  check<variants::Variant<__VA_ARGS__>>(#name, variants::name, blocks, k, places)
+  check<variants::SearchVariant<__VA_ARGS__>>(#name, variants::name, blocks, k, places)
 
 void run() {
   using variants::Cross, variants::Groups;

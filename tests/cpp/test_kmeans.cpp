@@ -24,18 +24,18 @@ static Parallel threads(int64_t number) {
   };
 }
 
-struct Outcome {
+struct FitOutcome {
   std::vector<float> centers;
   std::vector<int64_t> labels;
   double inertia = 0;
   int64_t iterations = 0;
 
-  bool operator==(const Outcome&) const = default;
+  bool operator==(const FitOutcome&) const = default;
 };
 
-static Outcome fit(const StridedRows& x, int64_t k, KMeansOptions options, const float* init,
-                   const Parallel& parallel, uint64_t seed = 0) {
-  Outcome out{std::vector<float>(k * x.dim), std::vector<int64_t>(x.outer)};
+static FitOutcome fit(const StridedRows& x, int64_t k, KMeansOptions options, const float* init,
+                      const Parallel& parallel, uint64_t seed = 0) {
+  FitOutcome out{std::vector<float>(k * x.dim), std::vector<int64_t>(x.outer)};
   kmeans({x, nullptr, init, k, seed, {out.centers.data(), out.labels.data(), &out.inertia, &out.iterations}},
          options, parallel);
   return out;
@@ -53,7 +53,7 @@ static void is_lloyds_algorithm(int64_t n, int64_t d, int64_t k) {
   std::mt19937 random(1);
   const auto x = groups(n, d, 3 * k, random);
   std::vector<float> centers(x.begin(), x.begin() + k * d);
-  const Outcome found = fit(dense(x, n, d), k, {Seeding::given, false, 1, 300, 0}, x.data(), alone);
+  const FitOutcome found = fit(dense(x, n, d), k, {Seeding::given, false, 1, 300, 0}, x.data(), alone);
   for (int64_t round = 0; round < found.iterations; ++round) {
     std::vector<double> sums(k * d);
     std::vector<int64_t> counts(k);
@@ -85,7 +85,7 @@ static void threads_change_nothing(int64_t n, int64_t d, int64_t k) {
   const auto x = groups(n, d, 12, random);
   for (const Seeding seeding : {Seeding::random, Seeding::plus_plus, Seeding::parallel}) {
     const KMeansOptions options{seeding, false, 2, 20, 1e-4};
-    const Outcome expected = fit(dense(x, n, d), k, options, nullptr, alone, 5);
+    const FitOutcome expected = fit(dense(x, n, d), k, options, nullptr, alone, 5);
     for (const int64_t number : {2, 3, 7}) {
       CHECK(fit(dense(x, n, d), k, options, nullptr, threads(number), 5) == expected, "%ld threads",
             static_cast<long>(number));
@@ -214,7 +214,7 @@ static void rows_without_density() {
 
 static void empty_clusters_take_the_farthest_rows() {
   const std::vector<float> x{0, 1, 2, 50, 100}, init{1, 1e4, 2e4};
-  const Outcome found = fit(dense(x, 5, 1), 3, {Seeding::given, false, 1, 1, 0}, init.data(), alone);
+  const FitOutcome found = fit(dense(x, 5, 1), 3, {Seeding::given, false, 1, 1, 0}, init.data(), alone);
   CHECK(found.centers == std::vector<float>({1, 100, 50}), "got %g, %g and %g", found.centers[0],
         found.centers[1], found.centers[2]);
   CHECK(found.inertia == 2, "got %g", found.inertia);

@@ -36,8 +36,8 @@ void operator delete(void* memory, std::align_val_t) noexcept { give_back(memory
 void operator delete(void* memory, size_t, std::align_val_t) noexcept { give_back(memory); }
 
 // Returns the peak memory of work() in bytes.
-template <class Work>
-static int64_t peak(const Work& work) {
+template <class Body>
+static int64_t peak(const Body& work) {
   const int64_t before = held;
   most = before;
   work();

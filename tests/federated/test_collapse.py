@@ -100,9 +100,9 @@ def test_classes_without_images_are_ignored():
 def test_parts_add_up():
     features, labels = around(frame(4), 0.5)
     weight, bias = torch.randn(4, 16), torch.randn(4)
-    parts = [(features[i::3], labels[i::3]) for i in range(3)]
-    sums = [class_sums(*part, 4) for part in parts]
+    pieces = [(features[i::3], labels[i::3]) for i in range(3)]
+    sums = [class_sums(*piece, 4) for piece in pieces]
     total = ClassSums(sum(s.sums for s in sums), sum(s.counts for s in sums))
-    within, disagree = (sum(spread(total, *part, weight, bias) for part in parts) / len(features)).tolist()
+    within, disagree = (sum(spread(total, *piece, weight, bias) for piece in pieces) / len(features)).tolist()
     expected = neural_collapse(features, labels, weight, bias)
     assert Collapse(within, *geometry(total, weight).tolist(), disagree) == pytest.approx(expected)

@@ -101,8 +101,8 @@ def test_all_members_extend_the_ensembles_uncertain_clients():
     assert len(notices) == 1  # not one per member
     last = [algorithm.turn() for _ in range(2)][-1]
     assert [(r["codewords"], r["extended"]) for r in last] == [(4, False), (4, False), (8, True)]
-    parts = [visible(algorithm, "silo-2", i)[4:] for i in range(3)]
-    assert not torch.equal(parts[0], parts[1])  # codewords of the member's own features
+    pieces = [visible(algorithm, "silo-2", i)[4:] for i in range(3)]
+    assert not torch.equal(pieces[0], pieces[1])  # codewords of the member's own features
     assert algorithm.finished
 
 

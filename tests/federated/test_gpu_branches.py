@@ -20,7 +20,7 @@ from .whole_run import Watcher, outcome, start
 
 
 class Generator:
-    """In the place of the generator of a GPU: it has a state, and nothing draws from it."""
+    """Stands in for the generator of a GPU: it has a state, and nothing draws from it."""
 
     def __init__(self) -> None:
         self.generator = torch.Generator()

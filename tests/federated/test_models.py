@@ -70,8 +70,8 @@ def test_segments_are_contiguous_parts_of_a_token(segments, pooled):
     net = Net(TINY.model_copy(update={"pooled": pooled}), (1, 28, 28), 10).eval()
     tokens, codebook = net.tokens(torch.randn(3, 1, 28, 28)).detach(), torch.randn(5, 16 // segments)
     out = Quantizer()(tokens, codebook)
-    parts = tokens.reshape(-1, 16 // segments)
-    nearest = torch.cdist(parts.double(), codebook.double()).argmin(1)
+    pieces = tokens.reshape(-1, 16 // segments)
+    nearest = torch.cdist(pieces.double(), codebook.double()).argmin(1)
     assert torch.equal(out.values, codebook[nearest].reshape(tokens.shape))
     assert torch.equal(out.codes, nearest.reshape(3, -1))
     assert out.codes.shape == (3, net.positions * segments)
@@ -247,8 +247,8 @@ def test_memory_that_a_step_frees_is_there_for_the_next_one():
 
     def step() -> int:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        parts = [torch.ones(2**20) for _ in range(5)]
-        assert len(parts) == 5  # 20 MB
+        pieces = [torch.ones(2**20) for _ in range(5)]
+        assert len(pieces) == 5  # 20 MB
         return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
     step()
@@ -310,7 +310,7 @@ def test_private_parts_are_found_by_name_and_layer():
     values, buffers = flat.private(lambda name, owner: name.startswith("head.fc2."))
     assert (int(values.sum()), int(buffers.sum())) == (16 * 3 + 3, 0)
     named = flat.named(values.float(), buffers.float())
-    assert {name for name, part in named.items() if part.any()} == {"head.fc2.weight", "head.fc2.bias"}
+    assert {name for name, piece in named.items() if piece.any()} == {"head.fc2.weight", "head.fc2.bias"}
 
 
 def test_flat_module_set_changes_the_module_in_place():

@@ -253,7 +253,7 @@ def test_only_a_terminal_gets_a_bar(terminal, capsys):
     errors = Console(file=io.StringIO(), force_terminal=terminal, width=80)
     with bar(errors, "predicting", 7) as advance:
         advance(3)
-        print("1,2")  # the bar is no place for the output
+        print("1,2")  # the output does not go to the bar's stream
     assert ("3/7" in errors.file.getvalue()) == terminal
     assert capsys.readouterr().out == "1,2\n"
 
@@ -332,8 +332,8 @@ def test_predict_shows_a_table(models, files):
     assert result.exit_code == 0, result.output
     assert "mutual information" in result.stdout
     # the header of a table wider than the terminal
-    parts = sum(line.split()[:1] == ["image"] for line in result.stdout.splitlines())
-    assert result.stdout.count("0.png") == parts >= 1
+    pieces = sum(line.split()[:1] == ["image"] for line in result.stdout.splitlines())
+    assert result.stdout.count("0.png") == pieces >= 1
     assert re.search(r"\bmean\b.*\blayers\b", result.output)
 
 
@@ -454,7 +454,7 @@ def test_export_to_a_full_disk_is_a_line(models, tmp_path, suffix):
 
     A limit on the size of files replaces the full disk.
     """
-    from tests import fresh  # not above: the process to fork from would start for every federated test
+    from tests import fresh  # not above: the import starts a process, which few tests need
 
     arguments = ["uefl", "export", str(models["fedavg"][1]), f"{tmp_path / 'a'}{suffix}"]
     code = f"""

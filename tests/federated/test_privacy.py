@@ -392,7 +392,7 @@ def test_group_norm_replaces_every_batch_norm(encoder, precision):
     workspace = workspace_of(
         settings("fedavg", {"run": {"precision": precision}}, norm_layer="group", encoder=encoder, width=8)
     )
-    kinds = {type(part).__name__ for part in workspace.net.modules()}
+    kinds = {type(piece).__name__ for piece in workspace.net.modules()}
     assert "GroupNorm" in kinds
     assert not kinds & {"BatchNorm1d", "BatchNorm2d"}
     with workspace.amp():

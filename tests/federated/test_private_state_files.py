@@ -162,7 +162,7 @@ def test_separate_parts_write_the_same_file(tmp_path):
         {},
         {"e": torch.ones(3).half()},
     ]
-    checkpoint.save_parts(tmp_path / "parts", lambda: parts, {"about": "x"})
+    checkpoint.save_groups(tmp_path / "parts", lambda: parts, {"about": "x"})
     whole = {name: tensor for part in parts for name, tensor in part.items()}
     found = load_file(tmp_path / "parts")
     assert found.keys() == whole.keys()

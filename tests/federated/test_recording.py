@@ -145,8 +145,8 @@ def test_replay_is_exact_for_a_partly_frozen_network():
     flat = arm(settings("fedavg"), federation(SIZES), algorithm=Fixed())[1].flat
     change = (taped[1] - flat.values.detach()).abs()
     of_parameter = dict(zip(flat.module.parameters(), flat.split(change), strict=True))
-    fixed = [part for parameter, part in of_parameter.items() if not parameter.requires_grad]
-    assert max(part.max() for part in fixed) < 1e-6  # the rounding of an average
+    fixed = [piece for parameter, piece in of_parameter.items() if not parameter.requires_grad]
+    assert max(piece.max() for piece in fixed) < 1e-6  # the rounding of an average
     assert torch.cat([of_parameter[parameter].flatten() for parameter in flat.trained]).mean() > 1e-4
 
 
@@ -198,7 +198,7 @@ class Renews(Algorithm):
         return loss * work.memory["mean"]
 
 
-class Counts(Algorithm):
+class FollowsCount(Algorithm):
     """Makes a false claim: its loss follows a count of Python's."""
 
     static_step = True
@@ -211,7 +211,7 @@ def test_false_claim_of_recording_is_detected():
     for claim, operation in ((Waits, "_local_scalar_dense"), (Draws, "rand"), (Chooses, "index")):
         with pytest.raises(Exception, match=rf"\b0 .*\b3 .*capturing: {operation}"):
             trained(Tape(), "fedavg", claim(), rounds=[1])
-    for claim in (Counts, Renews):
+    for claim in (FollowsCount, Renews):
         plain, taped = both("fedavg", algorithm=claim(), rounds=[1])
         assert not torch.equal(taped[1], plain[1]), claim
 

@@ -302,24 +302,24 @@ def test_tables_in_a_terminal_break_no_number(tmp_path, width):
     arms = ("fedavg", "uefl", *(f"an-arm-with-a-name-{i}" for i in range(4)))
     run = read_run(sample_runs.write(tmp_path, sample_runs.records(arms)))
     for table in (arm_table(run), client_table(run)):
-        parts = table.parts(width)
+        pieces = table.split(width)
         console = Console(width=width, record=True, file=io.StringIO())
-        console.print(*(part.rich() for part in parts))
+        console.print(*(piece.rich() for piece in pieces))
         text = console.export_text()
-        assert [name for part in parts for name in part.header[1:]] == table.header[1:]
+        assert [name for piece in pieces for name in piece.header[1:]] == table.header[1:]
         for row in table.rows:
             lines = iter([line for line in text.splitlines() if line.strip().startswith(row[0])])
-            for part in parts:
-                cells = part.rows[table.rows.index(row)]
+            for piece in pieces:
+                cells = piece.rows[table.rows.index(row)]
                 assert next(line.split() for line in lines if line.split() == " ".join(cells).split())
-    assert len(arm_table(run).parts(500)) == 1
+    assert len(arm_table(run).split(500)) == 1
 
 
 def test_names_with_square_brackets_are_shown_as_they_are():
     console = Console(width=80, record=True, file=io.StringIO())
     console.print(Table("runs [/x]/t", ["arm", "accuracy"], [["[b]", "0.5"]], note="of [ours]").rich())
     text = console.export_text()
-    assert all(part in text for part in ("runs [/x]/t", "[b]", "of [ours]"))
+    assert all(piece in text for piece in ("runs [/x]/t", "[b]", "of [ours]"))
 
 
 # --- several runs -----------------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ def test_verdict_names_chance_or_a_difference(tmp_path, second, word):
     half = 1.96 * math.sqrt((0.8 * 0.2 + second * (1 - second)) / images)
     assert re.match(rf"`uefl` .*\b4 rounds: {second:.3f}; `fedavg` .*\b0\.800\.", text)
     assert re.search(rf"{images} test images, .*\b{half:.3f} .*\b{second - 0.8:.3f}, .*{word}", text)
-    assert content(run, []).sections[0].blocks[0] == text
+    assert content(run, []).sections[0].elements[0] == text
 
 
 def test_one_arm_has_no_verdict(tmp_path):

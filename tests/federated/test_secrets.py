@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.federated.deploy.silos_in_memory import Silos, asked, program
+from tests.federated.deploy.silos_in_memory import SilosInMemory, asked, program
 from tests.federated.engines.conformance import messages
 from tests.federated.tiny import arm, federation, finish, settings, state
 from uefl.algorithms.base import registry
@@ -22,7 +22,7 @@ from uefl.seeds import derive
 SECRETS = {f"silo-{i}": bytes([i]) * 32 for i in range(3)}
 
 
-class SecretiveSilos(Silos):
+class SecretiveSilos(SilosInMemory):
     """Silos that have these secrets in their folders."""
 
     def program(self, name, fed):

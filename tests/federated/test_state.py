@@ -82,7 +82,7 @@ def test_server_methods_get_no_private_state():
     finish(one)
     exchanges, updates = 3, 2 * 3
     assert len(seen) == 3 * (exchanges + updates)  # rejection sees a message and a reply of each
-    assert not any(part.private for part in seen)
+    assert not any(piece.private for piece in seen)
     assert all("seen" in own for own in one.members[0].private.values())
 
 
@@ -154,7 +154,7 @@ def test_each_request_has_its_own_draws_and_private_state():
     assert one.members[0].private["silo-0"]["asked"].tolist() == seen[-1]
 
 
-class Keys(Algorithm):
+class IntegerKeys(Algorithm):
     """Plain values that JSON changes."""
 
     def server_state(self, values, buffers, net):
@@ -167,7 +167,7 @@ class Keys(Algorithm):
 
 
 def test_plain_values_pass_through_json_in_every_turn():
-    one = make(settings("fedavg"), Keys())
+    one = make(settings("fedavg"), IntegerKeys())
     assert one.members[0].state.plain == {"by_round": {"0": [1, 2]}}
     one.turn()
     one.turn()
@@ -200,9 +200,9 @@ def test_an_untrained_client_is_measured_with_the_mean_state(name):
     assert len(first) == 2
     one_private = {client: dict(own) for client, own in one.members[0].private.items()}
     records = {record["client"]: record for record in one.turn()}
-    for part, tensor in sent[1][never].reference.items():
-        torch.testing.assert_close(tensor, sum(one_private[client][part] for client in first) / 2)
-        assert sent[1][first[0]].reference[part].equal(tensor)
+    for piece, tensor in sent[1][never].reference.items():
+        torch.testing.assert_close(tensor, sum(one_private[client][piece] for client in first) / 2)
+        assert sent[1][first[0]].reference[piece].equal(tensor)
     assert sent[1][never].options["newcomer"] is True
     assert "newcomer" not in sent[1][first[0]].options
     # only dropout tells them apart

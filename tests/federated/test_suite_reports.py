@@ -57,7 +57,7 @@ def test_every_measure_has_its_paired_difference(tmp_path: Path) -> None:
     assert "fedavg" in said
     assert table.header == ["case / arm", "accuracy", "entropy"]
     assert table.rows == [["few / uefl", _interval([0.1, 0.07, 0.07]), _interval([-0.1, 0.2, 0.0])]]
-    assert table in report.content(result, []).sections[0].blocks
+    assert table in report.content(result, []).sections[0].elements
     more = replace(result, suite=result.suite.model_copy(update={"measures": ("accuracy", "usage")}))
     # a measure that the compared arm lacks has no difference
     assert report.differences(more)[1].header == ["case / arm", "accuracy"]
@@ -97,7 +97,7 @@ def test_a_case_is_compared_with_an_arm_of_another_case(tmp_path: Path) -> None:
         ["absent / fedavg", _interval([-0.1, -0.1, -0.2]), _interval([0.0] * 3)],
         ["absent / uefl", _interval([0.1, 0.07, 0.07]), _interval([0.0] * 3)],
     ]
-    assert re.search("absent .*fedavg .*few", str(report.content(result, []).sections[0].blocks))
+    assert re.search("absent .*fedavg .*few", str(report.content(result, []).sections[0].elements))
     only = replace(result, runs={place: runs for place, runs in result.runs.items() if place[0] == "few"})
     assert report.elsewhere(only) == []  # a case without runs has nothing to compare
     result.runs["few", "fedavg"][0].arms["fedavg"]["rounds"] = 1
@@ -129,7 +129,7 @@ def test_the_report_has_validated_and_final_accuracy(tmp_path: Path) -> None:
     result = report.collect(whole, "cpu", jobs, {})
     # 0.1 x 2, and 0.01 of the mean client
     assert [row[-1] for row in report.table(result).rows] == ["0.210", "-"]
-    assert "selected_accuracy" in str(report.content(result, []).sections[0].blocks)
+    assert "selected_accuracy" in str(report.content(result, []).sections[0].elements)
     assert "selected_accuracy" not in str(
         report.content(_finished(tmp_path, {"fedavg": [0.5] * 3, "uefl": [0.6] * 3}), []).sections
     )
@@ -241,7 +241,7 @@ def test_best_measures_are_of_the_round_with_highest_accuracy(tmp_path: Path) ->
     result = report.collect(whole, "cpu", [job], {})
     found = [result.values("few", "fedavg", measure)[0] for measure in whole.measures]
     assert found == pytest.approx([0.8, 0.7, 0.6])
-    assert "highest" in str(report.content(result, []).sections[0].blocks)
+    assert "highest" in str(report.content(result, []).sections[0].elements)
 
 
 def _tool():
@@ -320,7 +320,7 @@ def test_arms_with_different_rounds_are_named(tmp_path: Path) -> None:
         result.runs["few", "uefl"][seed].arms["uefl"]["rounds"] = rounds
     (said,) = report.unequal(result)
     assert said.endswith("rounds: few / uefl 2-4, fedavg 4.")
-    assert said in report.content(result, []).sections[0].blocks
+    assert said in report.content(result, []).sections[0].elements
 
 
 def test_a_mean_of_fewer_seeds_than_the_row_has_is_noted(tmp_path: Path) -> None:
@@ -331,7 +331,7 @@ def test_a_mean_of_fewer_seeds_than_the_row_has_is_noted(tmp_path: Path) -> None
         del said["entropy"]
     (line,) = report.partial(result)
     assert re.search(r"entropy .*few / uefl \(seeds 0, 2\)", line)
-    assert line in report.content(result, []).sections[0].blocks
+    assert line in report.content(result, []).sections[0].elements
 
 
 def test_a_measure_may_average_a_column_over_four_rounds(tmp_path: Path) -> None:
@@ -391,7 +391,7 @@ def test_runs_of_a_case_share_one_line_for_a_common_reason(tmp_path: Path) -> No
         missing=missing | {"few/uefl/seed-3": "why"},
     )
     lines = ["2 runs of absent: why not", "2 runs of gone: why not", "few/uefl/seed-3: why"]
-    assert report.content(result, []).sections[-1].blocks == [lines]
+    assert report.content(result, []).sections[-1].elements == [lines]
 
 
 def test_pareto_front_has_the_undominated_cases(tmp_path: Path) -> None:

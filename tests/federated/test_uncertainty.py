@@ -130,12 +130,12 @@ def test_layers_before_dropout_run_once_for_all_passes(monkeypatch):
 
 
 def test_predictions_and_extras_of_batches_are_joined():
-    parts = [
+    pieces = [
         without_spread(torch.randn(n, 4).softmax(-1))._replace(extra={"codes": torch.full((n, 2), n)})
         for n in (2, 3)
     ]
-    whole = joined(parts)
-    assert torch.equal(whole.probs, torch.cat([part.probs for part in parts]))
+    whole = joined(pieces)
+    assert torch.equal(whole.probs, torch.cat([piece.probs for piece in pieces]))
     assert whole.extra["codes"].tolist() == [[2, 2]] * 2 + [[3, 3]] * 3
 
 

@@ -196,7 +196,7 @@ def test_small_direct_calls_are_guarded(case, forced):
 def test_batch_size_does_not_matter():
     x, codebook = torch.randn(1000, 32, device="cuda"), torch.randn(100, 32, device="cuda")
     whole = vq_assign(x, codebook)
-    assert torch.equal(whole, torch.cat([vq_assign(part, codebook) for part in x.split([1, 130, 869])]))
+    assert torch.equal(whole, torch.cat([vq_assign(piece, codebook) for piece in x.split([1, 130, 869])]))
 
 
 def test_more_than_2_31_elements():
@@ -204,8 +204,8 @@ def test_more_than_2_31_elements():
     x = torch.randint(-4, 5, (rows, 64), device="cuda", dtype=torch.int8).to(torch.bfloat16)
     codebook = torch.randn(5, 64, device="cuda")
     found = vq_assign(x, codebook)
-    for part in (slice(0, 500), slice(rows - 500, rows)):
-        assert torch.equal(found[part], reference(x[part], codebook))
+    for piece in (slice(0, 500), slice(rows - 500, rows)):
+        assert torch.equal(found[piece], reference(x[piece], codebook))
 
 
 def test_never_waits_for_the_device():
@@ -218,12 +218,12 @@ def test_never_waits_for_the_device():
 def test_a_new_shape_does_not_recompile(forced):
     if forced != "triton":
         pytest.skip("CUDA C++ is compiled ahead of time")
-    import uefl_kernels.ops.vq_assign.triton as kernels
+    from uefl_kernels.ops.vq_assign import triton
 
     compiled = []
     for n, k in ((256, 32), (257, 33), (1000, 1), (1, 64)):
         vq_assign(torch.randn(n, 16, device="cuda"), torch.randn(k, 16, device="cuda"))
-        compiled.append(len(kernels._search.device_caches[torch.cuda.current_device()][0]))
+        compiled.append(len(triton._search.device_caches[torch.cuda.current_device()][0]))
     assert len(set(compiled)) == 1
 
 

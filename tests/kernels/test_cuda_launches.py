@@ -14,6 +14,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from uefl_kernels.ops.rvq import composed
+from uefl_kernels.ops.vq.forward.composed import Arguments, fallback
 
 SOURCES = Path(__file__).parents[2] / "csrc" / "ops" / "cuda"
 
@@ -96,6 +100,36 @@ def test_rvq_of_a_few_rows_is_one_launch():
     made = body(source, "Results in_one_launch(")
     assert len(calls(made, r"new_empty\(")) == 6
     assert not calls(made, r"new_zeros\(|zero_|fill_|contiguous\(|stable::to\(")
+
+
+class ElementOperations(TorchDispatchMode):
+    """Counts operations on elements, outside of ``vq_forward``."""
+
+    def __init__(self):
+        super().__init__()
+        self.counted, self.searches = 0, 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        joins_nothing = function is torch.ops.aten.cat.default and all(len(each) == 0 for each in args[0])
+        if function not in (torch.ops.aten.view.default, torch.ops.aten.new_empty.default):
+            self.counted += not joins_nothing
+        return function(*args, **(kwargs or {}))
+
+    def vq_forward(self, *given):
+        self.searches += 1
+        with torch.utils._python_dispatch._disable_current_modes():
+            return fallback(Arguments(*given))
+
+
+@pytest.mark.parametrize("stages", [1, 8])
+def test_launches_of_rvq_by_stages(stages):
+    """``vq_forward`` without sums has three launches."""
+    codebooks = [torch.randn(32, 16) for _ in range(stages)]
+    given = composed.Arguments(torch.randn(4, 16), codebooks, "l2", True, False, 0.0, 1.0, False)
+    with ElementOperations() as seen:
+        composed.around(seen.vq_forward, given)
+    assert seen.searches == stages
+    assert 3 * seen.searches + seen.counted == 7 * stages - 1 + 4
 
 
 def test_vq_with_sums_is_five_launches():

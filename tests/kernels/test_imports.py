@@ -86,8 +86,8 @@ def test_an_op_has_at_most_12_files():
     counts = {op: len(files_of(op)) for op in OPS}
     # seeding, blocks, sparse rows, and launches of kmeans_step; the search on six kinds of hardware; a
     # private op
-    parts = {"kmeans": 16, "vq_assign": 15, "vq": 13}
-    assert all(2 <= count <= parts.get(op, 12) for op, count in counts.items()), counts
+    pieces = {"kmeans": 16, "vq_assign": 15, "vq": 13}
+    assert all(2 <= count <= pieces.get(op, 12) for op, count in counts.items()), counts
 
 
 def test_importing_the_kernels_imports_little_more_than_torch():

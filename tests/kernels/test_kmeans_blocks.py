@@ -244,21 +244,21 @@ def _process(rank: int, rendezvous: str, results: str) -> None:
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=3)
     group = torch.distributed.group.WORLD
-    part = (slice(0, 200), slice(200, 210), slice(210, 500))[rank]
+    piece = (slice(0, 200), slice(200, 210), slice(210, 500))[rank]
     found = {}
     for case, options in OPTIONS.items():
         for weights in (None, WEIGHTS):
             model = KMeans(9, random_state=3, **options)
-            mass = None if weights is None else weights[part]
-            model.fit_blocks(cut(DATA[part], 4), sample_weight=mass, group=group)
+            mass = None if weights is None else weights[piece]
+            model.fit_blocks(cut(DATA[piece], 4), sample_weight=mass, group=group)
             found[case, weights is None] = {name: getattr(model, name) for name in ATTRIBUTES}
     torch.manual_seed(rank)
-    found["drawn"] = KMeans(3).fit_blocks([DATA[part]], group=group).cluster_centers_
+    found["drawn"] = KMeans(3).fit_blocks([DATA[piece]], group=group).cluster_centers_
     refused = []
     for call in (
-        lambda: KMeans(3 + rank).fit_blocks([DATA[part]], group=group),
-        lambda: KMeans(3).fit_blocks([DATA[part, : 4 + rank]], group=group),
-        lambda: KMeans(3).fit_blocks([DATA[part] * (np.nan if rank == 1 else 1)], group=group),
+        lambda: KMeans(3 + rank).fit_blocks([DATA[piece]], group=group),
+        lambda: KMeans(3).fit_blocks([DATA[piece, : 4 + rank]], group=group),
+        lambda: KMeans(3).fit_blocks([DATA[piece] * (np.nan if rank == 1 else 1)], group=group),
     ):
         with pytest.raises((ValueError, RuntimeError)) as error:
             call()
@@ -275,10 +275,10 @@ def test_several_processes_give_the_bits_of_one(tmp_path):
         for weights in (None, WEIGHTS):
             expected = KMeans(9, random_state=3, **options).fit(DATA, sample_weight=weights)
             found = [result[0][case, weights is None] for result in results]
-            assert np.array_equal(np.concatenate([part["labels_"] for part in found]), expected.labels_)
-            for part in found:
+            assert np.array_equal(np.concatenate([piece["labels_"] for piece in found]), expected.labels_)
+            for piece in found:
                 for name in ATTRIBUTES[:1] + ATTRIBUTES[2:]:
-                    assert np.array_equal(part[name], getattr(expected, name)), (case, name)
+                    assert np.array_equal(piece[name], getattr(expected, name)), (case, name)
     assert np.array_equal(results[0][0]["drawn"], results[2][0]["drawn"])
     for refused, broken in ((results[0][1], "process 1 "), (results[1][1], "^ValueError: KMeans: X .*NaN")):
         for pattern, message in zip(

@@ -307,10 +307,10 @@ def test_formats_of_the_indices():
     wide.indices, wide.indptr = wide.indices.astype(np.int64), wide.indptr.astype(np.int64)
     mixed = DATA.copy()
     for row in range(0, 400, 3):
-        part = slice(*mixed.indptr[row : row + 2])
-        mixed.indices[part], mixed.data[part] = (
-            mixed.indices[part][::-1].copy(),
-            mixed.data[part][::-1].copy(),
+        piece = slice(*mixed.indptr[row : row + 2])
+        mixed.indices[piece], mixed.data[piece] = (
+            mixed.indices[piece][::-1].copy(),
+            mixed.data[piece][::-1].copy(),
         )
     mixed.has_sorted_indices = mixed.has_canonical_format = False
     locked = DATA.copy()

@@ -109,13 +109,13 @@ def test_steps_are_kmeans():
 def test_a_part_of_the_rows_in_the_units_of_all():
     x, centers, weights = normal(300, 4), normal(6, 4, seed=1), torch.rand(300)
     whole = kmeans_step(x, centers, weights=weights)
-    parts = [
+    pieces = [
         kmeans_step(x[i : i + 100], centers, weights=weights[i : i + 100], units=whole.units)
         for i in (0, 100, 200)
     ]
-    assert torch.equal(torch.cat([part.labels for part in parts]), whole.labels)
-    assert torch.equal(sum(part.masses for part in parts), whole.masses)
-    torch.testing.assert_close(sum(part.sums for part in parts), whole.sums, rtol=1e-14, atol=1e-14)
+    assert torch.equal(torch.cat([piece.labels for piece in pieces]), whole.labels)
+    assert torch.equal(sum(piece.masses for piece in pieces), whole.masses)
+    torch.testing.assert_close(sum(piece.sums for piece in pieces), whole.sums, rtol=1e-14, atol=1e-14)
 
 
 def test_an_empty_cluster_keeps_its_center():

@@ -50,5 +50,5 @@ def test_vq(device):
     torch.testing.assert_close(sums.cpu(), exact, rtol=0, atol=ROWS * 2.0**-31 * 4)
     squares = ((few.double() - codebook.cpu()[indices].double()).square().sum(1) * times).sum()
     torch.testing.assert_close(out.loss.cpu().double(), 1.25 * squares / x.numel(), rtol=1e-6, atol=0)
-    for part in (slice(0, 500), slice(ROWS - 500, ROWS)):
-        assert torch.equal(out.quantized[part], codebook[out.indices[part, 0]].bfloat16())
+    for piece in (slice(0, 500), slice(ROWS - 500, ROWS)):
+        assert torch.equal(out.quantized[piece], codebook[out.indices[piece, 0]].bfloat16())

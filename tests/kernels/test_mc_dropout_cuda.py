@@ -39,7 +39,7 @@ def run(name, device, x, weights, biases, **options):
         found = mc_dropout_mlp(
             x.to(device), [w.to(device) for w in weights], [b.to(device) for b in biases], **options
         )
-    return MCStats(*(part.cpu() for part in found))
+    return MCStats(*(piece.cpu() for piece in found))
 
 
 @pytest.mark.parametrize("consistent", [False, True])
@@ -87,8 +87,8 @@ def test_small_gradients_equal_the_cpu(shape, forced):
     for name, device in ((forced, "cuda"), ("reference", "cpu")):
         leaves = [
             tensor.to(device).requires_grad_()
-            for part in mlp(shape)
-            for tensor in (part if isinstance(part, list) else [part])
+            for piece in mlp(shape)
+            for tensor in (piece if isinstance(piece, list) else [piece])
         ]
         count = (len(leaves) - 1) // 2
         with backend(name):
@@ -104,8 +104,8 @@ def test_small_gradients_equal_the_cpu(shape, forced):
 
 def test_small_never_waits_and_replays_in_a_graph(forced):
     x, weights, biases = (
-        part.cuda() if isinstance(part, torch.Tensor) else [t.cuda() for t in part]
-        for part in mlp((70, 40, 33, 10))
+        piece.cuda() if isinstance(piece, torch.Tensor) else [t.cuda() for t in piece]
+        for piece in mlp((70, 40, 33, 10))
     )
     with backend(forced):
         call = lambda: mc_dropout_mlp(x, weights, biases, p=0.3, seed=1)  # noqa: E731
@@ -120,15 +120,15 @@ def test_small_never_waits_and_replays_in_a_graph(forced):
 def test_a_row_does_not_depend_on_the_size_of_the_batch(forced):
     x, weights, biases = mlp((1000, 64, 10))
     options = {"p": 0.3, "input_dropout": True, "passes": 30, "seed": 1}
-    whole, part = (run(forced, "cuda", rows, weights, biases, **options) for rows in (x, x[:37]))
-    for got, want in zip(part, whole, strict=True):
+    whole, piece = (run(forced, "cuda", rows, weights, biases, **options) for rows in (x, x[:37]))
+    for got, want in zip(piece, whole, strict=True):
         assert torch.equal(got, want[:37])
 
 
 def test_memory_does_not_grow_with_the_passes(forced):
     x, weights, biases = (
-        part.cuda() if isinstance(part, torch.Tensor) else [t.cuda() for t in part]
-        for part in mlp((2000, 64, 256, 10))
+        piece.cuda() if isinstance(piece, torch.Tensor) else [t.cuda() for t in piece]
+        for piece in mlp((2000, 64, 256, 10))
     )
     x.requires_grad_()
 

@@ -109,8 +109,8 @@ def test_rates_of_each_dropout():
     x, weights, biases = mlp((30, 8, 12, 9, 4))
     whole = mc_dropout_mlp(x, weights, biases, p=[0.0, 0.4], seed=3)
     hidden = F.gelu(F.linear(x, weights[0], biases[0]))
-    part = mc_dropout_mlp(hidden, weights[1:], biases[1:], p=0.4, seed=3)
-    assert_close(whole, part, 1e-6)
+    piece = mc_dropout_mlp(hidden, weights[1:], biases[1:], p=0.4, seed=3)
+    assert_close(whole, piece, 1e-6)
     logits_only = mc_dropout_mlp(x, weights, biases, p=[0, 0, 0.4], logit_dropout=True, seed=3)
     hidden = F.gelu(F.linear(hidden, weights[1], biases[1]))
     assert_close(
@@ -209,7 +209,7 @@ def test_many_passes_converge_to_the_mean_of_torchs_dropout():
 def test_same_bits_every_time_and_for_any_number_of_threads():
     hidden, weights, biases = mlp((500, 16, 48, 20, 10))
     parameters = torch.cat(
-        [part for weight, bias in zip(weights, biases, strict=True) for part in (weight.flatten(), bias)]
+        [piece for weight, bias in zip(weights, biases, strict=True) for piece in (weight.flatten(), bias)]
     )
     threads = torch.get_num_threads()
     results = []
@@ -241,15 +241,15 @@ def test_same_bits_every_time_and_for_any_number_of_threads():
 def test_a_row_does_not_depend_on_the_size_of_the_batch():
     x, weights, biases = mlp((100, 10, 16, 5))
     parameters = torch.cat(
-        [part for weight, bias in zip(weights, biases, strict=True) for part in (weight.flatten(), bias)]
+        [piece for weight, bias in zip(weights, biases, strict=True) for piece in (weight.flatten(), bias)]
     )
-    whole, part = (
+    whole, piece = (
         torch.ops.uefl.mc_dropout_mlp(
             rows, parameters, [10, 16, 5], [0.1, 0.4, 0.0], 5, "relu", False, torch.tensor(6)
         )
         for rows in (x, x[:37])
     )
-    for got, want in zip(part, whole, strict=True):
+    for got, want in zip(piece, whole, strict=True):
         assert torch.equal(got, want[:37])
 
 
@@ -258,5 +258,5 @@ def test_the_layer_before_the_dropout_adds_its_own_rounding_only():
     x, weights, biases = mlp((100, 200, 64, 5))
     whole = mc_dropout_mlp(x, weights, biases, p=0.3, passes=5, seed=6)
     for rows in (1, 3, 37):
-        part = mc_dropout_mlp(x[:rows], weights, biases, p=0.3, passes=5, seed=6)
-        assert_close(part, MCStats(*(value[:rows] for value in whole)), 3e-6)
+        piece = mc_dropout_mlp(x[:rows], weights, biases, p=0.3, passes=5, seed=6)
+        assert_close(piece, MCStats(*(value[:rows] for value in whole)), 3e-6)

@@ -59,7 +59,7 @@ GROUPED = {"groups", "grouped fsq", "grouped lfq"}
 
 
 def to_dtype(codes, dtype):
-    return [part.to(dtype) for part in codes] if isinstance(codes, tuple) else codes.to(dtype)
+    return [piece.to(dtype) for piece in codes] if isinstance(codes, tuple) else codes.to(dtype)
 
 
 def look_ups(layer):
@@ -112,18 +112,18 @@ def test_codes_of_any_width(name):
 def test_codes_that_are_no_tensor_of_integers(name):
     layer = LAYERS[name]().eval()
     codes = layer.encode(normal(2, 40, 8))
-    parts = isinstance(codes, tuple)  # a tensor for each scale
+    pieces = isinstance(codes, tuple)  # a tensor for each scale
     others = (
-        lambda part: part.numpy(),
-        lambda part: part.tolist(),
-        lambda part: part.float(),
-        lambda part: part.to_sparse(),
-        lambda part: torch.nested.nested_tensor([*part], layout=torch.jagged),
+        lambda piece: piece.numpy(),
+        lambda piece: piece.tolist(),
+        lambda piece: piece.float(),
+        lambda piece: piece.to_sparse(),
+        lambda piece: torch.nested.nested_tensor([*piece], layout=torch.jagged),
     )
     for look_up in look_ups(layer):
         for other in others:
             with pytest.raises(TypeError, match=rf"^{type(layer).__name__}: indices"):
-                look_up([other(part) for part in codes] if parts else other(codes))
+                look_up([other(piece) for piece in codes] if pieces else other(codes))
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -133,7 +133,7 @@ def test_codes_out_of_range(name):
     codes = layer.encode(normal(2, 40, 8))
     for look_up in look_ups(layer):
         for wrong in (-2, 99):
-            given = [part * 0 + wrong for part in codes] if isinstance(codes, tuple) else codes * 0 + wrong
+            given = [piece * 0 + wrong for piece in codes] if isinstance(codes, tuple) else codes * 0 + wrong
             with pytest.raises(IndexError, match=rf": indices .* {wrong}$"):
                 look_up(given)
 

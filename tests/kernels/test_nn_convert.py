@@ -21,9 +21,9 @@ def encodec_state(start="quantizer.layers.{}.codebook."):
     state = {"encoder.layers.0.conv.weight": torch.zeros(4, 1, 3)}
     for place in range(Q):
         codes, sizes = normal(K, D, seed=place), normal(K, seed=place).abs() + 0.5
-        parts = {"inited": torch.ones(1), "cluster_size": sizes, "embed": codes}
-        parts["embed_avg"] = codes * sizes.unsqueeze(-1)
-        state |= {start.format(place) + name: value for name, value in parts.items()}
+        pieces = {"inited": torch.ones(1), "cluster_size": sizes, "embed": codes}
+        pieces["embed_avg"] = codes * sizes.unsqueeze(-1)
+        state |= {start.format(place) + name: value for name, value in pieces.items()}
     return state
 
 
@@ -50,7 +50,7 @@ def dac_state(form="weight"):
         for name, shape in (("in_proj", (4, D, 1)), ("out_proj", (D, 4, 1))):
             weight = normal(*shape, seed=place + 10)
             length = weight.norm(dim=(1, 2), keepdim=True)
-            parts = {
+            pieces = {
                 "weight": {"weight": weight},
                 "g and v": {"weight_g": length, "weight_v": weight * 3},
                 "parametrized": {
@@ -58,8 +58,8 @@ def dac_state(form="weight"):
                     "parametrizations.weight.original1": weight / 2,
                 },
             }[form]
-            parts["bias"] = normal(shape[0], seed=place + 20)
-            state |= {f"{start}{name}.{part}": value for part, value in parts.items()}
+            pieces["bias"] = normal(shape[0], seed=place + 20)
+            state |= {f"{start}{name}.{piece}": value for piece, value in pieces.items()}
     return state
 
 
@@ -138,12 +138,12 @@ def test_mimi_round_trip(inner):
             for place in range(layer.num_quantizers)
         ]
         given = F.conv1d(x, state[f"{start}input_proj.weight"]) if inner != D else x
-        found, part = codes_of(given, codebooks)
-        part = F.conv1d(part, state[f"{start}output_proj.weight"]) if inner != D else part
+        found, piece = codes_of(given, codebooks)
+        piece = F.conv1d(piece, state[f"{start}output_proj.weight"]) if inner != D else piece
         assert torch.equal(layer.encode(x).movedim(-1, 0), found)
         codes.append(found)
-        total = total + part
-    out = sum(layer.decode(part.movedim(0, -1)) for layer, part in zip(layers, codes, strict=True))
+        total = total + piece
+    out = sum(layer.decode(piece.movedim(0, -1)) for layer, piece in zip(layers, codes, strict=True))
     torch.testing.assert_close(out, total, rtol=1e-5, atol=1e-5)
     back = convert.to_mimi(*layers)
     assert back.keys() == state.keys()
@@ -166,12 +166,12 @@ def test_dac_round_trip(form):
     x = normal(2, D, 20, seed=9)
     residual, total, codes = x, 0, []
     for place in range(Q):
-        parts = {name.removeprefix(f"quantizer.quantizers.{place}."): value for name, value in plain.items()}
-        rows = F.conv1d(residual, parts["in_proj.weight"], parts["in_proj.bias"]).movedim(1, -1)
-        codebook = parts["codebook.weight"]
+        pieces = {name.removeprefix(f"quantizer.quantizers.{place}."): value for name, value in plain.items()}
+        rows = F.conv1d(residual, pieces["in_proj.weight"], pieces["in_proj.bias"]).movedim(1, -1)
+        codebook = pieces["codebook.weight"]
         codes.append((F.normalize(rows, dim=-1) @ F.normalize(codebook, dim=-1).t()).argmax(-1))
         chosen = codebook[codes[-1]].movedim(-1, 1)
-        chosen = F.conv1d(chosen, parts["out_proj.weight"], parts["out_proj.bias"])
+        chosen = F.conv1d(chosen, pieces["out_proj.weight"], pieces["out_proj.bias"])
         residual, total = residual - chosen, total + chosen
     assert torch.equal(layer.encode(x), torch.stack(codes, -1))
     torch.testing.assert_close(layer.decode(torch.stack(codes, -1)), total, rtol=1e-5, atol=1e-5)

@@ -110,7 +110,7 @@ def test_decompositions_are_the_ops(metric, codebooks):
     x[0, :2] = 1.0
     want = torch.ops.uefl.vq(x, codebook, metric, True, True, 1.0, 0.5, False)
     got = decomposed(x, codebook, metric, True, True, 1.0, 0.5, False)
-    assert [part.dtype for part in got] == [part.dtype for part in want]
+    assert [piece.dtype for piece in got] == [piece.dtype for piece in want]
     assert torch.equal(got[0], want[0])
     assert torch.equal(got[1], want[1])
     assert torch.equal(got[3], want[3])

@@ -94,7 +94,7 @@ def test_passes_of_a_chain_equal_the_definition(dtype, forced):
     with backend(forced):
         found = MCDropout(model, 5).probs(x, seed=8)
     parameters = torch.cat(
-        [part.flatten().double() for linear in (first, second) for part in (linear.weight, linear.bias)]
+        [piece.flatten().double() for linear in (first, second) for piece in (linear.weight, linear.bias)]
     )
     rows = model[0](x).reshape(8, 16).double()
     given = composed.Arguments(

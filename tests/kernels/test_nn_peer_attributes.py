@@ -302,7 +302,7 @@ def test_set_later_is_as_set_at_first_for_others(kind, name):
             assert getattr(layer, attribute) == wanted
         torch.manual_seed(1)
         out = layer(normal(*shape, seed=3))
-        found.append([part.detach() for part in out if isinstance(part, torch.Tensor)])
+        found.append([piece.detach() for piece in out if isinstance(piece, torch.Tensor)])
     plain, made, later = found
     assert same(made, later)
     assert not same(plain, later)

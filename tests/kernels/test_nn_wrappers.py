@@ -159,16 +159,16 @@ OFFLOADED = {
 }
 
 
-def parts(output):
+def pieces(output):
     """Return the tensors of the output of a layer."""
     if isinstance(output, torch.Tensor):
         return [output]
     values = output.values() if isinstance(output, dict) else output
-    return [part for value in values for part in parts(value)]
+    return [piece for value in values for piece in pieces(value)]
 
 
 def same(found, expected):
-    return all(map(torch.equal, parts(found), parts(expected)))
+    return all(map(torch.equal, pieces(found), pieces(expected)))
 
 
 @pytest.mark.parametrize("replace", [False, True])
@@ -225,7 +225,7 @@ def test_kmeans_in_inference_mode(make):
         torch.manual_seed(0)
         with mode():
             vq = make().eval()
-            found.append([part.clone() for part in vq(normal(4, 200, 8))])
+            found.append([piece.clone() for piece in vq(normal(4, 200, 8))])
             other = make()
             other.load_state_dict(vq.state_dict())
             other.load_state_dict(vq.state_dict(), assign=True)

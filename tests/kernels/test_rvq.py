@@ -29,10 +29,10 @@ def compare(x, codebooks, **options):
     total, indices, losses, counts, expected = in_turn(x, codebooks, **options)
     assert torch.equal(out.indices, indices.view_as(out.indices))
     got = (out.quantized, out.losses, *out.counts, *sums)
-    for part, want in zip(got, (total, losses, *counts, *expected), strict=True):
-        assert part.dtype == want.dtype
-        assert part.shape == want.shape
-        assert torch.equal(part.nan_to_num(nan=-1), want.nan_to_num(nan=-1))
+    for piece, want in zip(got, (total, losses, *counts, *expected), strict=True):
+        assert piece.dtype == want.dtype
+        assert piece.shape == want.shape
+        assert torch.equal(piece.nan_to_num(nan=-1), want.nan_to_num(nan=-1))
     assert torch.equal(rvq(x, codebooks, **options).indices, out.indices)  # which may search few rows
     return out
 
@@ -192,7 +192,7 @@ def test_decomposition_is_the_op():
     )
     want = torch.ops.uefl.rvq(*arguments)
     got = decompositions()[torch.ops.uefl.rvq.default](*arguments)
-    assert [part.dtype for part in got] == [part.dtype for part in want]
+    assert [piece.dtype for piece in got] == [piece.dtype for piece in want]
     for place in (0, 1, 3):
         assert torch.equal(got[place], want[place])
     for place in (2, 4):

@@ -181,10 +181,10 @@ def test_a_score_costs_few_instructions(kernels):
 def test_preparing_rows_costs_few_instructions(kernels):
     """A preparing warp takes 16 rows and 64 elements in a turn."""
     for name, lines in kernels(*SEARCH).items():
-        parts = 2 if name.startswith("f") else 1  # 16 bytes of x each
+        pieces = 2 if name.startswith("f") else 1  # 16 bytes of x each
         usual = sass.preparing(lines)
         copied = name.startswith("6__half")  # as they are
-        assert count(usual, r"LDGSTS\S*\.128") == count(usual, "LDGSTS") == 4 * parts, name
+        assert count(usual, r"LDGSTS\S*\.128") == count(usual, "LDGSTS") == 4 * pieces, name
         assert count(usual, "F2FP") == (0 if copied else 16), name
         assert count(usual, "STL|LDL") == 0, name
         most = {(False, False): 515, (False, True): 565, (True, False): 310, (True, True): 340}

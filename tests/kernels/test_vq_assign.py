@@ -204,7 +204,7 @@ def test_batch_size_does_not_matter():
     x, codebook = normal(333, 18, offset=100), normal(65, 18, seed=1, offset=100)
     whole = vq_assign(x, codebook)
     for size in (1, 5, 12, 47):
-        assert torch.equal(whole, torch.cat([vq_assign(part, codebook) for part in x.split(size)]))
+        assert torch.equal(whole, torch.cat([vq_assign(piece, codebook) for piece in x.split(size)]))
 
 
 @compiled

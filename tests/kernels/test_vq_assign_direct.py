@@ -68,8 +68,8 @@ def test_fits_have_the_bits_of_the_reference(n, d, k):
     found = kmeans(x, k, max_iter=3, tol=0)
     with uefl_kernels.backend("reference"):
         right = kmeans(x, k, max_iter=3, tol=0)
-    for part, other in zip(found, right, strict=True):
-        assert torch.equal(part, other)
+    for piece, other in zip(found, right, strict=True):
+        assert torch.equal(piece, other)
 
 
 def test_a_row_that_is_not_finite_is_refused_in_a_prediction():

@@ -50,7 +50,7 @@ def test_rows_between_two_codewords(rows, metric):
     a, b = torch.randint(200, (2, 300 if rows == 1 else 2000))
     x = (codebook[a] + codebook[b]) / 2
     x[::3, 5] = torch.nextafter(x[::3, 5], torch.tensor(torch.inf))
-    found = torch.cat([vq_assign(part, codebook, metric=metric) for part in x.split(rows)])
+    found = torch.cat([vq_assign(piece, codebook, metric=metric) for piece in x.split(rows)])
     assert torch.equal(found, expected(x, codebook, metric))
 
 

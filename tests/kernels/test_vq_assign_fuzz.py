@@ -20,14 +20,14 @@ LENGTHS = (1, 2, 3, 4, 5, 7, 8, 9, 13, 15, 16, 17, 24, 31, 32, 33, 40, 48, 63, 6
 COUNTS = (1, 2, 3, 8, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 100, 129, 200, 300)
 ROWS = (1, 2, 4, 5, 11, 12, 13, 15, 16, 17, 31, 32, 33, 40, 70, 200, 400)
 
-Pair = tuple[torch.Tensor, torch.Tensor]
+RowsAndCodebook = tuple[torch.Tensor, torch.Tensor]
 
 
 def _powers(count: int, lowest: float, highest: float, random: torch.Generator) -> torch.Tensor:
     return 10 ** (torch.rand(count, 1, generator=random, dtype=torch.float64) * (highest - lowest) + lowest)
 
 
-def _near_ties(x: torch.Tensor, c: torch.Tensor, random: torch.Generator) -> Pair:
+def _near_ties(x: torch.Tensor, c: torch.Tensor, random: torch.Generator) -> RowsAndCodebook:
     """Return rows halfway between two codewords, some of them one float32 away from it in one element."""
     a, b = (torch.randint(len(c), (len(x),), generator=random) for _ in range(2))
     middle = ((c[a] + c[b]) / 2).float()
@@ -37,13 +37,13 @@ def _near_ties(x: torch.Tensor, c: torch.Tensor, random: torch.Generator) -> Pai
     return middle.double(), c
 
 
-def _gaps_of_every_size(x: torch.Tensor, c: torch.Tensor, random: torch.Generator) -> Pair:
+def _gaps_of_every_size(x: torch.Tensor, c: torch.Tensor, random: torch.Generator) -> RowsAndCodebook:
     """Return rows near the middle of two codewords, with gaps on both sides of every error bound."""
     a, b = (torch.randint(len(c), (len(x),), generator=random) for _ in range(2))
     return (c[a] + c[b]) / 2 + (c[a] - c[b]) * _powers(len(x), -9, -1, random), c
 
 
-def _clumps(x: torch.Tensor, c: torch.Tensor, random: torch.Generator) -> Pair:
+def _clumps(x: torch.Tensor, c: torch.Tensor, random: torch.Generator) -> RowsAndCodebook:
     """Return a codebook with one to all codewords close together, around the length of a candidate list."""
     size = int(torch.randint(1, len(c) + 1, (1,), generator=random))
     c[:size] = c[0] + 1e-4 * c[:size]
@@ -51,7 +51,7 @@ def _clumps(x: torch.Tensor, c: torch.Tensor, random: torch.Generator) -> Pair:
     return x, c[torch.randperm(len(c), generator=random)]
 
 
-def _one_large_element(x: torch.Tensor, c: torch.Tensor, random: torch.Generator) -> Pair:
+def _one_large_element(x: torch.Tensor, c: torch.Tensor, random: torch.Generator) -> RowsAndCodebook:
     x[torch.arange(len(x)), torch.randint(x.shape[1], (len(x),), generator=random)] *= 1e4
     c[torch.arange(len(c)), torch.randint(x.shape[1], (len(c),), generator=random)] *= _powers(
         len(c), 0, 4, random
@@ -59,13 +59,13 @@ def _one_large_element(x: torch.Tensor, c: torch.Tensor, random: torch.Generator
     return x, c
 
 
-def _duplicates(x: torch.Tensor, c: torch.Tensor, random: torch.Generator) -> Pair:
+def _duplicates(x: torch.Tensor, c: torch.Tensor, random: torch.Generator) -> RowsAndCodebook:
     c = c[torch.randint(max(1, len(c) // 3), (len(c),), generator=random)]
     x[::2] = c[torch.randint(len(c), (len(x[::2]),), generator=random)]
     return x, c
 
 
-def _not_finite(x: torch.Tensor, c: torch.Tensor, random: torch.Generator) -> Pair:
+def _not_finite(x: torch.Tensor, c: torch.Tensor, random: torch.Generator) -> RowsAndCodebook:
     bad = torch.tensor([torch.nan, torch.inf, -torch.inf, 3e38], dtype=torch.float64)
     row, column = (
         torch.randint(len(x), (5,), generator=random),
@@ -75,12 +75,12 @@ def _not_finite(x: torch.Tensor, c: torch.Tensor, random: torch.Generator) -> Pa
     return x, c
 
 
-def _nearly_equal(x: torch.Tensor, c: torch.Tensor, random: torch.Generator) -> Pair:
+def _nearly_equal(x: torch.Tensor, c: torch.Tensor, random: torch.Generator) -> RowsAndCodebook:
     return x, c[:1] + c * _powers(len(c), -9, -3, random)
 
 
 def _scaled(low: float, high: float):
-    def scale(x: torch.Tensor, c: torch.Tensor, random: torch.Generator) -> Pair:
+    def scale(x: torch.Tensor, c: torch.Tensor, random: torch.Generator) -> RowsAndCodebook:
         factor = _powers(1, low, high, random)
         return x * factor, c * factor
 
@@ -138,7 +138,7 @@ searches = given(
 
 def assert_exact(seed, n, k, d, segments, shared, kind, layout, dtypes, metric):
     random = torch.Generator().manual_seed(seed)
-    parts = [
+    pieces = [
         KINDS[kind](
             torch.randn(n, d, generator=random, dtype=torch.float64),
             torch.randn(k, d, generator=random, dtype=torch.float64),
@@ -146,8 +146,8 @@ def assert_exact(seed, n, k, d, segments, shared, kind, layout, dtypes, metric):
         )
         for _ in range(segments)
     ]
-    x = LAYOUTS[layout](torch.cat([rows for rows, _ in parts], 1).to(dtypes[0]))
-    codebook = parts[0][1] if shared else torch.stack([codes for _, codes in parts])
+    x = LAYOUTS[layout](torch.cat([rows for rows, _ in pieces], 1).to(dtypes[0]))
+    codebook = pieces[0][1] if shared else torch.stack([codes for _, codes in pieces])
     limit = min(torch.finfo(dtypes[1]).max, LARGEST)  # larger values are refused
     assert wrong_indices(x, codebook.clamp(-limit, limit).to(dtypes[1]), metric) == 0
 

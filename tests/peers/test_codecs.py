@@ -75,8 +75,8 @@ class Codes(nn.Module):
     def decode(self, codes):
         """Return the sum of the codewords of codes ``[Q, B, T]``, or ``[B, Q, T]``."""
         codes = codes.movedim(0 if self.codebook_first else 1, -1)
-        parts = codes.split([layer.num_quantizers for layer in self.layers], -1)
-        return sum(layer.decode(part) for layer, part in zip(self.layers, parts, strict=True))
+        pieces = codes.split([layer.num_quantizers for layer in self.layers], -1)
+        return sum(layer.decode(piece) for layer, piece in zip(self.layers, pieces, strict=True))
 
 
 def encodec():

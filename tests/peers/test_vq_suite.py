@@ -31,7 +31,7 @@ def test_suite_of_the_peer_passes(run, least, tmp_path):
     found = run(checkout(tmp_path), True)
     assert len(found) >= least
     failed = {name: found[name] for name in worse(found, {})}
-    assert not {name: why for name, why in failed.items() if not any(part in why for part in NOT_OURS)}
+    assert not {name: why for name, why in failed.items() if not any(piece in why for piece in NOT_OURS)}
 
 
 def test_tests_of_the_peer_are_found(tmp_path):

@@ -197,8 +197,8 @@ class Algorithm:
 
     def rounds(self, iteration: int) -> int | None:
         """Return the number of rounds of an iteration, or None after the last one."""
-        plan = self.context.training.iterations()
-        return plan[iteration] if iteration < len(plan) else None
+        iterations = self.context.training.iterations()
+        return iterations[iteration] if iteration < len(iterations) else None
 
     def server_state(self, values: torch.Tensor, buffers: torch.Tensor, net: nn.Module) -> State:
         """Return the initial state of the server.

@@ -140,8 +140,8 @@ class FedIIR(Algorithm):
 
     def _gradient(self, work: Work, loss: torch.Tensor, *, create_graph: bool) -> torch.Tensor:
         """Return the gradient ``[G]`` of the head."""
-        parts = torch.autograd.grad(loss, self._parameters(work.net), create_graph=create_graph)
-        return torch.cat([part.flatten() for part in parts])
+        gradients = torch.autograd.grad(loss, self._parameters(work.net), create_graph=create_graph)
+        return torch.cat([gradient.flatten() for gradient in gradients])
 
     def _parameters(self, net: nn.Module) -> list[nn.Parameter]:
         chosen = layers(net, self.parameters.part, "part")

@@ -108,7 +108,7 @@ class ModelResults:
     training: dict[str, float] = field(default_factory=dict)
 
     def copied(self, live: Collection[int]) -> ModelResults:
-        """Return the part with copies of live tensors: the next member or client uses the same network.
+        """Return the results with copies of live tensors: the next member or client uses the same network.
 
         Args:
             live: addresses of the memory of the resident network.
@@ -186,38 +186,38 @@ class Client:
 
     def works(self, message: Message) -> list[Work]:
         """Return the work of each model in a message: one, or the members of an ensemble."""
-        return [self._work(part) for part in split(message.to(self._workspace.device))]
+        return [self._work(member) for member in split(message.to(self._workspace.device))]
 
-    def reply(self, works: list[Work], parts: list[ModelResults]) -> Reply:
+    def reply(self, works: list[Work], results: list[ModelResults]) -> Reply:
         """Return the reply with the results of each model."""
         first, options = works[0], works[0].message.options
         # under local privacy the number of examples is not a weight
         local = self._workspace.context.run.privacy == "local"
         reply = Reply(self.name, examples=1 if local else first.examples)
-        measured = [part.measured for part in parts if part.measured]
+        measured = [result.measured for result in results if result.measured]
         if measured:
             reply.metrics = dict(
                 evaluation.summarized(self.algorithm(first), first, measured, bool(options.get("last")))
             )
-        of_reference = [part.of_reference for part in parts if part.of_reference is not None]
+        of_reference = [result.of_reference for result in results if result.of_reference is not None]
         if of_reference and isinstance(first.test, Split):
             reply.metrics["global_accuracy"] = float(
                 metrics.accuracy(ensemble(of_reference).probs, first.test.labels)
             )
         reply.tensors, reply.private = (
-            (parts[0].sent, parts[0].kept)
-            if len(parts) == 1
-            else (number([part.sent for part in parts]), number([part.kept for part in parts]))
+            (results[0].sent, results[0].kept)
+            if len(results) == 1
+            else (number([result.sent for result in results]), number([result.kept for result in results]))
         )
-        for key in dict.fromkeys(key for part in parts for key in part.training):
+        for key in dict.fromkeys(key for result in results for key in result.training):
             reply.training[key] = statistics.fmean(
-                part.training[key] for part in parts if key in part.training
+                result.training[key] for result in results if key in result.training
             )
         return reply
 
     def _part(self, work: Work) -> ModelResults:
         """Measure one model and train it, or reply for it."""
-        part = self.begin(work)
+        results = self.begin(work)
         if work.message.options.get("train"):
             algorithm = self.algorithm(work)
             try:
@@ -225,27 +225,27 @@ class Client:
                 outcome = fit(algorithm, work)
             finally:
                 algorithm.after_round(work)
-            self.finish(work, part, outcome)
-        return part.copied(self._workspace.flat.storages())
+            self.finish(work, results, outcome)
+        return results.copied(self._workspace.flat.storages())
 
     def begin(self, work: Work) -> ModelResults:
         """Measure one model, or reply for it, and load it for training."""
         algorithm, options, message = self.algorithm(work), work.message.options, work.message
-        part = ModelResults()
+        results = ModelResults()
         if options.get("evaluate"):
             if message.reference:
-                part.of_reference = self._global(work)
+                results.of_reference = self._global(work)
             measured = self._with_reference(work) if options.get("newcomer") else work
             self._workspace.load(measured.message)
             self._seed(work, "evaluate")
-            part.measured = evaluation.predictions(algorithm, measured)
+            results.measured = evaluation.predictions(algorithm, measured)
         if not options.get("evaluate") or options.get("newcomer"):
             self._workspace.load(message)
         if not options.get("train") and options.get("ask"):
             self._seed(work, "ask", str(options["ask"]))
-            part.sent = algorithm.reply(work)
-            part.kept = message.private | work.private
-        return part
+            results.sent = algorithm.reply(work)
+            results.kept = message.private | work.private
+        return results
 
     def prepare(self, work: Work) -> None:
         """Let the algorithm prepare the training of the loaded network, and seed the training."""
@@ -253,8 +253,8 @@ class Client:
         self.algorithm(work).before_round(work)
         self._seed(work, "train")
 
-    def finish(self, work: Work, part: ModelResults, outcome: Outcome) -> None:
-        """Add the results of training to the part.
+    def finish(self, work: Work, results: ModelResults, outcome: Outcome) -> None:
+        """Add the results of training.
 
         The network has the trained model.
 
@@ -264,25 +264,27 @@ class Client:
         algorithm = self.algorithm(work)
         if (name := self._workspace.flat.replaced()) is not None:
             raise TypeError(f"the network replaces its tensor {name!r}; write into it: {name}.copy_(...)")
-        part.training = {"train_loss": outcome.loss, "steps": float(outcome.steps)}
-        part.sent, part.kept = algorithm.update(work), work.private | self._workspace.private()
+        results.training = {"train_loss": outcome.loss, "steps": float(outcome.steps)}
+        results.sent, results.kept = algorithm.update(work), work.private | self._workspace.private()
         run = self._workspace.context.run
-        if run.privacy != "none" and part.kept:
-            name = f"{type(algorithm).__name__}: work.private has {min(part.kept)!r}"
+        if run.privacy != "none" and results.kept:
+            name = f"{type(algorithm).__name__}: work.private has {min(results.kept)!r}"
             raise TypeError(
                 f"{name}, to which no noise is added; the algorithm must say only_the_model = False"
             )
         if run.privacy == "local":
-            part.sent = Privacy(run, self._key).hidden(part.sent, work.message.tensors, self.name, work.round)
+            results.sent = Privacy(run, self._key).hidden(
+                results.sent, work.message.tensors, self.name, work.round
+            )
         work.metrics = {name: float(value) for name, value in (work.noted() | work.metrics).items()}
-        part.training |= recorded(work.metrics, "work.metrics")
+        results.training |= recorded(work.metrics, "work.metrics")
         if work.message.options.get("personalized") and isinstance(work.test, Split):
             self._seed(work, "personalized")
             prediction = evaluation.predict(algorithm, work, work.test.images)
-            part.training["personalized_accuracy"] = float(
+            results.training["personalized_accuracy"] = float(
                 metrics.accuracy(prediction.probs, work.test.labels)
             )
-            part.training["personalized_entropy"] = float(prediction.entropy.mean())
+            results.training["personalized_entropy"] = float(prediction.entropy.mean())
 
     def _global(self, work: Work) -> Prediction:
         """Predict the test split with the ``reference`` state."""

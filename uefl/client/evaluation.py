@@ -58,13 +58,13 @@ def predict(algorithm: Algorithm, work: Work, images: torch.Tensor) -> Predictio
         work,
         private={name: tensor for name, tensor in work.private.items() if name in algorithm.private_predicts},
     )
-    parts = [algorithm.predict(seen, normalize(part)) for part in images.split(_BATCH)]
-    if not isinstance(parts[0], Prediction):
+    predictions = [algorithm.predict(seen, normalize(batch)) for batch in images.split(_BATCH)]
+    if not isinstance(predictions[0], Prediction):
         raise TypeError(
             f"{type(algorithm).__name__}.predict: expected a Prediction of uefl.uncertainty, got"
-            f" {type(parts[0]).__name__}"
+            f" {type(predictions[0]).__name__}"
         )
-    return joined(parts)
+    return joined(predictions)
 
 
 @torch.no_grad()

@@ -27,7 +27,7 @@ _LEAST = 10
 """smallest number of steps of one batch size that is worth a recording; an estimate, not measured"""
 _METHODS = ("regularize", "loss", "before_step", "after_batch")
 
-Step = Callable[[Batch], None]
+TrainingStep = Callable[[Batch], None]
 
 
 class Recorder(Protocol):
@@ -110,15 +110,15 @@ def _owner(kind: type[Algorithm], name: str) -> type:
 
 
 @contextmanager
-def replayed(step: Step, work: Work, plan: list[list[torch.Tensor]]) -> Iterator[Step]:
+def replayed(step: TrainingStep, work: Work, schedule: list[list[torch.Tensor]]) -> Iterator[TrainingStep]:
     """Replay a recording of the step for each batch size that is frequent enough in this turn.
 
     Args:
         step: takes a batch; counts itself in ``work.step``, and images in ``work.counted``.
-        plan: the batches of every epoch.
+        schedule: the batches of every epoch.
     """
     recorder = work.workspace.recorder
-    numbers = Counter(len(positions) for batches in plan for positions in batches)
+    numbers = Counter(len(positions) for batches in schedule for positions in batches)
     sizes = {size for size, number in numbers.items() if number >= _LEAST}
     if recorder is None or not sizes:
         yield step
@@ -142,7 +142,7 @@ class _Replayed:
     Replay the others.
     """
 
-    def __init__(self, step: Step, work: Work, recorder: Recorder, sizes: set[int]) -> None:
+    def __init__(self, step: TrainingStep, work: Work, recorder: Recorder, sizes: set[int]) -> None:
         self._step, self._work, self._recorder = step, work, recorder
         self._first = dict.fromkeys(sizes, _FIRST)
         self._recordings: dict[int, _Recording] = {}

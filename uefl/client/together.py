@@ -29,7 +29,7 @@ from ..models.flat import FlatModule
 from ..seeds import seeded
 from .client import Client, ModelResults
 from .recording import declares
-from .training import Outcome, check_scalar, optimizer_of, plan_of
+from .training import Outcome, check_scalar, optimizer_of, schedule_of
 from .work import Batch, Work
 
 if TYPE_CHECKING:
@@ -48,8 +48,8 @@ class Trainee:
     """A model of a client in a turn, with the place of its training in the turn."""
 
     work: Work
-    part: ModelResults
-    plan: list[list[torch.Tensor]] = field(init=False)
+    results: ModelResults
+    schedule: list[list[torch.Tensor]] = field(init=False)
     """batches of every epoch; this and the next three are missing if the model is not trained"""
     values: torch.Tensor = field(init=False)
     """``[P]``, first the loaded and later the trained values; ``buffers`` is ``[Q]``"""
@@ -61,7 +61,7 @@ class Trainee:
 
     def kind(self) -> tuple[Any, ...]:
         """Return what the models of one stack have in common."""
-        sizes = tuple(tuple(map(len, batches)) for batches in self.plan)
+        sizes = tuple(tuple(map(len, batches)) for batches in self.schedule)
         tensors = {**self.work.trained, **_tensors(self.work.memory)}
         shapes = tuple((name, tensor.shape, tensor.dtype) for name, tensor in tensors.items())
         return sizes, shapes, tuple(self.work.rates.items())
@@ -110,7 +110,7 @@ class Together:
                 trainee = Trainee(work, client.begin(work).copied(flat.storages()))
                 if work.message.options.get("train"):
                     client.prepare(work)
-                    trainee.plan = plan_of(client.algorithm(work), work)
+                    trainee.schedule = schedule_of(client.algorithm(work), work)
                     trainee.values, trainee.buffers = flat.values.detach().clone(), flat.buffers.clone()
                     trainee.generators = _generators(self._gpus)
                 trainees.append(trainee)
@@ -128,9 +128,9 @@ class Together:
                 if trainee.outcome is not None:
                     flat.reset()
                     flat.set(trainee.values, trainee.buffers)
-                    client.finish(trainee.work, trainee.part, trainee.outcome)
-                    trainee.part = trainee.part.copied(flat.storages())
-            return client.reply([each.work for each in found], [each.part for each in found])
+                    client.finish(trainee.work, trainee.results, trainee.outcome)
+                    trainee.results = trainee.results.copied(flat.storages())
+            return client.reply([each.work for each in found], [each.results for each in found])
 
 
 def together(clients: Mapping[str, Client], workspace: Workspace) -> Together | None:
@@ -205,14 +205,14 @@ class _Stack:
         self.parameters, self._buffers = dict[str, torch.Tensor](), dict[str, torch.Tensor]()
         # separate tensors, because autograd would write the gradient of a view into a tensor of zeros for the
         # whole
-        for (name, parameter), part in zip(
+        for (name, parameter), value in zip(
             self._module.named_parameters(), flat.split(torch.stack(values)), strict=True
         ):
-            self.parameters[name] = part.clone().requires_grad_(parameter.requires_grad)
+            self.parameters[name] = value.clone().requires_grad_(parameter.requires_grad)
         floating = iter(flat.split_buffers(torch.stack(buffers)))
         for name, buffer in self._module.named_buffers():
-            part = next(floating) if buffer.is_floating_point() else buffer.expand(len(values), *buffer.shape)
-            self._buffers[name] = part.clone()
+            wide = next(floating) if buffer.is_floating_point() else buffer.expand(len(values), *buffer.shape)
+            self._buffers[name] = wide.clone()
         self.generators: list[list[torch.Tensor]] = []
         """states of each model"""
 
@@ -243,10 +243,10 @@ class _Stack:
         values = self._flat.values.new_empty(n, len(self._flat.values))
         buffers = self._flat.buffers.new_empty(n, len(self._flat.buffers))
         floating = [buffer for buffer in self._buffers.values() if buffer.is_floating_point()]
-        for part, parameter in zip(self._flat.split(values), self.parameters.values(), strict=True):
-            part.copy_(parameter)
-        for part, buffer in zip(self._flat.split_buffers(buffers), floating, strict=True):
-            part.copy_(buffer)
+        for target, parameter in zip(self._flat.split(values), self.parameters.values(), strict=True):
+            target.copy_(parameter)
+        for target, buffer in zip(self._flat.split_buffers(buffers), floating, strict=True):
+            target.copy_(buffer)
         return values, buffers
 
 
@@ -388,16 +388,16 @@ class _Training:
         message = Message(options={"seed": first.seed, "round": first.round})
         self._work = Work("", nothing, workspace, message, first.seed, first.round, nothing, nothing)
         self._work.trained, self._work.rates = self._trained, first.rates
-        self._work.epochs = len(trainees[0].plan)
+        self._work.epochs = len(trainees[0].schedule)
         self._sums: Tensors = {}
         self._counted = Counter[str]()
 
     def run(self) -> None:
         """Take all steps, and give each model its result."""
-        plan, work, total, images = self._trainees[0].plan, self._work, None, 0
+        schedule, work, total, images = self._trainees[0].schedule, self._work, None, 0
         leaves = [leaf for leaf in self._stack.parameters.values() if leaf.requires_grad]
         optimizer = optimizer_of(self._algorithm, work, leaves)
-        for work.epoch, batches in enumerate(plan):
+        for work.epoch, batches in enumerate(schedule):
             for work.epoch_step, positions in enumerate(batches):
                 losses = self._losses(self._batch(work.epoch, work.epoch_step))
                 losses.sum().backward()  # type: ignore[no-untyped-call]
@@ -415,14 +415,14 @@ class _Training:
     def _batch(self, epoch: int, step: int) -> Batch:
         """Return the stacked batches of a step."""
         device, how = self._workspace.device, self._workspace.augmentation
-        at = [trainee.plan[epoch][step].to(device) for trainee in self._trainees]
+        at = [trainee.schedule[epoch][step].to(device) for trainee in self._trainees]
         splits = [trainee.work.train for trainee in self._trainees]
 
         def chosen(i: int) -> torch.Tensor:
             return augment(splits[i].images[at[i]], how)
 
-        parts = [chosen(i) for i in range(len(at))] if how == "none" else self._stack.each(chosen)
-        images = self._workspace.normalize(torch.cat(parts)).unflatten(0, (len(at), -1))
+        chosen_images = [chosen(i) for i in range(len(at))] if how == "none" else self._stack.each(chosen)
+        images = self._workspace.normalize(torch.cat(chosen_images)).unflatten(0, (len(at), -1))
         labels = [split.labels[positions] for split, positions in zip(splits, at, strict=True)]
         return Batch(images, torch.stack(at), torch.stack(labels))
 

@@ -58,8 +58,8 @@ def fit(
     optimizer = optimizer_of(algorithm, work, flat.trained)
     if moments is not None:
         _resume(optimizer, flat, moments)
-    plan = plan_of(algorithm, work, epochs)
-    work.epochs = len(plan)
+    schedule = schedule_of(algorithm, work, epochs)
+    work.epochs = len(schedule)
     measure = loss or algorithm.loss
     total, image_count = torch.zeros((), device=device), 0
 
@@ -89,8 +89,8 @@ def fit(
     work.net.train()
     # Algorithm.static_step refers to the algorithm's own loss, so a step with another loss is not replayed
     is_own_loss = getattr(measure, "__func__", None) is type(algorithm).loss
-    with replayed(step, work, plan) if is_own_loss else nullcontext(step) as take:
-        for work.epoch, batches in enumerate(plan):
+    with replayed(step, work, schedule) if is_own_loss else nullcontext(step) as take:
+        for work.epoch, batches in enumerate(schedule):
             for work.epoch_step, positions in enumerate(batches):
                 take(work.batch(positions.to(device)))
                 image_count += len(positions)
@@ -109,17 +109,17 @@ def moments_of(outcome: Outcome, flat: FlatModule) -> dict[str, torch.Tensor]:
             moments[name] = value.clone()
         elif isinstance(value, torch.Tensor):
             moments[name] = torch.zeros_like(flat.values.data)
-            for parameter, part in zip(flat.module.parameters(), flat.split(moments[name]), strict=True):
+            for parameter, moment in zip(flat.module.parameters(), flat.split(moments[name]), strict=True):
                 if parameter.requires_grad:
-                    part.copy_(states[parameter][name])
+                    moment.copy_(states[parameter][name])
     return moments
 
 
 def _resume(optimizer: torch.optim.Optimizer, flat: FlatModule, moments: dict[str, torch.Tensor]) -> None:
     """Set the state of a new optimizer to ``moments`` from :func:`moments_of`."""
-    parts = {name: flat.split(value.clone()) for name, value in moments.items() if name != "step"}
+    split = {name: flat.split(value.clone()) for name, value in moments.items() if name != "step"}
     for i, parameter in enumerate(flat.module.parameters()):
-        state = {name: part[i] for name, part in parts.items()}
+        state = {name: moment[i] for name, moment in split.items()}
         optimizer.state[parameter] = state | ({"step": moments["step"].clone()} if "step" in moments else {})
 
 
@@ -146,7 +146,7 @@ def check_scalar(algorithm: Algorithm, value: object) -> None:
         )
 
 
-def plan_of(algorithm: Algorithm, work: Work, epochs: int | None = None) -> list[list[torch.Tensor]]:
+def schedule_of(algorithm: Algorithm, work: Work, epochs: int | None = None) -> list[list[torch.Tensor]]:
     """Return the batches of every epoch.
 
     With ``local_steps``, the last epoch may have fewer batches.
@@ -157,14 +157,14 @@ def plan_of(algorithm: Algorithm, work: Work, epochs: int | None = None) -> list
             list(algorithm.epoch(work))
             for _ in range(work.training.local_epochs if epochs is None else epochs)
         ]
-    plan: list[list[torch.Tensor]] = []
+    schedule: list[list[torch.Tensor]] = []
     while steps_left > 0:
         batches = list(algorithm.epoch(work))[:steps_left]
         if not batches:
             break
-        plan.append(batches)
+        schedule.append(batches)
         steps_left -= len(batches)
-    return plan
+    return schedule
 
 
 def optimizer_of(

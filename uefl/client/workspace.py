@@ -68,7 +68,7 @@ class Workspace:
         """
         flat = self._built(seed)
         return self._cut(flat, self._shared), {
-            _PRIVATE[name]: part for name, part in self._private(flat).items()
+            _PRIVATE[name]: tensor for name, tensor in self._private(flat).items()
         }
 
     def _built(self, seed: int) -> FlatModule:
@@ -99,7 +99,7 @@ class Workspace:
 
         The mapping is empty if nothing is private.
         """
-        return {_PRIVATE[name]: part for name, part in self._private(self.flat).items()}
+        return {_PRIVATE[name]: tensor for name, tensor in self._private(self.flat).items()}
 
     def named(
         self, tensors: dict[str, torch.Tensor], private: dict[str, torch.Tensor]
@@ -107,8 +107,8 @@ class Workspace:
         """Return copies of a model's weights by name, from its shared and private parts."""
         self.load(Message(tensors, private=private))
         return {
-            name: part.clone()
-            for name, part in self.flat.named(self.flat.values.detach(), self.flat.buffers).items()
+            name: tensor.clone()
+            for name, tensor in self.flat.named(self.flat.values.detach(), self.flat.buffers).items()
         }
 
     def private_names(self) -> list[str]:
@@ -196,11 +196,11 @@ class Workspace:
         return torch.autocast(kind, dtype=torch.bfloat16, enabled=self.autocast, cache_enabled=False)
 
     def _cut(self, flat: FlatModule, index: list[torch.Tensor] | None) -> dict[str, torch.Tensor]:
-        parts = {"values": flat.values.detach(), "buffers": flat.buffers}
+        weights = {"values": flat.values.detach(), "buffers": flat.buffers}
         return (
-            parts
+            weights
             if index is None
-            else {name: part[i] for (name, part), i in zip(parts.items(), index, strict=True)}
+            else {name: weight[i] for (name, weight), i in zip(weights.items(), index, strict=True)}
         )
 
     def _running(self, kind: str) -> torch.Tensor:

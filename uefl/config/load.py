@@ -158,10 +158,10 @@ def _put(table: dict[str, Any], key: str, value: Any, places_of: dict[str, Any] 
     if section in SECTIONS and dot:
         *path, last = rest.split(".")
         inner = table.setdefault(section, {})
-        for part in path:
-            inner = inner.setdefault(part, {})
+        for name in path:
+            inner = inner.setdefault(name, {})
             if not isinstance(inner, dict):
-                raise UserError(f"--set {key}: {part!r} is not a table")
+                raise UserError(f"--set {key}: {name!r} is not a table")
         if last == "scheme" and inner.get("scheme", value) != value:
             inner.clear()  # keys of the old scheme do not belong to the new one
         inner[last] = value

@@ -11,7 +11,7 @@ from ..isolation import isolate
 from ..paths import check_name, expanded, other_capitals, special
 from . import labeled, unlabeled_sets
 from .dataset import DataSet, checked
-from .federation import Federation, Kind
+from .federation import DataKind, Federation
 from .images import ImageList
 from .partitions.base import Scheme
 from .partitions.base import checked as whole_deal
@@ -33,7 +33,7 @@ _DEALT = (
 
 
 @isolate
-def build(data: Data, *, kind: Kind, seed: int, data_root: Path | None = None) -> Federation:
+def build(data: Data, *, kind: DataKind, seed: int, data_root: Path | None = None) -> Federation:
     """Make the federation that the section ``[data]`` describes.
 
     The pixels of one client at a time are read, to check and to hash them; :attr:`ClientData.load` reads them
@@ -116,14 +116,14 @@ def read_source(data: Data, root: Path | None) -> DataSet:
     return table.first_classes(data.first_classes) if data.first_classes else table
 
 
-def default_scheme(table: DataSet, kind: Kind) -> Scheme:
+def default_scheme(table: DataSet, kind: DataKind) -> Scheme:
     """Return the partition if none is named: clients as they are, or a data set dealt in equal parts."""
     if kind == "sets":
         return Unlabeled()
     return Natural() if table.groups else Rotations()
 
 
-def _check_kind(data: Data, kind: Kind) -> None:
+def _check_kind(data: Data, kind: DataKind) -> None:
     """Refuse keys and the partition of the other kind of data, which have no effect here."""
     if not data.source.strip():
         raise UserError(

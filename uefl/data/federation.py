@@ -11,7 +11,7 @@ import torch
 
 from .inputs import IMAGES, Inputs
 
-Kind = Literal["labeled", "sets"]
+DataKind = Literal["labeled", "sets"]
 """``labeled``: every client has labeled images. ``sets``: every client has sets of unlabeled images, with the
 class shares of each set."""
 
@@ -128,7 +128,7 @@ class ServerData:
 class Federation:
     """All clients of a run, of one kind, one image shape and one list of classes."""
 
-    kind: Kind
+    kind: DataKind
     """whether the clients have labeled images or sets of unlabeled ones"""
     clients: tuple[ClientData, ...]
     """clients that train"""
@@ -166,17 +166,17 @@ class Federation:
             sum(getattr(client.sizes, part) for client in self.clients)
             for part in ("train", "holdout", "test")
         )
-        parts = [f"{len(self.clients)} clients: "]
+        texts = [f"{len(self.clients)} clients: "]
         if self.kind == "labeled":
-            parts.append(f"{train} training, {holdout} holdout, {test} test {self.inputs.noun} of {shape}")
+            texts.append(f"{train} training, {holdout} holdout, {test} test {self.inputs.noun} of {shape}")
         else:
             sizes = [size for client in self.clients for size in client.sizes.sets]
-            parts.append(
+            texts.append(
                 f"{train} unlabeled {self.inputs.noun} of {shape} in {len(sizes)} sets of {min(sizes)} to"
                 f" {max(sizes)}, {test or 'no'} test {self.inputs.noun}"
             )
         if self.unseen:
-            parts.append(f"; not trained on: {', '.join(client.name for client in self.unseen)}")
+            texts.append(f"; not trained on: {', '.join(client.name for client in self.unseen)}")
         if self.kind == "sets" or self.server is not None:
             held = self.server or ServerData(None, None)
             counts = ", ".join(
@@ -184,7 +184,7 @@ class Federation:
                 for part, what in ((held.labeled, "labeled"), (held.validation, "validation"))
                 if part
             )
-            parts.append(f"; the server: {counts or 'no'} {self.inputs.noun}")
+            texts.append(f"; the server: {counts or 'no'} {self.inputs.noun}")
         names = ", ".join(self.classes[:12]) + (", ..." if len(self.classes) > 12 else "")
-        parts.append(f"; {len(self.classes)} classes: {names}")
-        return "".join(parts)
+        texts.append(f"; {len(self.classes)} classes: {names}")
+        return "".join(texts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["images", "columns", "tokens"]
+InputKind = Literal["images", "columns", "tokens"]
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Inputs:
     ========  ===================================  ==================
     """
 
-    kind: Kind = "images"
+    kind: InputKind = "images"
     names: tuple[str, ...] = ()
     """names of the columns of a table; empty: columns are known by their position"""
     vocabulary: int = 0

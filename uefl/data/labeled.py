@@ -205,14 +205,14 @@ def _load(table: DataSet, prepare: Preparation | NoPreparation, client: _ClientS
     return LabeledData(part(client.kept), part(client.held), test)
 
 
-def _entry(table: DataSet, client: _ClientSplit, content: record.ImageHashes) -> record.Entry:
+def _entry(table: DataSet, client: _ClientSplit, content: record.ImageHashes) -> record.ManifestEntry:
     """Return the record of one client."""
     train, name, classes = client.share.train, client.share.name, len(table.classes)
 
-    def of(rows: Rows, use: record.Use, part: str = "") -> record.Entry:
+    def of(rows: Rows, use: record.ImageUse, part: str = "") -> record.ManifestEntry:
         return content.entry(table.images, rows, table.labels[rows], f"{name}/{part or use}", use, classes)
 
-    entry: record.Entry = {"angle": client.share.angle} if client.share.angle else {}
+    entry: record.ManifestEntry = {"angle": client.share.angle} if client.share.angle else {}
     if len(train):
         entry["train"] = of(train[client.kept], "train")
         entry["holdout"] = (

@@ -21,8 +21,8 @@ from .vectors import Vectors
 SCHEMA = 1
 _MEASURED = ("holdout", "test")
 
-Entry = dict[str, Any]
-Use = Literal["train", "holdout", "test"]
+ManifestEntry = dict[str, Any]
+ImageUse = Literal["train", "holdout", "test"]
 
 
 class ImageHashes:
@@ -34,8 +34,8 @@ class ImageHashes:
         self._tested: list[tuple[bytes, str]] = []
 
     def entry(
-        self, images: Source, rows: Rows, labels: Rows | None, where: str, use: Use, classes: int
-    ) -> Entry:
+        self, images: Source, rows: Rows, labels: Rows | None, where: str, use: ImageUse, classes: int
+    ) -> ManifestEntry:
         """Return the record of one split.
 
         Args:
@@ -51,7 +51,7 @@ class ImageHashes:
                 self._tested.append((digest, name))
             else:
                 (self._trained if use == "train" else self._holdout).setdefault(digest, name)
-        found: Entry = {"in": images.inside} if images.inside else {}
+        found: ManifestEntry = {"in": images.inside} if images.inside else {}
         found |= (
             {"files": [images.files[row] for row in rows]} if images.files else {"indices": rows.tolist()}
         )
@@ -74,13 +74,13 @@ def _name(images: Source, row: int) -> str:
     return images.files[row] if images.files else " ".join(filter(None, (images.inside, f"{noun} {row}")))
 
 
-def digest(manifest: Entry) -> str:
+def digest(manifest: ManifestEntry) -> str:
     """Return the SHA-256 of a manifest without the name and the place of its source."""
     without_source = {key: value for key, value in manifest.items() if key != "source"}
     return hashlib.sha256(json.dumps(without_source, sort_keys=True).encode()).hexdigest()
 
 
-def check_disjoint(manifest: Entry) -> None:
+def check_disjoint(manifest: ManifestEntry) -> None:
     """Refuse an image in two places.
 
     The places are two clients, two splits of one client, or a client and the server.
@@ -112,7 +112,7 @@ def check_disjoint(manifest: Entry) -> None:
             seen[inside, image] = where
 
 
-def _entries(manifest: Entry) -> Iterator[tuple[str, Entry]]:
+def _entries(manifest: ManifestEntry) -> Iterator[tuple[str, ManifestEntry]]:
     for group in ("silos", "unseen"):
         for name, client in manifest[group].items():
             for part in ("train", *_MEASURED):

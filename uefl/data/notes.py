@@ -14,7 +14,7 @@ from .images import ImageList
 from .inputs import IMAGES, Inputs
 from .prepare import Source
 
-Counts = npt.NDArray[np.int64]
+ClassCounts = npt.NDArray[np.int64]
 """``[clients, classes]`` images"""
 
 _LONGEST_NAME = 64
@@ -81,7 +81,9 @@ def of_kinds(sources: Iterable[Source]) -> list[str]:
     return pixels.notes(kinds, total)
 
 
-def of_classes(names: Sequence[str], classes: Sequence[str], train: Counts, test: Counts) -> list[str]:
+def of_classes(
+    names: Sequence[str], classes: Sequence[str], train: ClassCounts, test: ClassCounts
+) -> list[str]:
     """Return notes on classes without training images, and on clients that lack a class."""
     found = []
     untrained = train.sum(0) == 0

@@ -23,7 +23,7 @@ from .vectors import Vectors, is_frame, joined, numbers_of, of_array
 
 SplitArrays = Any
 """A :class:`Split`, a pair of images and labels, or a torch ``Dataset`` of such pairs."""
-Labels = torch.Tensor | list[str]
+LabelsOrNames = torch.Tensor | list[str]
 """``[N]`` int64, or names of classes."""
 _MANY = 10_000  # labels that are not numbers of classes, such as dates, make many empty classes
 
@@ -64,7 +64,7 @@ def from_arrays(
     if not clients:
         raise UserError("clients is empty; expected a dict of name: (train, test)")
     found: list[list[torch.Tensor] | Vectors] = []
-    labels: list[Labels] = []
+    labels: list[LabelsOrNames] = []
     names: list[str] = []
     kinds: Counter[str] = Counter()
 
@@ -117,7 +117,7 @@ def _together(
 
 
 def _numbered(
-    labels: Sequence[Labels], classes: tuple[str, ...] | None
+    labels: Sequence[LabelsOrNames], classes: tuple[str, ...] | None
 ) -> tuple[np.ndarray[Any, np.dtype[np.int64]], tuple[str, ...]]:
     """Return labels ``[N]`` int64 of all parts, and the names of the classes."""
     named = [part for part in labels if isinstance(part, list)]
@@ -149,7 +149,7 @@ def _numbered(
     return everything, known
 
 
-def _labels(labels: Any, count: int, where: str) -> Labels:
+def _labels(labels: Any, count: int, where: str) -> LabelsOrNames:
     """Return names of classes if all labels are texts, otherwise integers ``[count]`` int64."""
     if not isinstance(labels, torch.Tensor):
         array = native(labels, where) if is_array(labels) else labels
@@ -164,7 +164,7 @@ def _labels(labels: Any, count: int, where: str) -> Labels:
 
 def _read(
     part: SplitArrays, where: str, kinds: Counter[str], vocabulary: int
-) -> tuple[list[torch.Tensor] | Vectors, Labels]:
+) -> tuple[list[torch.Tensor] | Vectors, LabelsOrNames]:
     """Return images ``[C, H, W]`` uint8, columns or tokens, with labels, and count ``kinds`` of change."""
     if isinstance(part, Split):
         part = part.images, part.labels

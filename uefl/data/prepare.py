@@ -20,7 +20,7 @@ from .rotate import rotate
 from .vectors import Vectors
 
 Source = ImageList | Vectors
-Parts = dict[str, dict[str, torch.Tensor]]
+ReportedStatistics = dict[str, dict[str, torch.Tensor]]
 """tensors of a report by group and name"""
 
 
@@ -161,11 +161,11 @@ class PixelCounts:
             for c, counts in enumerate(self.counts):
                 counts += images[:, c].flatten().bincount(minlength=256)
 
-    def report(self) -> Parts:
+    def report(self) -> ReportedStatistics:
         """Return the statistics of one client for its report."""
         return {"pixels": {"counts": self.counts}}
 
-    def join(self, report: Parts) -> None:
+    def join(self, report: ReportedStatistics) -> None:
         """Add the report of a silo.
 
         Gray images count as color images if other silos have color.
@@ -207,14 +207,14 @@ class Moments:
         of_client = [np.full_like(mean, len(values)), mean, ((values - mean) ** 2).sum(0)]
         self.clients.append(torch.from_numpy(np.stack(of_client)))
 
-    def report(self) -> Parts:
+    def report(self) -> ReportedStatistics:
         """Return the statistics of one client for its report.
 
         The report is empty where columns are not standardized.
         """
         return {"columns": {"moments": self.clients[0]}} if self.clients else {}
 
-    def join(self, report: Parts) -> None:
+    def join(self, report: ReportedStatistics) -> None:
         """Add the report of a silo."""
         if self._columns and self._standard:
             self.clients.append(report["columns"]["moments"])

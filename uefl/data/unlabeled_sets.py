@@ -46,9 +46,9 @@ class LabeledRows:
         """Read the images and their labels."""
         return Split(prepare(self.images, self.rows), torch.from_numpy(self.labels))
 
-    def entry(self, content: record.ImageHashes, part: str, classes: int) -> record.Entry:
+    def entry(self, content: record.ImageHashes, part: str, classes: int) -> record.ManifestEntry:
         """Return the record of a part of the server's images, ``labeled`` or ``validation``."""
-        use: record.Use = "train" if part == "labeled" else "holdout"
+        use: record.ImageUse = "train" if part == "labeled" else "holdout"
         return content.entry(self.images, self.rows, self.labels, f"server/{part}", use, classes)
 
 
@@ -356,10 +356,10 @@ def _load(
 
 def _entry(
     client: ClientSets, table: Matrix, test: LabeledRows | None, content: record.ImageHashes, classes: int
-) -> record.Entry:
+) -> record.ManifestEntry:
     """Return the record of one client."""
     train = content.entry(client.images, client.rows, client.labels, f"{client.name}/train", "train", classes)
-    entry: record.Entry = {"train": train | {"sets": client.sets.tolist(), "priors": table.tolist()}}
+    entry: record.ManifestEntry = {"train": train | {"sets": client.sets.tolist(), "priors": table.tolist()}}
     if test is not None:
         entry["test"] = content.entry(
             test.images, test.rows, test.labels, f"{client.name}/test", "test", classes

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Reports = Mapping[str, "SiloReport"]
 """by name"""
-Shape = tuple[int, ...]
+InputShape = tuple[int, ...]
 _NAMED = 8
 """columns in a message"""
 
@@ -80,7 +80,7 @@ def fitting(reports: Reports, cfg: Config) -> tuple[list[str], dict[str, str]]:
     why = {}
     groups: dict[Hashable, list[str]] = {}
     for name, report in reports.items():
-        if cfg.data.normalize == "standard" and report.inputs.kind == "columns" and not report.parts:
+        if cfg.data.normalize == "standard" and report.inputs.kind == "columns" and not report.statistics:
             why[name] = "its report has no moments of its columns, which data.normalize = 'standard' needs"
             continue
         shape = report.shape[1:] if report.inputs.kind == "images" else report.shape
@@ -136,7 +136,7 @@ def agree(reports: Reports, cfg: Config, place: str) -> Federation:
         held[part] = rows.load(Preparation(channels, cfg.data.image_size, (channels, height, width)))
     statistics = statistics_of(shape, inputs, cfg.data.normalize == "standard")
     for report in reports.values():
-        statistics.join(report.parts)
+        statistics.join(report.statistics)
     if "labeled" in held:
         statistics.add(held["labeled"].images)
     content = record.ImageHashes()
@@ -225,7 +225,7 @@ def _classes(reports: Reports, cfg: Config) -> tuple[str, ...]:
     return example.classes
 
 
-def _shape(reports: Reports, server: Mapping[str, LabeledRows], image_size: int) -> Shape:
+def _shape(reports: Reports, server: Mapping[str, LabeledRows], image_size: int) -> InputShape:
     """Return the shape of one input of all silos and of the server."""
     first, example = next(iter(reports.items()))
     for name, report in reports.items():

@@ -18,12 +18,12 @@ from ..config import Config
 from ..data import build
 from ..data.federation import Federation
 from ..engines.base import Engine
-from ..engines.codec import Header
+from ..engines.codec import Header, Packet
 from ..engines.flower import QUIET, commands
 from ..engines.flower.address import Address, Unreachable
 from ..engines.flower.engine import FlowerEngine
 from ..engines.flower.link import Link, connect
-from ..engines.flower.roster import ClientNodes, Report
+from ..engines.flower.roster import ClientNodes
 from ..engines.processes import Processes
 from ..errors import RunError, UnfitClient, UserError
 from ..folder import Silos
@@ -119,7 +119,7 @@ def _start(cfg: Config, root: Path | None, device: str, processes: Processes, st
 
     silos: Silos = {}
 
-    def admit(report: Report) -> str | None:
+    def admit(report: Packet) -> str | None:
         try:
             found = read(report)
         except UserError as error:
@@ -199,7 +199,7 @@ class _Admission:
         self.begun = False
         """whether the run has its silos"""
 
-    def __call__(self, packet: Report) -> str | None:
+    def __call__(self, packet: Packet) -> str | None:
         """Take a report, or return why its silo is refused."""
         name = packet.header["client"]
         try:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 from ..data.federation import Sizes
 from ..data.inputs import Inputs
 from ..data.notes import check_names
-from ..data.prepare import Parts
+from ..data.prepare import ReportedStatistics
 from ..data.unlabeled_sets import PriorCoverage
 from ..data.vectors import MOST_TOKENS
 from ..engines import faults
@@ -57,7 +57,7 @@ class SiloReport(BaseModel):
     reach: PriorCoverage | None
     torch: Annotated[str, Field(pattern="^[0-9A-Za-z.+_-]{1,40}$")]
     precision: Literal["bf16", "fp32"]
-    parts: Parts = Field({}, exclude=True)
+    statistics: ReportedStatistics = Field({}, exclude=True)
     """statistics of the inputs, for their normalization"""
 
     @property
@@ -76,7 +76,7 @@ def read(packet: Packet) -> SiloReport:
     Raises:
         UserError: a node with this report cannot be a silo of a run.
     """
-    values, parts = packet
+    values, statistics = packet
     if (error := values.get("error")) is not None:
         raise UserError(faults.describe(error if isinstance(error, str) else ""))
     try:
@@ -85,7 +85,7 @@ def read(packet: Packet) -> SiloReport:
         place = invalid.errors(include_url=False, include_input=False)[0]["loc"]
         key = f": key {place[0]!r}" if place else ""
         raise UserError(f"its report is not complete, or has an impossible value{key}") from None
-    report.parts = parts
+    report.statistics = statistics
     check_names("silo", [report.client])
     check_names("class", report.classes)
     check_names("column", report.inputs.names)
@@ -127,7 +127,7 @@ def _images_refusal(report: SiloReport) -> str | None:
             f"it has images of {channels} x {height} x {width}; expected 1 or 3 channels, and at most"
             f" {_VALUES} values"
         )
-    counts = report.parts.get("pixels", {}).get("counts")
+    counts = report.statistics.get("pixels", {}).get("counts")
     wrong = "its histogram does not match the number and the shape of its images"
     if counts is None or counts.dtype != torch.int64 or list(counts.shape) != [channels, 256]:
         return wrong
@@ -141,9 +141,9 @@ def _vectors_refusal(report: SiloReport) -> str | None:
     (length,) = report.shape
     if length > _LENGTH or len(report.inputs.names) not in (0, length):
         return f"it has inputs of length {length}, expected at most {_LENGTH}, and a name for each or none"
-    if not report.parts:  # tokens, or columns that are not standardized, have no moments
+    if not report.statistics:  # tokens, or columns that are not standardized, have no moments
         return None
-    moments = report.parts.get("columns", {}).get("moments")
+    moments = report.statistics.get("columns", {}).get("moments")
     if moments is None or moments.dtype != torch.float64 or list(moments.shape) != [3, length]:
         return "its moments do not match its number of columns"
     rows, means, squares = moments

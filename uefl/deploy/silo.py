@@ -184,17 +184,17 @@ class SiloProgram:
         """Return the reply of a client that keeps its private states here, with the names of new ones."""
         assert self._arm is not None
         setting, workspace, members = Setting.of_header(header), self._arm[2], split(message)
-        if any(part.private or not isinstance(part.options.get("state"), str) for part in members):
+        if any(each.private or not isinstance(each.options.get("state"), str) for each in members):
             raise Unreadable("a message may only name a private state, which stays at its silo")
         if self._kept is None:
             raise StateNotFound("a process of a simulated client needs --state, a folder for its states")
         states = States(self._kept.folder, setting.run_identity(), header["arm"], header["client"])
-        names = [str(part.options["state"]) for part in members]
+        names = [str(each.options["state"]) for each in members]
         had = [
-            states.read(name) if name else self._fresh(workspace, header["client"], int(part.options["seed"]))
-            for name, part in zip(names, members, strict=True)
+            states.read(name) if name else self._fresh(workspace, header["client"], int(each.options["seed"]))
+            for name, each in zip(names, members, strict=True)
         ]
-        reply = client(join([replace(part, private=own) for part, own in zip(members, had, strict=True)]))
+        reply = client(join([replace(each, private=own) for each, own in zip(members, had, strict=True)]))
         new = (
             [reply.private] if len(members) == 1 else [member(reply.private, i) for i in range(len(members))]
         )

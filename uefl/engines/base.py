@@ -55,7 +55,7 @@ class Message:
     def to(self, device: torch.device) -> Message:
         """Return the same message with its tensors on a device."""
         tensors, private, reference = (
-            _moved(part, device) for part in (self.tensors, self.private, self.reference)
+            _moved(given, device) for given in (self.tensors, self.private, self.reference)
         )
         return replace(self, tensors=tensors, private=private, reference=reference)
 
@@ -163,7 +163,7 @@ def join(messages: Sequence[Message]) -> Message:
 def split(message: Message) -> list[Message]:
     """Undo :func:`join`.
 
-    A message that was not joined is the only part.
+    A message that was not joined is the only member.
 
     Raises:
         ValueError: the message names more members than an ensemble may have.
@@ -171,17 +171,17 @@ def split(message: Message) -> list[Message]:
     count = message.options.get("members", 0)
     if type(count) is not int or count > _MEMBERS:
         raise ValueError(f"members: expected at most {_MEMBERS}, got {count!r}")
-    parts = (message.tensors, message.options, message.expects, message.private, message.reference)
-    return [Message(*(member(part, i) for part in parts)) for i in range(count)] or [message]  # type: ignore[arg-type]
+    fields = (message.tensors, message.options, message.expects, message.private, message.reference)
+    return [Message(*(member(values, i) for values in fields)) for i in range(count)] or [message]  # type: ignore[arg-type]
 
 
-def number(parts: Sequence[Mapping[str, T]]) -> dict[str, T]:
+def number(mappings: Sequence[Mapping[str, T]]) -> dict[str, T]:
     """Merge several mappings into one, with the prefix ``i.`` for the names of mapping i."""
-    return {f"{i}.{name}": value for i, part in enumerate(parts) for name, value in part.items()}
+    return {f"{i}.{name}": value for i, values in enumerate(mappings) for name, value in values.items()}
 
 
 def member(values: Mapping[str, T], i: int) -> dict[str, T]:
-    """Return the part with number i of a mapping that :func:`number` merged."""
+    """Return the mapping i of a mapping that :func:`number` merged."""
     prefix = f"{i}."
     return {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
 

@@ -39,7 +39,7 @@ class Packet(NamedTuple):
 
     header: Header
     """values that JSON supports, also NaN and infinities"""
-    parts: dict[str, Tensors]
+    groups: dict[str, Tensors]
 
 
 def packed_message(message: Message, header: Header) -> Packet:
@@ -62,12 +62,13 @@ def message_of(packet: Packet) -> Message:
     Raises:
         Unreadable: the packet is not a message.
     """
-    header, parts = packet
+    header, groups = packet
     try:
         expects = {
             name: Expected(tuple(shape), DTYPES[dtype]) for name, (shape, dtype) in header["expects"].items()
         }
-        return Message(parts["broadcast"], header["options"], expects, parts["private"], parts["reference"])
+        shared, private, reference = (groups[name] for name in ("broadcast", "private", "reference"))
+        return Message(shared, header["options"], expects, private, reference)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise Unreadable(f"{type(error).__name__}: {error}") from None
 
@@ -85,7 +86,7 @@ def reply_of(packet: Packet) -> Reply:
     Raises:
         Unreadable: the bytes hold no reply, or values of other types.
     """
-    header, parts = packet
+    header, groups = packet
     try:
         client, examples, metrics, error, training, states = (header[name] for name in _PLAIN)
         # a metric is a number, None (not measured), or a list of numbers
@@ -101,7 +102,7 @@ def reply_of(packet: Packet) -> Reply:
         )
         if not known:
             raise TypeError("a field of the reply has a wrong type")
-        return Reply(client, examples, parts["update"], metrics, error, parts["private"], training, states)
+        return Reply(client, examples, groups["update"], metrics, error, groups["private"], training, states)
     except (KeyError, TypeError, AttributeError) as error:
         raise Unreadable(f"{type(error).__name__}: {error}") from None
 
@@ -123,13 +124,13 @@ def received(packet: Packet, client: str) -> Reply:
 def encode(packet: Packet) -> bytearray:
     """Encode a packet as a frame."""
     tables = {
-        part: [[name, NAMES[t.dtype], list(t.shape)] for name, t in group.items()]
-        for part, group in packet.parts.items()
+        group: [[name, NAMES[t.dtype], list(t.shape)] for name, t in tensors.items()]
+        for group, tensors in packet.groups.items()
     }
     text = json.dumps(packet.header | {"tensors": tables}).encode()
     pieces: list[bytes | memoryview] = [len(text).to_bytes(_ALIGNED, "little"), text]
-    pieces += [_raw(t) for group in packet.parts.values() for t in group.values()]
-    return bytearray().join(part for piece in pieces for part in (piece, bytes(-len(piece) % _ALIGNED)))
+    pieces += [_raw(t) for group in packet.groups.values() for t in group.values()]
+    return bytearray().join(aligned for piece in pieces for aligned in (piece, bytes(-len(piece) % _ALIGNED)))
 
 
 def decode(frame: bytearray) -> Packet:
@@ -141,7 +142,7 @@ def decode(frame: bytearray) -> Packet:
         Unreadable: the bytes are not a packet.
     """
     length, place = int.from_bytes(frame[:_ALIGNED], "little"), _ALIGNED
-    parts: dict[str, Tensors] = {}
+    groups: dict[str, Tensors] = {}
     try:
         if length > HEADER:
             raise ValueError(f"a header of {length} bytes")
@@ -150,19 +151,19 @@ def decode(frame: bytearray) -> Packet:
             raise ValueError(f"more than {_LISTS} lists")
         header = json.loads(text)
         place += _aligned(length)
-        for part, table in header.pop("tensors").items():
-            parts[part] = {}
+        for group, table in header.pop("tensors").items():
+            groups[group] = {}
             for name, dtype, shape in table:
                 if not isinstance(name, str):
                     raise TypeError(f"a tensor has the name {name!r}")
-                parts[part][name] = tensor = _tensor(frame, place, DTYPES[dtype], shape)
+                groups[group][name] = tensor = _tensor(frame, place, DTYPES[dtype], shape)
                 place += _aligned(tensor.nbytes)
         if place != len(frame):
             raise ValueError(f"{len(frame)} bytes, and the header describes {place}")
     # json raises RecursionError, a RuntimeError, for deeply nested text
     except (RuntimeError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise Unreadable(f"{type(error).__name__}: {error}") from None
-    return Packet(header, parts)
+    return Packet(header, groups)
 
 
 def _raw(tensor: torch.Tensor) -> memoryview:

@@ -116,7 +116,7 @@ class DistributedEngine:
         }
         header = self._header | {"client": client, "broadcast": list(message.tensors)}
         packet = packed_message(message, header)
-        return worker.ask(Packet(packet.header, packet.parts | {"broadcast": new}))
+        return worker.ask(Packet(packet.header, packet.groups | {"broadcast": new}))
 
 
 def serve(end: socket.socket, program: Callable[[Packet], Packet]) -> None:
@@ -129,8 +129,8 @@ def serve(end: socket.socket, program: Callable[[Packet], Packet]) -> None:
     kept: dict[str, torch.Tensor] = {}
     with suppress(ConnectionLost):
         while True:
-            header, parts = decode(receive(end)[1])
-            if "broadcast" in parts:
-                there = kept | parts["broadcast"]
-                kept = parts["broadcast"] = {name: there[name] for name in header["broadcast"]}
-            send(end, None, encode(program(Packet(header, parts))))
+            header, groups = decode(receive(end)[1])
+            if "broadcast" in groups:
+                there = kept | groups["broadcast"]
+                kept = groups["broadcast"] = {name: there[name] for name in header["broadcast"]}
+            send(end, None, encode(program(Packet(header, groups))))

@@ -11,15 +11,15 @@ from ..registry import Registry
 if TYPE_CHECKING:
     import torch
 
-Metric = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor | float"]
+MetricFunction = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor | float"]
 """a function that takes the probabilities ``[N, classes]`` float32 and the labels ``[N]`` int64 of one
 client's test split, and returns one finite number. The first line of its docstring describes it in
 reports."""
 
-METRICS: Registry[Metric] = Registry(__package__, "metric", "uefl.metrics")
+METRICS: Registry[MetricFunction] = Registry(__package__, "metric", "uefl.metrics")
 
 
-def metric(name: str) -> Callable[[Metric], Metric]:
+def metric(name: str) -> Callable[[MetricFunction], MetricFunction]:
     """Register a metric under the name that ``run.metrics`` gives it."""
     return METRICS.decorator(name)
 

@@ -72,8 +72,8 @@ class FlatModule:
         Autograd adds to an existing gradient. If there is none, it keeps the computed tensor. This is faster.
         """
         self.values.grad = self.gradient if share else None
-        for p, part in zip(self._parameters, self._gradients, strict=True):
-            p.grad = part if share else None
+        for p, gradient in zip(self._parameters, self._gradients, strict=True):
+            p.grad = gradient if share else None
 
     def drop_gradients(self) -> None:
         """Remove the gradients of the trained parameters and of ``values``."""
@@ -87,20 +87,20 @@ class FlatModule:
         zeros, so that the optimizer treats it like the others.
         """
         whole = self.values.grad
-        parts = None if whole is None else dict(zip(self._parameters, self.split(whole), strict=True))
+        gradients = None if whole is None else dict(zip(self._parameters, self.split(whole), strict=True))
         for p in self.trained:
-            if parts is not None:
-                p.grad = parts[p] if p.grad is None else p.grad.add_(parts[p])
+            if gradients is not None:
+                p.grad = gradients[p] if p.grad is None else p.grad.add_(gradients[p])
             elif p.grad is None:
                 p.grad = torch.zeros_like(p)
 
     def split(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """Return the part of each parameter in flat tensors ``[..., P]``, as views ``[..., *shape]``."""
-        return _parts(flat, self._parameters)
+        """Return each parameter as a slice of flat tensors ``[..., P]``, as views ``[..., *shape]``."""
+        return _slices(flat, self._parameters)
 
     def split_buffers(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """Return the part of each floating-point buffer in flat tensors ``[..., Q]``, as views."""
-        return _parts(flat, self._floating)
+        """Return each floating-point buffer as a slice of flat tensors ``[..., Q]``, as views."""
+        return _slices(flat, self._floating)
 
     def set(self, values: torch.Tensor, buffers: torch.Tensor) -> None:
         """Overwrite the parameters ``[P]`` and the buffers ``[Q]`` in place."""
@@ -131,11 +131,11 @@ class FlatModule:
         floating = [(name, b) for name, b in self.module.named_buffers() if b.is_floating_point()]
         masks = []
         for tensors, flat in ((list(self.module.named_parameters()), self.values), (floating, self.buffers)):
-            parts = [
+            flags = [
                 torch.full((t.numel(),), is_private(name, owners[name]), device=flat.device)
                 for name, t in tensors
             ]
-            masks.append(torch.cat(parts) if parts else torch.zeros(0, dtype=torch.bool, device=flat.device))
+            masks.append(torch.cat(flags) if flags else torch.zeros(0, dtype=torch.bool, device=flat.device))
         return (masks[0], masks[1]) if any(bool(mask.any()) for mask in masks) else None
 
     def named(self, values: torch.Tensor, buffers: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -158,8 +158,8 @@ class FlatModule:
         return {name: views[id(t)] for name, t in weights.items() if id(t) in views}
 
 
-def _parts(flat: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return consecutive parts of flat tensors ``[..., n]`` with the sizes of other tensors."""
+def _slices(flat: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return consecutive slices of flat tensors ``[..., n]`` with the sizes of other tensors."""
     ends = itertools.accumulate((t.numel() for t in like), initial=0)
     return [_view(flat, begin, t) for begin, t in zip(ends, like, strict=False)]
 

@@ -23,11 +23,12 @@ def with_group_norm(net: nn.Module) -> None:
     Source: Wu and He 2018, "Group Normalization"; Hsieh et al. 2020, "The Non-IID Data Quagmire of
         Decentralized Machine Learning".
     """
-    for name, part in net.named_children():
-        if isinstance(part, (nn.BatchNorm1d, nn.BatchNorm2d)):
-            setattr(net, name, nn.GroupNorm(math.gcd(32, max(part.num_features // 4, 1)), part.num_features))
+    for name, module in net.named_children():
+        if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d)):
+            channels = module.num_features
+            setattr(net, name, nn.GroupNorm(math.gcd(32, max(channels // 4, 1)), channels))
         else:
-            with_group_norm(part)
+            with_group_norm(module)
 
 
 class TokenNet(nn.Module):

@@ -82,8 +82,8 @@ class SavedModel:
 
     def __repr__(self) -> str:
         networks = f"{len(self.members)} x {type(self.members[0].net).__name__}"
-        parts = f" with parts of {', '.join(self.clients)}" if self.clients else ""
-        return f"SavedModel({networks}{parts}: {list(self.shape)} -> {len(self.classes)} classes)"
+        private = f" with parts of {', '.join(self.clients)}" if self.clients else ""
+        return f"SavedModel({networks}{private}: {list(self.shape)} -> {len(self.classes)} classes)"
 
     @property
     def clients(self) -> tuple[str, ...]:
@@ -174,13 +174,13 @@ class SavedModel:
             if not uncertainty:
                 return torch.cat([self._predict(batch, client) for batch in pixels.split(_BATCH)])
             passes = self.passes if passes is None else passes
-            parts = []
+            drawn = []
             for i, batch in enumerate(pixels.split(_BATCH)):
                 with seeded(self.mean.device, seed, "predict", i):
-                    parts.append(
+                    drawn.append(
                         ensemble([self._draw(member, batch, client, passes) for member in self.members])
                     )
-            whole = joined([part._replace(extra={}) for part in parts])
+            whole = joined([prediction._replace(extra={}) for prediction in drawn])
             return Prediction(*(tensor.cpu() for tensor in whole[:4]))  # type: ignore[arg-type]
 
     @property
@@ -408,8 +408,8 @@ class Exported(nn.Module):
         self._infer = model.algorithm.infer
         self.nets = nn.ModuleList(deepcopy(each.net) for each in model.members)
         self._names: list[list[str]] = []
-        for i, (net, parts) in enumerate(zip(self.nets, model.members, strict=True)):
-            own = parts.clients[client] if client is not None else {}
+        for i, (net, trained) in enumerate(zip(self.nets, model.members, strict=True)):
+            own = trained.clients[client] if client is not None else {}
             weights = net.state_dict()
             with torch.no_grad():
                 for name in own.keys() & weights.keys():
@@ -461,10 +461,10 @@ def save(
         "std": federation.std,
         **({} if federation.inputs == IMAGES else {"inputs": asdict(federation.inputs)}),
     }
-    checkpoint.save_parts(path, partial(_parts, networks), {_FORMAT: json.dumps(about)})
+    checkpoint.save_groups(path, partial(_groups, networks), {_FORMAT: json.dumps(about)})
 
 
-def _parts(networks: Sequence[tuple[Tensors, Mapping[str, Tensors]]]) -> Iterator[Tensors]:
+def _groups(networks: Sequence[tuple[Tensors, Mapping[str, Tensors]]]) -> Iterator[Tensors]:
     """Yield the weights of every network, then the tensors of each client, by their names in the file."""
     for i, (weights, clients) in enumerate(networks):
         prefix = f"{i}." if len(networks) > 1 else ""
@@ -573,12 +573,12 @@ def _model(about: _Description, tensors: Tensors, network: Callable[[], nn.Modul
             f"key 'description.members': expected 1 to {max(len(tensors), 1)}, the number of members"
             f" with tensors in the file; got {count}"
         )
-    parts = [member(tensors, i) for i in range(count)] if count > 1 else [tensors]
-    if sum(map(len, parts)) != len(tensors):
+    networks = [member(tensors, i) for i in range(count)] if count > 1 else [tensors]
+    if sum(map(len, networks)) != len(tensors):
         raise UserError(f"key 'description.members': the file does not hold the networks of {count} members")
     mean, std = normalization(about.normalize, about.mean, about.std, inputs)
     spec = ModelSpec(settings, about.shape, len(about.classes), network, inputs)
-    members = tuple(_member(algorithm, spec, about.clients, part) for part in parts)
+    members = tuple(_member(algorithm, spec, about.clients, one) for one in networks)
     return SavedModel(
         members, algorithm, about.classes, about.shape, about.image_size, mean, std, about.passes, inputs
     )

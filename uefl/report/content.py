@@ -18,7 +18,7 @@ from .words import count, label
 
 _NORMAL = 1.96  # 95 % of a normal distribution lie within this number of standard deviations
 _MOST_CLASSES = 20  # columns of a table
-Block = str | list[str] | Table | Picture
+ReportElement = str | list[str] | Table | Picture
 """A paragraph, a list, a table or a picture. In text, only `` `code` `` is markup."""
 
 _CLIENTS_LEGEND = (
@@ -54,11 +54,11 @@ _REJECTED_LEGEND = "Replies of clients that are in no average and no measurement
 
 @dataclass(frozen=True)
 class ReportSection:
-    """A heading with its blocks."""
+    """A heading with its elements."""
 
     title: str
     """empty for the first section"""
-    blocks: list[Block]
+    elements: list[ReportElement]
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def content(run: RunFolder, pictures: list[Picture]) -> Content:
     """Return the report of a run with these pictures, without empty sections."""
     by_name = {picture.name: picture for picture in pictures}
 
-    def shown(*names: str) -> list[Block]:
+    def shown(*names: str) -> list[ReportElement]:
         return [by_name[name] for name in names if name in by_name]
 
     sections = [
@@ -101,7 +101,9 @@ def content(run: RunFolder, pictures: list[Picture]) -> Content:
         ReportSection("Clients", [*([] if run.on_sets else [client_table(run)]), *_class_counts(run)]),
     ]
     return Content(
-        f"Run {run.path.resolve().name}", _warnings(run), [section for section in sections if section.blocks]
+        f"Run {run.path.resolve().name}",
+        _warnings(run),
+        [section for section in sections if section.elements],
     )
 
 
@@ -118,10 +120,10 @@ def comparison(compared: Comparison, pictures: list[Picture]) -> Content:
         ),
     ]
     title = f"Comparison of {count(len(compared.runs), 'run')}"
-    return Content(title, [], [section for section in sections if section.blocks])
+    return Content(title, [], [section for section in sections if section.elements])
 
 
-def verdict(run: RunFolder) -> list[Block]:
+def verdict(run: RunFolder) -> list[ReportElement]:
     """Return a sentence on the best arm, and on how large a chance difference may be.
 
     For a single arm, or without accuracy, the text is empty.
@@ -149,7 +151,7 @@ def verdict(run: RunFolder) -> list[Block]:
     return [f"{found} This is one seed; other seeds differ too (`uefl report RUN RUN ...` compares them)."]
 
 
-def _class_counts(run: RunFolder) -> list[Block]:
+def _class_counts(run: RunFolder) -> list[ReportElement]:
     """Return a table of the training images of each class and client."""
     if len(run.classes) > _MOST_CLASSES:
         return []
@@ -204,7 +206,7 @@ def _warnings(run: RunFolder) -> list[str]:
     ]
 
 
-def _rejected(run: RunFolder) -> list[Block]:
+def _rejected(run: RunFolder) -> list[ReportElement]:
     table = rejected_table(run)
     return [] if table is None else [_REJECTED_LEGEND, table, *([table.note] if table.note else [])]
 
@@ -218,8 +220,8 @@ def _facts(run: RunFolder) -> list[str]:
         if c.training.local_steps
         else count(c.training.local_epochs, "local epoch")
     )
-    plan = c.training.iterations()
-    rounds = f"{' + '.join(map(str, plan))} round{'' if plan == [1] else 's'}"
+    iterations = c.training.iterations()
+    rounds = f"{' + '.join(map(str, iterations))} round{'' if iterations == [1] else 's'}"
     facts = {
         "data": (
             f"{c.data.source}, {count(len(run.clients), 'client')}"
@@ -304,10 +306,10 @@ def _findings(run: RunFolder, pictures: dict[str, Picture]) -> list[ReportSectio
             for arm, findings in same.items()
             if findings.shares is not None
         ]
-        blocks: list[Block] = [
+        elements: list[ReportElement] = [
             *([lines] if lines else []),
             *tables,
             *(pictures[name] for name in names if name in pictures),
         ]
-        sections.append(ReportSection(title, blocks))
+        sections.append(ReportSection(title, elements))
     return sections

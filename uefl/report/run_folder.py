@@ -455,7 +455,7 @@ def _is_record(record: Any, numbers: Collection[str]) -> bool:
 def _are_counts(record: Record) -> bool:
     """Return whether the counts of predictions in a record are lists of numbers with matching lengths."""
     found = [record.get(key, []) for key in _COUNTS]
-    if not all(isinstance(part, list) and all(isinstance(x, (int, float)) for x in part) for part in found):
+    if not all(isinstance(row, list) and all(isinstance(x, (int, float)) for x in row) for row in found):
         return False
     confusion, reliability, confidence = map(len, found)
     return math.isqrt(confusion) ** 2 == confusion and reliability == 2 * confidence
@@ -463,7 +463,7 @@ def _are_counts(record: Record) -> bool:
 
 def _is_measurement(value: Any) -> bool:
     if isinstance(value, (list, dict)):
-        return all(_is_measurement(part) for part in (value.values() if isinstance(value, dict) else value))
+        return all(_is_measurement(inner) for inner in (value.values() if isinstance(value, dict) else value))
     return (
         value is None
         or isinstance(value, str)

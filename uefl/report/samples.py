@@ -23,7 +23,7 @@ from .style import Drawing, Picture, canvas, drawn, drawn_classes
 _FILE = "samples.safetensors"
 _CLIENTS, _IMAGES = 12, 10
 Tensors = dict[str, torch.Tensor]
-Row = tuple[np.ndarray, list[str]]
+SampleRow = tuple[np.ndarray, list[str]]
 """images ``[n, C, H, W]`` of a client, and the text below each; no text for unlabeled images"""
 
 
@@ -158,7 +158,7 @@ def _clients(tensors: Tensors) -> list[int]:
     return sorted(int(key.partition(".")[0]) for key in tensors if key.endswith(".images"))
 
 
-def _which(run: RunFolder, rows: dict[int, Row]) -> str:
+def _which(run: RunFolder, rows: dict[int, SampleRow]) -> str:
     shown, clients = len(rows), len(run.clients)
     return f" of the first {shown} of {clients} clients" if clients > shown else " of each client"
 
@@ -167,7 +167,7 @@ def _short(name: str) -> str:
     return name if len(name) < 8 else f"{name[:6]}…"
 
 
-def _grid(run: RunFolder, rows: dict[int, Row]) -> Figure:
+def _grid(run: RunFolder, rows: dict[int, SampleRow]) -> Figure:
     """Draw a row of images per client, with a text of up to two lines below each image."""
     height, width = next(iter(rows.values()))[0].shape[2:]
     lines = max((text.count("\n") + 1 for _, texts in rows.values() for text in texts), default=0)

@@ -37,13 +37,13 @@ def means(records: list[dict[str, Any]]) -> str:
 
 def spans(numbers: Iterable[int]) -> str:
     """Return ``1, 3-5`` for 1, 3, 4 and 5, without duplicates."""
-    parts: list[list[int]] = []
+    ranges: list[list[int]] = []
     for number in sorted(set(numbers)):
-        if parts and parts[-1][-1] == number - 1:
-            parts[-1][1:] = [number]
+        if ranges and ranges[-1][-1] == number - 1:
+            ranges[-1][1:] = [number]
         else:
-            parts.append([number])
-    return ", ".join("-".join(map(str, part)) for part in parts)
+            ranges.append([number])
+    return ", ".join("-".join(map(str, bounds)) for bounds in ranges)
 
 
 def label(name: str) -> str:

@@ -13,7 +13,7 @@ from ..folder import in_turn
 from ..paths import read_bytes
 from ..text_table import Table, escape_markdown
 from .compare import Comparison
-from .content import Block, Content, comparison, content
+from .content import Content, ReportElement, comparison, content
 from .plots import draw_comparison, save, write_plots
 from .run_folder import RunFolder, read_run
 
@@ -86,30 +86,30 @@ def folder_of_comparison(paths: Sequence[Path]) -> Path:
 
 def markdown(content: Content) -> str:
     """Return a report in Markdown, with links to its pictures."""
-    parts = [
+    lines = [
         f"# {_markdown_text(content.title)}\n",
         *(f"> **{_markdown_text(note)}**\n" for note in content.warnings),
     ]
     for section in content.sections:
-        parts += [f"## {section.title}\n"] if section.title else []
-        parts += [_markdown_block(block) for block in section.blocks]
-    return "\n".join(parts)
+        lines += [f"## {section.title}\n"] if section.title else []
+        lines += [_markdown_element(element) for element in section.elements]
+    return "\n".join(lines)
 
 
-def _markdown_block(block: Block) -> str:
-    if isinstance(block, str):
-        return f"{_markdown_text(block)}\n"
-    if isinstance(block, list):
-        return "".join(f"- {_markdown_text(line)}\n" for line in block)
-    if isinstance(block, Table):
-        return block.markdown()
-    return f"![{_markdown_text(block.alt)}](plots/{block.name})\n\n{_markdown_text(block.caption)}\n"
+def _markdown_element(element: ReportElement) -> str:
+    if isinstance(element, str):
+        return f"{_markdown_text(element)}\n"
+    if isinstance(element, list):
+        return "".join(f"- {_markdown_text(line)}\n" for line in element)
+    if isinstance(element, Table):
+        return element.markdown()
+    return f"![{_markdown_text(element.alt)}](plots/{element.name})\n\n{_markdown_text(element.caption)}\n"
 
 
 def _markdown_text(text: str) -> str:
     """Escape text for Markdown, except code."""
     return "".join(
-        part if part.startswith("`") else escape_markdown(part) for part in re.split(r"(`[^`]+`)", text)
+        piece if piece.startswith("`") else escape_markdown(piece) for piece in re.split(r"(`[^`]+`)", text)
     )
 
 
@@ -121,7 +121,7 @@ def html(content: Content, plots: Path) -> str:
         for section in content.sections
         if section.title
     )
-    parts = [
+    lines = [
         "<!doctype html>",
         (
             '<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,'
@@ -133,21 +133,21 @@ def html(content: Content, plots: Path) -> str:
         f"<nav>{links}</nav>",
     ]
     for section in content.sections:
-        parts += [f'<h2 id="{_anchor(section.title)}">{section.title}</h2>'] if section.title else []
-        parts += [_html_block(block, plots) for block in section.blocks]
-    return "\n".join([*parts, "</body></html>\n"])
+        lines += [f'<h2 id="{_anchor(section.title)}">{section.title}</h2>'] if section.title else []
+        lines += [_html_element(element, plots) for element in section.elements]
+    return "\n".join([*lines, "</body></html>\n"])
 
 
-def _html_block(block: Block, plots: Path) -> str:
-    if isinstance(block, str):
-        return f"<p>{_html_text(block)}</p>"
-    if isinstance(block, list):
-        return "<ul>" + "".join(f"<li>{_html_text(line)}</li>" for line in block) + "</ul>"
-    if isinstance(block, Table):
-        return block.html()
-    data = base64.b64encode(read_bytes(plots / block.name)).decode()
-    image = f'<img src="data:image/png;base64,{data}" alt="{escape(block.alt)}">'
-    return f"<figure>{image}<figcaption>{_html_text(block.caption)}</figcaption></figure>"
+def _html_element(element: ReportElement, plots: Path) -> str:
+    if isinstance(element, str):
+        return f"<p>{_html_text(element)}</p>"
+    if isinstance(element, list):
+        return "<ul>" + "".join(f"<li>{_html_text(line)}</li>" for line in element) + "</ul>"
+    if isinstance(element, Table):
+        return element.html()
+    data = base64.b64encode(read_bytes(plots / element.name)).decode()
+    image = f'<img src="data:image/png;base64,{data}" alt="{escape(element.alt)}">'
+    return f"<figure>{image}<figcaption>{_html_text(element.caption)}</figcaption></figure>"
 
 
 def _html_text(text: str) -> str:

@@ -254,11 +254,11 @@ class ServerModel:
         tensors = self.algorithm.client_tensors(self.state, client)
         if self._clients_keep_states:
             return tensors
-        parts = self.private[client]
+        private = self.private[client]
         if client not in self._have_trained:
-            parts = parts | reference
-        weights = workspace.named(model, parts) if names else {}
-        mine = {name: tensor for name, tensor in parts.items() if name in self.algorithm.private_predicts}
+            private = private | reference
+        weights = workspace.named(model, private) if names else {}
+        mine = {name: tensor for name, tensor in private.items() if name in self.algorithm.private_predicts}
         return mine | {name: weights[name] for name in names} | tensors
 
     def plain(self) -> dict[str, Any]:

@@ -161,8 +161,8 @@ class ServerLoop:
         training, measuring = frozenset(participants), frozenset(evaluators)
         if measure:
             measuring |= {name for name in self.engine.clients() if name not in self._known}
-        parts = [each.messages(measuring, training) for each in self.members]
-        messages = Lazy(parts[0], lambda client: join([part[client] for part in parts]))
+        of_members = [each.messages(measuring, training) for each in self.members]
+        messages = Lazy(of_members[0], lambda client: join([own[client] for own in of_members]))
         for each in self.members:
             each.begin_averages(self._rule)
         records: list[Record] = []
@@ -182,8 +182,8 @@ class ServerLoop:
                 reason = self._reject(name, reason, measured=name not in training)
                 reasons.append(f"{name}: {reason}")
             elif name in training:
-                for each, part in zip(self.members, self._parts(reply), strict=True):
-                    each.add(self._rule, part)
+                for each, replied in zip(self.members, self._member_replies(reply), strict=True):
+                    each.add(self._rule, replied)
                 trained[name] = dict(reply.training)
                 magnitudes[name] = max(reply.magnitudes.values(), default=0.0)
         check = partial(check_quorum, self.run.quorum, self.round + 1, rejected=reasons)
@@ -260,7 +260,7 @@ class ServerLoop:
         for reply in self.engine.round(messages, self.run.deadline or None):
             yield reply.to(self._device)
 
-    def _parts(self, reply: Reply) -> list[Reply]:
+    def _member_replies(self, reply: Reply) -> list[Reply]:
         """Return the reply of each member."""
         if len(self.members) == 1:
             return [reply]
@@ -287,9 +287,9 @@ class ServerLoop:
         reported = self.context.reported(reply)
         if reply.examples > reported:
             return f"it claims {reply.examples} examples, and reported {reported}"
-        parts = zip(self.members, split(message), self._parts(reply), strict=True)
-        for i, (each, asked, part) in enumerate(parts):
-            reason = each.rejection(asked, part)
+        members = zip(self.members, split(message), self._member_replies(reply), strict=True)
+        for i, (each, asked, replied) in enumerate(members):
+            reason = each.rejection(asked, replied)
             if reason is not None:
                 return reason if len(self.members) == 1 else f"member {i}: {reason}"
         return not_finite(reply.training)

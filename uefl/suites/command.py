@@ -63,7 +63,7 @@ def run(
                 cost.measure(job.folder, gpu)
         result = report.collect(suite, scale, wanted, errors)
         report.write(result, out, data_root)
-    console.print(*(part.rich(console.encoding) for part in report.table(result).parts(console.width)))
+    console.print(*(one.rich(console.encoding) for one in report.table(result).split(console.width)))
     for note in (
         *report.elsewhere(result),
         *report.unequal(result),

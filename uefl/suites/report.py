@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from ..checkpoint import write_text
 from ..errors import UserError, nearest
 from ..report.compare import half_width, interval
-from ..report.content import Block, Content, ReportSection
+from ..report.content import Content, ReportElement, ReportSection
 from ..report.plots import drawings, marked, save, shares_file
 from ..report.run_folder import RunFolder, read_run
 from ..report.style import Drawing, Picture, canvas, legend, of_place, panels
@@ -162,7 +162,7 @@ def table(result: SuiteResult) -> Table:
     return Table(f"{suite.name}: {suite.about}", header, rows)
 
 
-def differences(result: SuiteResult) -> list[Block]:
+def differences(result: SuiteResult) -> list[ReportElement]:
     """Return a sentence and a table: the difference of every measure of every arm to the reference arm.
 
     Return nothing for a single measure.
@@ -191,7 +191,7 @@ def content(result: SuiteResult, pictures: list[Picture]) -> Content:
         if any(measure.startswith(start) for measure in result.suite.measures)
     ]
     legend = _LEGEND.format(against=result.suite.against, of_a_round="".join(named))
-    blocks: list[Block] = [
+    elements: list[ReportElement] = [
         table(result),
         *unequal(result),
         *partial(result),
@@ -200,10 +200,10 @@ def content(result: SuiteResult, pictures: list[Picture]) -> Content:
         *differences(result),
     ]
     if any(case.paper for case in cases):
-        blocks.append(_PAPER)
+        elements.append(_PAPER)
     if result.scale == "cpu" and (result.suite.cpu or any(case.cpu for case in cases)):
-        blocks.append(_CPU)
-    sections = [ReportSection("", blocks), *([ReportSection("Curves", list(pictures))] if pictures else [])]
+        elements.append(_CPU)
+    sections = [ReportSection("", elements), *([ReportSection("Curves", list(pictures))] if pictures else [])]
     if result.missing:
         sections.append(ReportSection("Not there", [reasons(result.missing)]))
     warnings = (

@@ -89,9 +89,9 @@ def sparse_rows_of(name: str, X: Any) -> SparseRows:
         matrix = matrix.copy()
         matrix.sum_duplicates()
     dtype = matrix.dtype if matrix.dtype in (np.float32, np.float64) else np.float64
-    parts = ((matrix.data, dtype), (matrix.indices, np.int32), (matrix.indptr, np.int64))
+    arrays = ((matrix.data, dtype), (matrix.indices, np.int32), (matrix.indptr, np.int64))
     values, columns, offsets = (
-        shared(np.ascontiguousarray(part).astype(kind, copy=False)) for part, kind in parts
+        shared(np.ascontiguousarray(array).astype(kind, copy=False)) for array, kind in arrays
     )
     return SparseRows(values, columns, offsets, matrix.shape[1])
 

@@ -8,7 +8,7 @@ from ..ops.kmeans import composed
 from ..ops.kmeans_step import composed as steps
 
 
-def printing(step: composed.Step) -> composed.Advance:
+def printing(step: composed.KMeansStepFunction) -> composed.Advance:
     """Return ``composed.advance`` that prints the inertia of each iteration and why a fit ended.
 
     Args:
@@ -19,7 +19,7 @@ def printing(step: composed.Step) -> composed.Advance:
         data: composed.Problem,
         state: composed.FitState,
         limit: torch.Tensor,
-        found: steps.Step,
+        found: steps.Result,
         spherical: bool,
     ) -> None:
         iteration, before = int(state.iterations), state.centers.clone()

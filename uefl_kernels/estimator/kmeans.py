@@ -321,9 +321,10 @@ class KMeans(RowEstimator, ClusteringEstimator):
         if callable(self.init):
             state = self.random_state
             state = state if isinstance(state, np.random.RandomState) else np.random.RandomState(seed % 2**32)
-            runs = 10 if self.n_init == "auto" else int(self.n_init)
+            count = 10 if self.n_init == "auto" else int(self.n_init)
             return [
-                request._replace(given=_given(self.init(X, k, random_state=state), k, d)) for _ in range(runs)
+                request._replace(given=_given(self.init(X, k, random_state=state), k, d))
+                for _ in range(count)
             ]
         if self.n_init != "auto" and int(self.n_init) > 1:
             warnings.warn(
@@ -340,7 +341,7 @@ class KMeans(RowEstimator, ClusteringEstimator):
         if self.verbose:  # on the CPU, iteration by iteration: the bits are the same
             rows, mass = x.cpu(), None if weights is None else weights.cpu()
             fit = self._cluster_blocks(Blocks(lambda: [rows], rows.__getitem__), mass, asked).fit
-            return Fit(*(part.to(x.device) for part in fit))
+            return Fit(*(tensor.to(x.device) for tensor in fit))
         init = asked.method if asked.given is None else asked.given.to(x.device)
         n_init, max_iter, tol, seed, metric = asked.n_init, asked.max_iter, asked.tol, asked.seed, self.metric
         with in_words_of("KMeans"):
@@ -505,8 +506,8 @@ def _counts(labels: torch.Tensor, weights: torch.Tensor | None, k: int) -> torch
     return torch.zeros_like(masses[:1].expand(k)).index_add_(0, labels, masses).double() / scale * unit
 
 
-def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+def _joined(tensors: list[torch.Tensor]) -> torch.Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
 
 @contextlib.contextmanager

@@ -38,7 +38,7 @@ from ._shared import (
     no_torchscript,
 )
 
-Weight = torch.Tensor | Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+UpdateWeight = torch.Tensor | Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 _BROKEN = (
     "VectorQuantize: the batch for k-means initialization holds NaN or infinity; remove or replace those"
@@ -307,7 +307,7 @@ class Codebook(ConstantBuffers, Float32Module):
         x: torch.Tensor,
         mask: torch.Tensor | None,
         *,
-        weight: Weight | None = None,
+        weight: UpdateWeight | None = None,
         accumulate: bool = False,
         ema: bool | None = None,
     ) -> None:
@@ -350,7 +350,11 @@ class Codebook(ConstantBuffers, Float32Module):
             self.steps.add_(1)
 
     def _moved(
-        self, state: Sequence[torch.Tensor], counts: torch.Tensor, sums: torch.Tensor, weight: Weight | None
+        self,
+        state: Sequence[torch.Tensor],
+        counts: torch.Tensor,
+        sums: torch.Tensor,
+        weight: UpdateWeight | None,
     ) -> Sequence[torch.Tensor]:
         """Return ``state`` (sizes, averages, codewords) after a batch, by the options of this codebook."""
         dtype = state[1].dtype
@@ -376,8 +380,8 @@ class Codebook(ConstantBuffers, Float32Module):
     ) -> list[torch.Tensor]:
         """Add up counts, sums and offered rows, in one message of the dtype of the codewords."""
         dtype = self.embed_avg.dtype
-        parts = [counts.to(dtype).unsqueeze(-1), sums.to(dtype), *offered]
-        counts, sums, *offered = _distributed.all_reduce(parts, self.use_ddp)
+        tensors = [counts.to(dtype).unsqueeze(-1), sums.to(dtype), *offered]
+        counts, sums, *offered = _distributed.all_reduce(tensors, self.use_ddp)
         return [counts.squeeze(-1).long(), sums.double(), *offered]
 
     def _options_of_move(self) -> tuple[Any, ...] | None:
@@ -416,7 +420,7 @@ class Codebook(ConstantBuffers, Float32Module):
         x: torch.Tensor,
         embed_ind: torch.Tensor,
         mask: torch.Tensor | None = None,
-        ema_update_weight: Weight | None = None,
+        ema_update_weight: UpdateWeight | None = None,
         accum_ema_update: bool = False,
         ema_update: bool | None = None,
     ) -> None:
@@ -555,8 +559,8 @@ class Codebook(ConstantBuffers, Float32Module):
             kept = by_codebook(mask.unsqueeze(-1).expand(x.shape), codebooks, d)[..., :1].to(rows.dtype)
         finite = rows.isfinite().all(-1, keepdim=True)
         kept, rows = kept * finite, rows.masked_fill(~finite, 0)
-        parts = [kept.sum(1, keepdim=True), (rows * kept).sum(1, keepdim=True)]
-        count, total = _distributed.all_reduce(parts, self.sync_affine_param)
+        tensors = [kept.sum(1, keepdim=True), (rows * kept).sum(1, keepdim=True)]
+        count, total = _distributed.all_reduce(tensors, self.sync_affine_param)
         mean = total / count.clamp(min=1)
         squares = ((rows - mean).square() * kept).sum(1, keepdim=True)
         variance = _distributed.all_reduce([squares], self.sync_affine_param)[0] / count.clamp(min=1)
@@ -663,8 +667,8 @@ class Codebook(ConstantBuffers, Float32Module):
         counts = means.new_zeros(codebooks, k, 1)
         for _ in range(self.kmeans_iters):
             out, sums = vq_with_sums(x, means[0] if codebooks == 1 else means, metric=self.metric)
-            parts = [out.counts.view(codebooks, k, 1).float(), sums.view(codebooks, k, d).float()]
-            counts, sums = _distributed.all_reduce(parts, shared)
+            tensors = [out.counts.view(codebooks, k, 1).float(), sums.view(codebooks, k, d).float()]
+            counts, sums = _distributed.all_reduce(tensors, shared)
             means = torch.where(counts > 0, self.scaled(sums / counts.clamp(min=1)), means)
         return means, counts
 
@@ -789,8 +793,8 @@ def update_all(
     state = list(zip(*((each.cluster_size, each.embed_avg, each.embed) for each in codebooks), strict=True))
     stacked = [torch.cat(buffers) for buffers in state]
     moved = codebooks[0]._moved(stacked, torch.cat([*counts]), torch.cat([*sums]), None)
-    parts = [new.split(len(codebooks[0].embed)) for new in moved]
-    _copy([*chain(*state[:changed])], [*chain(*parts[:changed])])
+    values = [new.split(len(codebooks[0].embed)) for new in moved]
+    _copy([*chain(*state[:changed])], [*chain(*values[:changed])])
 
 
 def set_counts(codebooks: Sequence[Codebook], counts: Sequence[torch.Tensor]) -> None:
@@ -827,11 +831,11 @@ def _spread(rows: torch.Tensor, codebooks: int, places: int) -> tuple[torch.Tens
     One number is drawn from each of min(rows, places) equal ranges. Unlike a permutation, this takes no
     longer with more rows.
     """
-    parts = rows.clamp(max=places)
-    taken = (torch.arange(places, device=rows.device) < parts).expand(codebooks, places)
+    ranges = rows.clamp(max=places)
+    taken = (torch.arange(places, device=rows.device) < ranges).expand(codebooks, places)
     order = _uniform(codebooks, places, rows.device).masked_fill(~taken, 2.0).argsort(-1)
-    parts = parts.clamp(min=1)
-    low, high = order * rows // parts, (order + 1) * rows // parts
+    ranges = ranges.clamp(min=1)
+    low, high = order * rows // ranges, (order + 1) * rows // ranges
     drawn = low + (_uniform(codebooks, places, rows.device) * (high - low)).long()
     return torch.minimum(drawn, high - 1).clamp(min=0).minimum((rows - 1).clamp(min=0)), taken
 

@@ -20,13 +20,13 @@ def rank_and_size(shared: bool = True) -> tuple[int, int]:
     return 0, 1
 
 
-def all_reduce(parts: list[torch.Tensor], shared: bool = True) -> list[torch.Tensor]:
+def all_reduce(tensors: list[torch.Tensor], shared: bool = True) -> list[torch.Tensor]:
     """Sum each ``[h, K, *]`` tensor over all processes, in one message."""
     if rank_and_size(shared)[1] == 1:
-        return parts
-    packed = torch.cat(parts, -1)
+        return tensors
+    packed = torch.cat(tensors, -1)
     dist.all_reduce(packed)
-    return list(packed.split([part.shape[-1] for part in parts], -1))
+    return list(packed.split([tensor.shape[-1] for tensor in tensors], -1))
 
 
 def sample_rows(rows: torch.Tensor, count: int, shared: bool = True) -> torch.Tensor | None:

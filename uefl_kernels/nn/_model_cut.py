@@ -8,22 +8,21 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import fx, nn
 from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 
-_F = nn.functional
 _FUNCTIONS: dict[Any, str] = dict.fromkeys(  # function -> the argument that switches it on
-    (_F.dropout, _F.dropout1d, _F.dropout2d, _F.dropout3d, _F.alpha_dropout, _F.feature_alpha_dropout),
-    "training",
+    (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout), "training"
 ) | dict.fromkeys(
     (torch.dropout, torch.feature_dropout, torch.alpha_dropout, torch.feature_alpha_dropout), "train"
 )
 _ACTIVATIONS: dict[Any, str] = {nn.GELU: "gelu", nn.ReLU: "relu", nn.SiLU: "silu", nn.Tanh: "tanh"} | {
-    _F.gelu: "gelu",
-    _F.relu: "relu",
+    F.gelu: "gelu",
+    F.relu: "relu",
     torch.relu: "relu",
-    _F.silu: "silu",
+    F.silu: "silu",
     torch.tanh: "tanh",
 }
 
@@ -200,7 +199,7 @@ class Chain:
 
 
 @dataclass(frozen=True)
-class ModelParts:
+class CutModel:
     """The two parts of a model: the part before every dropout, and the rest."""
 
     prefix: fx.GraphModule  # arguments -> the values that the suffix takes
@@ -234,7 +233,7 @@ class _Tracer(fx.Tracer):
     def call_module(self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if m in self.rates and args:
             self.called.add(m)
-            args = (_F.dropout(args[0], self.rates[m]), *args[1:])
+            args = (F.dropout(args[0], self.rates[m]), *args[1:])
         return super().call_module(m, forward, args, kwargs)
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
@@ -244,7 +243,7 @@ class _Tracer(fx.Tracer):
         return super().getattr(attr, attr_val, parameter_proxy_cache)
 
 
-def cut_model(model: nn.Module, rates: Mapping[nn.Module, float]) -> tuple[ModelParts | None, str]:
+def cut_model(model: nn.Module, rates: Mapping[nn.Module, float]) -> tuple[CutModel | None, str]:
     """Return the two parts of a model, or None and the reason why it cannot be cut.
 
     ``rates`` has the modules to insert a dropout before, with its rate. A model without dropout is a
@@ -292,14 +291,14 @@ def cut_model(model: nn.Module, rates: Mapping[nn.Module, float]) -> tuple[Model
         name: _attribute(model, name)
         for name in (str(node.target) for node in graph.nodes if node.op == "get_attr")
     }
-    return ModelParts(fx.GraphModule(model, prefix), fx.GraphModule(model, suffix), chain, tensors), ""
+    return CutModel(fx.GraphModule(model, prefix), fx.GraphModule(model, suffix), chain, tensors), ""
 
 
 def _attribute(model: nn.Module, name: str) -> Any:
     """Return the attribute of the model under a dotted name, or None."""
     owner: Any = model
-    for part in name.split("."):
-        owner = getattr(owner, part, None)
+    for attribute in name.split("."):
+        owner = getattr(owner, attribute, None)
     return owner
 
 
@@ -324,7 +323,7 @@ def _chain(nodes: list[fx.Node], boundary: list[fx.Node], output: fx.Node, model
     for node in nodes:
         module = model.get_submodule(str(node.target)) if node.op == "call_module" else None
         kind = node.target if module is None else type(module)
-        functional = kind is _F.dropout
+        functional = kind is F.dropout
         if node.args != (previous,) or not (
             functional or all(value in (False, "none") for value in node.kwargs.values())
         ):

@@ -104,7 +104,7 @@ def indices_of_each(layer: str, indices: Any, count: int) -> list[torch.Tensor]:
     if not isinstance(indices, (list, tuple)):
         indices = as_indices(layer, indices)
         indices = list(indices) if indices.dim() else []
-    found = [as_indices(layer, part) for part in indices]
+    found = [as_indices(layer, each) for each in indices]
     if len(found) != count:
         raise ValueError(f"{layer}: expected {count} tensors of indices, got {len(found)}")
     return found

@@ -97,8 +97,8 @@ def to_encodec(
     for place, codebook in enumerate(_codebooks(layer)):
         start = prefix + name.format(place)
         found[start + "inited"] = codebook.initted.float().reshape(1)
-        for part in ("cluster_size", "embed", "embed_avg"):
-            found[start + part] = getattr(codebook, part)[0].clone()
+        for buffer in ("cluster_size", "embed", "embed_avg"):
+            found[start + buffer] = getattr(codebook, buffer)[0].clone()
     return found
 
 
@@ -135,8 +135,8 @@ def _from_half(state: StateDict, half: str, options: dict[str, Any]) -> Residual
     for codebook in layers:
         total, usage = codebook["embed_sum"].float(), codebook["cluster_usage"].float()
         codewords = total / usage.clamp(min=_LEAST_USAGE).unsqueeze(-1)
-        parts = {"cluster_size": usage, "embed": codewords, "embed_avg": total}
-        codebooks.append({name: value.unsqueeze(0) for name, value in parts.items()})
+        buffers = {"cluster_size": usage, "embed": codewords, "embed_avg": total}
+        codebooks.append({name: value.unsqueeze(0) for name, value in buffers.items()})
         codebooks[-1]["initted"] = codebook["initialized"].bool().reshape(())
     size, inner = layers[0]["embed_sum"].shape
     projections = _named(state, rf"{start}(input_proj|output_proj)\.weight")
@@ -220,10 +220,10 @@ def from_dac(state: StateDict, **options: Any) -> ResidualVQ:
     }
     arguments |= {"channel_last": False, "project_each": True, "quant_grad_frac": 1.0}
     layer = ResidualVQ(**arguments | defaults | _LEARNED | options)
-    codebooks = [_learned_state(parts["codebook.weight"]) for parts in layers]
-    for quantizer, parts in zip(layer._quantizers, layers, strict=True):
+    codebooks = [_learned_state(tensors["codebook.weight"]) for tensors in layers]
+    for quantizer, tensors in zip(layer._quantizers, layers, strict=True):
         quantizer.project_in, quantizer.project_out = (
-            _linear(_weight(parts, name), parts[f"{name}.bias"]) for name in ("in_proj", "out_proj")
+            _linear(_weight(tensors, name), tensors[f"{name}.bias"]) for name in ("in_proj", "out_proj")
         )
     return _with_codebooks(layer, codebooks)
 
@@ -259,7 +259,7 @@ def to_dac(
     return found
 
 
-def _weight(parts: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
+def _weight(state: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
     """Return the weight ``[out, in, 1]`` of a convolution.
 
     It may be stored as length and direction.
@@ -268,9 +268,9 @@ def _weight(parts: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
         ("weight_g", "weight_v"),
         ("parametrizations.weight.original0", "parametrizations.weight.original1"),
     ):
-        if f"{name}.{length}" in parts:
-            return torch._weight_norm(parts[f"{name}.{direction}"], parts[f"{name}.{length}"], 0)
-    return parts[f"{name}.weight"]
+        if f"{name}.{length}" in state:
+            return torch._weight_norm(state[f"{name}.{direction}"], state[f"{name}.{length}"], 0)
+    return state[f"{name}.weight"]
 
 
 # --- VQModel ---------------------------------------------------------------------------------------------
@@ -334,14 +334,14 @@ def _numbered(where: str, state: StateDict, pattern: str) -> list[dict[str, torc
         match = re.fullmatch(rf"(?:.*\.)?{pattern}", name)
         if match is not None:
             found.setdefault(int(match[1]), {})[match[2]] = value
-    parts = [found[place] for place in sorted(found)]
-    if not parts or sorted(found) != list(range(len(parts))):
+    states = [found[place] for place in sorted(found)]
+    if not states or sorted(found) != list(range(len(states))):
         raise ValueError(
             f"{where}: found quantizers {sorted(found)}; expected names like {pattern!r}, numbered from 0"
         )
-    if any(part.keys() != parts[0].keys() for part in parts):
-        raise ValueError(f"{where}: quantizers have different names: {[sorted(part) for part in parts]}")
-    return parts
+    if any(each.keys() != states[0].keys() for each in states):
+        raise ValueError(f"{where}: quantizers have different names: {[sorted(each) for each in states]}")
+    return states
 
 
 def _named(state: StateDict, pattern: str) -> dict[str, torch.Tensor]:

@@ -534,11 +534,11 @@ class GroupedScalar(Coder):
         """Return True if the channels of images go last for quantizers that expect them there."""
         return self.accept_image_fmap and not getattr(self._residuals[0], "is_channel_first", False)
 
-    def _joined(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    def _joined(self, groups: Sequence[torch.Tensor]) -> torch.Tensor:
         """Concatenate the channels of the groups, and move them to where the input has them."""
         if self._moved:
-            return torch.cat([*parts], -1).movedim(-1, 1)
-        return torch.cat([*parts], self.split_dim)
+            return torch.cat([*groups], -1).movedim(-1, 1)
+        return torch.cat([*groups], self.split_dim)
 
     def _quantize(self, x: torch.Tensor, **options: Any) -> tuple[torch.Tensor, ...]:
         """Quantize each group.
@@ -548,8 +548,8 @@ class GroupedScalar(Coder):
         last = channels_last(type(self).__name__, x, self.dim, self.accept_image_fmap)
         if self.training and options.get("n_q") is None and self._residuals[0].quantize_dropout:
             options["rand_quantize_dropout_fixed_seed"] = _distributed.drawn_on_all(0, 10_000, x.device)
-        parts = last.chunk(self.groups, -1) if self._moved else x.chunk(self.groups, self.split_dim)
-        found = [rvq(part, **options) for rvq, part in zip(self._residuals, parts, strict=True)]
+        channels = last.chunk(self.groups, -1) if self._moved else x.chunk(self.groups, self.split_dim)
+        found = [rvq(group, **options) for rvq, group in zip(self._residuals, channels, strict=True)]
         quantized, *others = zip(*found, strict=True)
         return self._joined(quantized), *map(torch.stack, others)
 

@@ -161,13 +161,13 @@ class LatentQuantize(ConstantBuffers, Coder):
 
     def _nearest(self, z: torch.Tensor) -> torch.Tensor:
         """Return the number of the nearest value of every element, int64 ``[..., d]``."""
-        parts = zip(z.unbind(-1), self._read_values(), strict=True)
-        return torch.stack([(part.unsqueeze(-1) - v.to(part)).abs().argmin(-1) for part, v in parts], -1)
+        pairs = zip(z.unbind(-1), self._read_values(), strict=True)
+        return torch.stack([(value.unsqueeze(-1) - v.to(value)).abs().argmin(-1) for value, v in pairs], -1)
 
     def _values(self, places: torch.Tensor) -> torch.Tensor:
         """Return the values ``[..., d]`` of numbers ``[..., d]``."""
-        parts = zip(places.unbind(-1), self._read_values(), strict=True)
-        return torch.stack([v.detach().to(place.device)[place] for place, v in parts], -1)
+        pairs = zip(places.unbind(-1), self._read_values(), strict=True)
+        return torch.stack([v.detach().to(place.device)[place] for place, v in pairs], -1)
 
     def quantize(self, z: torch.Tensor) -> torch.Tensor:
         """Return the nearest values of ``[..., d]``.

@@ -24,8 +24,8 @@ from .._numbers import as_integer, is_count, is_seed
 from ..ops.mc_dropout_mlp import MCStats, mc_dropout_mlp, mc_dropout_probs
 from ._model_cut import (
     Chain,
+    CutModel,
     FunctionalDropoutMode,
-    ModelParts,
     altered,
     cut_model,
     dropouts_off,
@@ -145,7 +145,7 @@ class MCDropout(nn.Module):
     @property
     def fused(self) -> bool:
         """Return True if everything from the first dropout on runs in ``mc_dropout_mlp``."""
-        return self._parts is not None and self._parts.chain is not None
+        return self._cut is not None and self._cut.chain is not None
 
     def extra_repr(self) -> str:
         """Return the text that print shows."""
@@ -153,7 +153,7 @@ class MCDropout(nn.Module):
 
     def _apply(self, *args: Any, **kwargs: Any) -> MCDropout:
         super()._apply(*args, **kwargs)
-        if self._parts is not None:
+        if self._cut is not None:
             self._trace()  # tensors that the forward makes for a device or dtype may be others now
         return self
 
@@ -161,7 +161,7 @@ class MCDropout(nn.Module):
         """Cut the model as it is now."""
         self._rates = insertions(self.model, self.insert)
         with _locked():
-            self._parts, problem = cut_model(self.model, self._rates)
+            self._cut, problem = cut_model(self.model, self._rates)
         if problem:
             warnings.warn(f"MCDropout: {problem}; the whole model runs for every pass", stacklevel=3)
         self._seen = _modules(self.model)
@@ -226,33 +226,29 @@ class MCDropout(nn.Module):
         if seed is not None and not is_seed(seed):
             raise ValueError(f"MCDropout: seed must be an integer in [0, 2^63) or None, got {seed!r}")
         if self._seen != _modules(self.model) or (
-            self._parts is not None and not self._parts.reads_from(self.model)
+            self._cut is not None and not self._cut.reads_from(self.model)
         ):
             # a module was replaced, has hooks now or drops where it did not, or a tensor was replaced
             self._trace()
-        parts = self._parts
-        if parts is not None and any(isinstance(value, np.ndarray) for value in (*args, *kwargs.values())):
+        cut = self._cut
+        if cut is not None and any(isinstance(value, np.ndarray) for value in (*args, *kwargs.values())):
             raise TypeError(
                 "MCDropout: the model takes tensors, got a NumPy array; give torch.from_numpy(x), in the"
                 " dtype of the model"
             )
         with dropouts_on(self.model) as functional:
-            boundary: tuple[Any, ...] = parts.prefix(*args, **kwargs) if parts is not None else ()
-            if (
-                parts is not None
-                and parts.chain is not None
-                and self.class_dim in (-1, boundary[0].dim() - 1)
-            ):
-                yield ChainPasses(parts.chain, boundary[0], self.consistent)
+            boundary: tuple[Any, ...] = cut.prefix(*args, **kwargs) if cut is not None else ()
+            if cut is not None and cut.chain is not None and self.class_dim in (-1, boundary[0].dim() - 1):
+                yield ChainPasses(cut.chain, boundary[0], self.consistent)
             elif self.consistent:
-                run, values = self._independent(parts, boundary, args, kwargs, functional)
+                run, values = self._independent(cut, boundary, args, kwargs, functional)
                 yield ModelPasses(lambda _: of_one_row(run, values).unsqueeze(0), 1)
-            elif parts is None:
+            elif cut is None:
                 yield ModelPasses(lambda _: self._whole(*args, **kwargs).unsqueeze(0), 1)
             else:
-                yield self._folded(parts.suffix, boundary, max_rows, functional)
+                yield self._folded(cut.suffix, boundary, max_rows, functional)
             if (
-                parts is None
+                cut is None
                 and not functional.called
                 and all(isinstance(m, _DropoutNd) for m in self.model.modules() if drops(m))
             ):
@@ -309,7 +305,7 @@ class MCDropout(nn.Module):
 
     def _independent(
         self,
-        parts: ModelParts | None,
+        cut: CutModel | None,
         boundary: tuple[Any, ...],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
@@ -326,10 +322,10 @@ class MCDropout(nn.Module):
             filled = [next(left) if isinstance(value, torch.Tensor) else value for value in given]
             return self._whole(*filled[: len(args)], **dict(zip(kwargs, filled[len(args) :], strict=True)))
 
-        runs: list[PassCall] = [(whole, [value for value in given if isinstance(value, torch.Tensor)])]
-        if parts is not None:
-            runs.insert(0, (lambda *values: self._logits(parts.suffix(*map(_copy, values))), boundary))
-        for run, values in runs:
+        calls: list[PassCall] = [(whole, [value for value in given if isinstance(value, torch.Tensor)])]
+        if cut is not None:
+            calls.insert(0, (lambda *values: self._logits(cut.suffix(*map(_copy, values))), boundary))
+        for run, values in calls:
             rows = _rows(values)
             if rows == 0:
                 return run, values
@@ -412,9 +408,9 @@ class ModelPasses:
                 if done == 0:
                     mean = moment = torch.zeros_like(probs[0])
                     expected = torch.zeros_like(probs[0, ..., 0])
-                share, part = len(probs) / (done + len(probs)), probs.mean(0)
-                step = part - mean
-                moment = moment + (probs - part).square().sum(0) + step.square() * (done * share)
+                share, batch_mean = len(probs) / (done + len(probs)), probs.mean(0)
+                step = batch_mean - mean
+                moment = moment + (probs - batch_mean).square().sum(0) + step.square() * (done * share)
                 mean = mean + step * share
                 expected = expected + torch.special.entr(probs).sum(-1).sum(0)
                 done += len(probs)

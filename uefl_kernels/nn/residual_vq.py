@@ -887,10 +887,10 @@ class GroupedResidualVQ(Coder):
             if indices is None
             else indices_of_each("GroupedResidualVQ", indices, self.groups)
         )
-        parts = x.chunk(self.groups, self.split_dim if x.dim() > 2 else -1)
+        groups = x.chunk(self.groups, self.split_dim if x.dim() > 2 else -1)
         found = [
-            rvq(part, indices=i, **options)
-            for rvq, part, i in zip(self._residuals, parts, given, strict=True)
+            rvq(group, indices=i, **options)
+            for rvq, group, i in zip(self._residuals, groups, given, strict=True)
         ]
         quantized, *others = zip(*found, strict=True)
         output = torch.cat(quantized, self.split_dim if x.dim() > 2 else -1)

@@ -31,7 +31,7 @@ class Sequential(nn.Module):
             raise ValueError(f"Sequential: expected exactly one quantizer, got {found}")
         self.fns = nn.ModuleList(fns)
 
-    def _parts(self) -> tuple[list[nn.Module], Coder, list[nn.Module]]:
+    def _split(self) -> tuple[list[nn.Module], Coder, list[nn.Module]]:
         """Return the modules before the quantizer, the quantizer, and the modules behind it."""
         fns = list(self.fns)
         place, quantizer = next((place, fn) for place, fn in enumerate(fns) if isinstance(fn, Coder))
@@ -40,7 +40,7 @@ class Sequential(nn.Module):
     @property
     def bits_per_vector(self) -> float:
         """Return the bits of the indices of a vector of the quantizer."""
-        bits: Any = self._parts()[1].bits_per_vector
+        bits: Any = self._split()[1].bits_per_vector
         return float(bits)
 
     def encode(self, x: torch.Tensor, **kwargs: Any) -> torch.Tensor:
@@ -48,7 +48,7 @@ class Sequential(nn.Module):
 
         Nothing is updated.
         """
-        before, quantizer, _ = self._parts()
+        before, quantizer, _ = self._split()
         with undisturbed(self):
             for fn in before:
                 x = fn(x)
@@ -57,7 +57,7 @@ class Sequential(nn.Module):
 
     def decode(self, indices: torch.Tensor) -> torch.Tensor:
         """Return the output of the modules behind the quantizer for these indices."""
-        _, quantizer, behind = self._parts()
+        _, quantizer, behind = self._split()
         x = quantizer.decode(indices)
         for fn in behind:
             x = fn(x)

@@ -17,7 +17,7 @@ from .. import VQOutput, vq, vq_with_sums
 from .._gather import flat_indices, gather, take_along
 from .._snapshot import snapshot
 from . import _distributed, _losses, _search
-from ._codebook import Codebook, Coder, Weight, set_counts, without_single_head
+from ._codebook import Codebook, Coder, UpdateWeight, set_counts, without_single_head
 from ._losses import LossBreakdown
 from ._recompute import put
 from ._search import Sampling
@@ -43,7 +43,7 @@ __all__ = ["LossBreakdown", "VectorQuantize"]
 Transform = Callable[[torch.Tensor], torch.Tensor]
 
 
-class Call(NamedTuple):
+class ForwardOptions(NamedTuple):
     """The arguments of one call of ``forward`` besides its input."""
 
     mask: torch.Tensor | None
@@ -52,7 +52,7 @@ class Call(NamedTuple):
     topk: int | None
     transform: Transform | None
     targets: torch.Tensor | None
-    weight: Weight | None
+    weight: UpdateWeight | None
     accumulate: bool
     ema: bool | None
 
@@ -454,7 +454,7 @@ class VectorQuantize(Coder):
         freeze_codebook: bool | None = None,
         return_loss_breakdown: bool = False,
         codebook_transform_fn: Transform | None = None,
-        ema_update_weight: Weight | None = None,
+        ema_update_weight: UpdateWeight | None = None,
         accum_ema_update: bool = False,
         ema_update: bool | None = None,
     ) -> Any:
@@ -508,7 +508,7 @@ class VectorQuantize(Coder):
             temperature, random and self.stochastic_sample_codes, random and self.straight_through
         )
         frozen = self.freeze_codebook if freeze_codebook is None else freeze_codebook
-        call = Call(
+        call = ForwardOptions(
             mask,
             frozen,
             sampling,
@@ -556,7 +556,7 @@ class VectorQuantize(Coder):
         masked = ~(mask if indices.dim() == mask.dim() else mask.unsqueeze(-1))
         return quantized, indices.masked_fill(masked, -1)
 
-    def _quantize(self, given: torch.Tensor, call: Call) -> Quantized:
+    def _quantize(self, given: torch.Tensor, call: ForwardOptions) -> Quantized:
         """Quantize ``[..., heads * d]``, the channels last, and update the codewords.
 
         The call and the options of the layer select the updates.
@@ -615,7 +615,9 @@ class VectorQuantize(Coder):
 
     # --- choosing ------------------------------------------------------------------------------------------
 
-    def _choose(self, rows: torch.Tensor, codebook: torch.Tensor, call: Call, summed: bool) -> Assignment:
+    def _choose(
+        self, rows: torch.Tensor, codebook: torch.Tensor, call: ForwardOptions, summed: bool
+    ) -> Assignment:
         """Choose codewords by the op, or by another search that the call asks for."""
         drawn = self.training and (call.sampling.drawn or call.sampling.soft)
         measured = call.targets is not None or (
@@ -649,7 +651,7 @@ class VectorQuantize(Coder):
         return found if summed else (found, None)  # type: ignore[return-value]
 
     def _choose_by_distances(
-        self, rows: torch.Tensor, codebook: torch.Tensor, call: Call, summed: bool, measured: bool
+        self, rows: torch.Tensor, codebook: torch.Tensor, call: ForwardOptions, summed: bool, measured: bool
     ) -> Assignment:
         """Choose several codewords, draw codewords, or take them from a codebook of each row."""
         cosine, k = self._codebook.metric == "cosine", call.topk
@@ -757,14 +759,14 @@ class VectorQuantize(Coder):
 
     # --- updating ------------------------------------------------------------------------------------------
 
-    def _update(self, rows: torch.Tensor, chosen: Assignment, call: Call) -> None:
+    def _update(self, rows: torch.Tensor, chosen: Assignment, call: ForwardOptions) -> None:
         """Move the codewords by the averages, where the batch was summed."""
         if chosen.sums is not None:
             counted = _counts_without_padding(chosen, call.mask)
             options: dict[str, Any] = {"weight": call.weight, "accumulate": call.accumulate, "ema": call.ema}
             self._codebook.update(counted, chosen.sums, rows.detach(), call.mask, **options)
 
-    def _optimize(self, rows: torch.Tensor, call: Call) -> torch.Tensor:
+    def _optimize(self, rows: torch.Tensor, call: ForwardOptions) -> torch.Tensor:
         """Step the optimizer of the codewords towards the rows, and return its loss.
 
         Also update the other state of the codebook.
@@ -865,7 +867,7 @@ class VectorQuantize(Coder):
 
     # --- gradients and losses ------------------------------------------------------------------------------
 
-    def _route(self, rows: torch.Tensor, chosen: Assignment, call: Call) -> torch.Tensor:
+    def _route(self, rows: torch.Tensor, chosen: Assignment, call: ForwardOptions) -> torch.Tensor:
         """Choose where the gradient of quantized goes.
 
         In training the gradient goes to the input, otherwise to learned codewords.
@@ -901,7 +903,7 @@ class VectorQuantize(Coder):
         given: torch.Tensor,
         rows: torch.Tensor,
         chosen: Assignment,
-        call: Call,
+        call: ForwardOptions,
         in_place: torch.Tensor | None,
     ) -> tuple[torch.Tensor, LossBreakdown]:
         """Return the weighted loss and its terms."""
@@ -935,7 +937,7 @@ class VectorQuantize(Coder):
         return loss, LossBreakdown(commitment, diversity, orthogonal, zero if in_place is None else in_place)
 
     def _commitment(
-        self, given: torch.Tensor, rows: torch.Tensor, chosen: Assignment, call: Call
+        self, given: torch.Tensor, rows: torch.Tensor, chosen: Assignment, call: ForwardOptions
     ) -> torch.Tensor:
         """Return the mean squared distance to the codewords where the mask is True.
 

@@ -15,7 +15,7 @@ namespace uefl::cuda {
 
 struct Device {
   int64_t multiprocessors = 1,
-          shared = 0;  // shared: most bytes of a block, static and dynamic together
+          shared = 0;  // shared: most bytes of a thread block, static and dynamic together
   int major = 0;       // major number of the compute capability
 };
 

@@ -16,7 +16,7 @@ using torch::stable::Tensor;
 
 template <class T>
 void launch(const EmaUpdate<T>& run, cudaStream_t stream) {
-  const int64_t most = 4 * current_device().multiprocessors;  // blocks that run at a time
+  const int64_t most = 4 * current_device().multiprocessors;  // thread blocks that run at a time
   const auto blocks = [](int64_t codewords) { return (codewords + kWarps - 1) / kWarps; };
   const int64_t all = std::min(blocks(run.codebooks * run.k), most),
                 of_codebook = std::min(blocks(run.k), std::max<int64_t>(1, most / run.codebooks));

@@ -27,7 +27,7 @@ const double* doubles(const Tensor& tensor) { return static_cast<const double*>(
 long long* numbers(Tensor& tensor) { return static_cast<long long*>(tensor.mutable_data_ptr()); }
 
 // The checked arguments of a step: rows, and the units of their sums.
-struct Rows {
+struct KMeansRows {
   const char* op;
   Tensor x;     // [N, d], from the caller
   Tensor view;  // x in the layout that the kernels read
@@ -46,8 +46,9 @@ bool is_float64(const Tensor& tensor, int64_t numel, const Tensor& x) {
          tensor.scalar_type() == ScalarType::Double && tensor.numel() == numel && tensor.is_contiguous();
 }
 
-Rows checked(const char* op, const Tensor& x, const Tensor& centers, const std::optional<Tensor>& weights,
-             const Tensor& middle, const Tensor& scale, const Tensor& mass_scale) {
+KMeansRows checked(const char* op, const Tensor& x, const Tensor& centers,
+                   const std::optional<Tensor>& weights, const Tensor& middle, const Tensor& scale,
+                   const Tensor& mass_scale) {
   const auto require = [op](bool condition, const char* expected) {
     STD_TORCH_CHECK(condition, op, ": ", expected);
   };
@@ -57,7 +58,7 @@ Rows checked(const char* op, const Tensor& x, const Tensor& centers, const std::
   require(centers.scalar_type() == type, "centers must be float64 for float64 x, otherwise float32");
   require(is_float64(middle, x.size(1), x) && is_float64(scale, x.size(1), x) && is_float64(mass_scale, 1, x),
           "middle [d], scale [d] and mass_scale [1] must be contiguous float64 tensors on the device of x");
-  Rows rows{op, x, x, {}, {}, middle, scale, mass_scale};
+  KMeansRows rows{op, x, x, {}, {}, middle, scale, mass_scale};
   rows.shape = shape_of(rows.view, {1, centers.size(0), x.size(1), 1});
   if (weights) {
     rows.weights = torch::stable::contiguous(*weights);
@@ -69,7 +70,7 @@ Rows checked(const char* op, const Tensor& x, const Tensor& centers, const std::
 
 // Calls body with x, and with a value of the type of the centers.
 template <class Body>
-void with_rows(const Rows& rows, const Body& body) {
+void with_rows(const KMeansRows& rows, const Body& body) {
   with_type(rows.x.scalar_type(), [&](auto element) {
     using T = decltype(element);
     using Center = std::conditional_t<std::is_same_v<T, double>, double, float>;
@@ -78,11 +79,12 @@ void with_rows(const Rows& rows, const Body& body) {
 }
 
 // Returns labels [N]. The same launches clear the given memory, for later sums.
-Tensor search(const Rows& rows, const Tensor& centers, const Spans& cleared) {
+Tensor search(const KMeansRows& rows, const Tensor& centers, const Spans& cleared) {
   return torch::stable::reshape(assign(rows.op, rows.x, centers, "l2", true, cleared), {rows.shape.outputs});
 }
 
-void sum_rows(const Rows& rows, const Tensor& labels, Tensor& sums, Tensor& masses, cudaStream_t stream) {
+void sum_rows(const KMeansRows& rows, const Tensor& labels, Tensor& sums, Tensor& masses,
+              cudaStream_t stream) {
   with_rows(rows, [&](const auto* x, auto center) {
     RowSums<std::remove_cvref_t<decltype(*x)>, decltype(center)> wanted{};
     wanted.indices = static_cast<const int64_t*>(labels.const_data_ptr()), wanted.weights = rows.mass();
@@ -93,7 +95,7 @@ void sum_rows(const Rows& rows, const Tensor& labels, Tensor& sums, Tensor& mass
   });
 }
 
-void sum_squares(const Rows& rows, const Tensor& centers, const Tensor& labels, Tensor& inertia,
+void sum_squares(const KMeansRows& rows, const Tensor& centers, const Tensor& labels, Tensor& inertia,
                  cudaStream_t stream) {
   const auto blocks = [](int64_t count, int64_t of_block) { return (count + of_block - 1) / of_block; };
   const int64_t grid = std::min<int64_t>(blocks(rows.shape.outputs, kThreads / kSquareLanes), 1 << 16);
@@ -121,7 +123,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> kmeans_step(const Tensor& x, const Te
                                                        const Tensor& scale, const Tensor& mass_scale,
                                                        bool with_inertia) {
   const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
-  const Rows rows = checked("kmeans_step", x, centers_given, weights, middle, scale, mass_scale);
+  const KMeansRows rows = checked("kmeans_step", x, centers_given, weights, middle, scale, mass_scale);
   const Tensor centers = torch::stable::contiguous(centers_given);
   const cudaStream_t stream = current_stream(x);
   Tensor sums = rows.empty(centers.sizes(), ScalarType::Long);
@@ -170,7 +172,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> kmeans_lloyd(const Tensor& x, const T
                                                         const Tensor& limit, bool spherical,
                                                         int64_t max_iter) {
   const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
-  const Rows rows = checked("kmeans_lloyd", x, centers_given, weights, middle, scale, mass_scale);
+  const KMeansRows rows = checked("kmeans_lloyd", x, centers_given, weights, middle, scale, mass_scale);
   STD_TORCH_CHECK(is_float64(limit, 1, x), rows.op, ": limit must be one float64 number on the device of x");
   const int64_t n = rows.shape.outputs, k = rows.shape.k;
   const cudaStream_t stream = current_stream(x);

@@ -22,8 +22,8 @@ namespace {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// Returns the number of blocks for this number of threads, within the limit of a grid. A thread may process
-// several items.
+// Returns the number of thread blocks for this number of threads, within the limit of a grid. A thread may
+// process several items.
 unsigned blocks(int64_t threads) {
   return static_cast<unsigned>(std::clamp<int64_t>(ceil_div(threads, kThreads), 1, 1 << 20));
 }
@@ -57,7 +57,7 @@ void with_type(ScalarType type, const Body& body) {
 using Results = std::tuple<Tensor, Tensor, Tensor>;
 
 // Runs one layer with at most kWide outputs.
-Results run_head(const Tensor& x, const Tensor& parameters_given, const Call& call, const Tensor& seed) {
+Results run_head(const Tensor& x, const Tensor& parameters_given, const McCall& call, const Tensor& seed) {
   const int64_t rows = call.rows, classes = call.classes;
   const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
   const Tensor parameters = torch::stable::contiguous(parameters_given);
@@ -72,7 +72,7 @@ Results run_head(const Tensor& x, const Tensor& parameters_given, const Call& ca
   const auto data = [](auto*& target, Tensor& tensor) {
     target = static_cast<std::remove_reference_t<decltype(target)>>(tensor.mutable_data_ptr());
   };
-  Arrays arrays{};
+  McArrays arrays{};
   arrays.parameters = static_cast<const float*>(parameters.const_data_ptr());
   arrays.seed = static_cast<const int64_t*>(seed.const_data_ptr());
   data(arrays.weights, weights), data(arrays.rows, packed), data(arrays.moments, moments);

@@ -21,7 +21,7 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 using torch::stable::accelerator::DeviceGuard;
 
-// Returns the number of blocks for this number of warps. The kernels loop.
+// Returns the number of thread blocks for this number of warps. The kernels loop.
 unsigned blocks(int64_t count) {
   constexpr int64_t kToBlock = kThreads / kWarp;
   return static_cast<unsigned>(std::clamp<int64_t>((count + kToBlock - 1) / kToBlock, 1, 1 << 20));

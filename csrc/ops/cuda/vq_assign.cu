@@ -28,7 +28,7 @@ using torch::stable::Tensor;
 enum class FirstPhase { streamed, mma, wgmma };
 
 // Divides one allocation into the arrays of PackedCodebook, each at a multiple of 16 bytes. `open` is the
-// number of rows that the lists of all blocks can store.
+// number of rows that the lists of all thread blocks can store.
 PackedCodebook carve(const Shape& shape, int64_t open, const Tensor& x, Tensor& workspace) {
   const int64_t codewords = shape.codebooks * shape.padded_k;
   int64_t bytes = 0;
@@ -85,8 +85,8 @@ FirstPhase fastest_allowed() {
   return FirstPhase::wgmma;
 }
 
-// Returns the number of blocks for this number of tiles: a few for each multiprocessor, which loop over the
-// tiles.
+// Returns the number of thread blocks for this number of tiles: a few for each multiprocessor, which loop
+// over the tiles.
 unsigned blocks_of_tiles(int64_t tiles, unsigned each) {
   return static_cast<unsigned>(std::min<int64_t>(tiles, each * current_device().multiprocessors));
 }
@@ -117,7 +117,7 @@ void launch_wgmma(const T* x, const Shape& shape, const PackedCodebook& packed, 
                       : plan.items.groups == 2 ? search_wgmma<T, 2, false>
                                                : search_wgmma<T, 3, false>;
   allow_shared("vq_assign", kernel, plan.size);
-  kernel<<<plan.items.grid, Layout<2, true>::kThreads, static_cast<size_t>(plan.size), stream>>>(
+  kernel<<<plan.items.grid, WgmmaRoles<2, true>::kThreads, static_cast<size_t>(plan.size), stream>>>(
       x, shape, packed, plan, exact, indices);
 }
 

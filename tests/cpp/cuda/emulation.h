@@ -1,12 +1,12 @@
 // Enough of CUDA to run a kernel header on the CPU. Every CUDA thread has its own stack, one thread of the
-// CPU runs them in turn, and blocks run one after the other.
+// CPU runs them in turn, and thread blocks run one after the other.
 //
 // A thread runs until it waits. Then the thread that was woken last runs, so a warp gets far ahead of the
 // others. Now and then another thread is drawn. So a missing barrier gives wrong numbers, the same ones in
 // every run. If no thread may continue, the kernel hangs, and the test fails. __shared__ variables are
-// static, which is correct while one block runs at a time. A warp operation exchanges values through a table
-// and a barrier of its 32 threads. All of them must reach it, as the hardware demands for a full mask. The
-// emulation checks indexing, barriers and arithmetic, but not speed.
+// static, which is correct while one thread block runs at a time. A warp operation exchanges values through a
+// table and a barrier of its 32 threads. All of them must reach it, as the hardware demands for a full mask.
+// The emulation checks indexing, barriers and arithmetic, but not speed.
 #pragma once
 
 #include <math.h>
@@ -124,11 +124,11 @@ inline std::minstd_rand draw;
 // Decides about an event that may happen at any time until it is waited for.
 inline bool at_once() { return draw() % 2 == 0; }
 inline Place launcher;
-inline Block* block;  // the block of the running thread
+inline Block* block;  // the thread block of the running thread
 inline unsigned blocks_run = 0, launches = 0;
 inline std::function<void()> body;
 inline bool cooperative = false;
-inline Waiting at_grid_barrier;  // threads of the running block
+inline Waiting at_grid_barrier;  // threads of the running thread block
 
 inline unsigned polls = 0;  // since a thread was woken
 
@@ -138,7 +138,8 @@ inline void wake(Waiting& waiting) {
   waiting.clear();
 }
 
-// Returns the next thread to run, or the launcher if all threads of a block wait for the other blocks.
+// Returns the next thread to run, or the launcher if all threads of a thread block wait for the other thread
+// blocks.
 inline Place& next() {
   if (ready.empty() && !at_grid_barrier.empty() &&
       at_grid_barrier.size() == static_cast<size_t>(block->barrier.expected))
@@ -213,7 +214,7 @@ inline void begin(Thread& thread) {
   ready.push_back(&thread);
 }
 
-// Starts the threads of a block, beginning with thread number `first`.
+// Starts the threads of a thread block, beginning with thread number `first`.
 inline void begin(Block& own, unsigned first) {
   for (unsigned index = 0; index < own.warps.size() * 32; ++index) {
     Thread& thread = threads[first + index];
@@ -236,26 +237,27 @@ void launch(unsigned blocks, unsigned count, Kernel kernel, Arguments... argumen
   }
 }
 
-// Runs a kernel with all blocks present at once. One block runs up to a barrier of the grid, then the next
-// one does. Since all blocks share the __shared__ variables here, their contents are lost at that barrier.
+// Runs a kernel with all thread blocks present at once. One thread block runs up to a barrier of the grid,
+// then the next one does. Since all thread blocks share the __shared__ variables here, their contents are
+// lost at that barrier.
 template <class Kernel, class... Arguments>
 void launch_cooperative(unsigned blocks, unsigned count, Kernel kernel, Arguments... arguments) {
-  struct Member {
+  struct LaunchedBlock {
     Block block;
     Waiting waiting = {};
   };
   while (threads.size() < blocks * count) threads.emplace_back();
   body = [&] { kernel(arguments...); };
   blockDim = {count}, gridDim = {blocks}, cooperative = true, ++launches;
-  std::deque<Member> all;
+  std::deque<LaunchedBlock> all;
   for (unsigned number = 0; number < blocks; ++number, ++blocks_run) {
-    Member& own = all.emplace_back(Member{Block(number, count)});
+    LaunchedBlock& own = all.emplace_back(LaunchedBlock{Block(number, count)});
     begin(own.block, number * count);
     own.waiting.swap(ready);
   }
   for (bool left = true; left;) {
     left = false;
-    for (Member& own : all) {
+    for (LaunchedBlock& own : all) {
       if (own.waiting.empty()) continue;
       ready.swap(own.waiting);
       launcher.leave_for(next());

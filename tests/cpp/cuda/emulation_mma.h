@@ -7,18 +7,18 @@
 #include "emulation.h"
 
 namespace emulation {
-// The dynamic shared memory of the running block. Addresses in it are offsets.
+// The dynamic shared memory of the running thread block. Addresses in it are offsets.
 alignas(1024) inline unsigned char shared[256 * 1024];
 
 struct Copies {
-  using Group = std::vector<std::pair<void*, const void*>>;
-  Group open;
-  std::deque<Group> committed;
+  using CopyGroup = std::vector<std::pair<void*, const void*>>;
+  CopyGroup open;
+  std::deque<CopyGroup> committed;
 };
 inline std::array<Copies, 1024> copies;  // of each thread
 inline Copies& own_copies() { return copies[threadIdx.x]; }
 
-// A named barrier for a number of threads of this block. Some of them do not wait.
+// A named barrier for a number of threads of this thread block. Some of them do not wait.
 struct NamedBarrier {
   unsigned block = 0;
   int arrived = 0;

@@ -23,7 +23,7 @@ def test_the_mixtures_mirror_each_other():
     assert torch.allclose((plus + minus) / 2, torch.ones(2, 1, 1, 1))
 
 
-class Halves(DisTrans):
+class EqualTwins(DisTrans):
     """A network whose last layer is [A, A] / 2, where A is the layer of the network of FedAvg.
 
     Its gradient is halved, so the sum of the halves is trained as A is.
@@ -47,7 +47,7 @@ def test_without_offset_it_trains_as_fedavg():
     """
     keys = {"optimizer": "sgd", "lr": 0.05, "dropout": 0.0, "rounds": [3], "local_epochs": 2}
     twin, single = (
-        arm(settings("distrans", alpha=0.0, **keys), algorithm=Halves(alpha=0.0)),
+        arm(settings("distrans", alpha=0.0, **keys), algorithm=EqualTwins(alpha=0.0)),
         arm(settings("fedavg", **keys)),
     )
     finish(twin[0]), finish(single[0])

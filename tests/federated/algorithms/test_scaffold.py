@@ -31,7 +31,7 @@ def replies(one):
         def spy(message, original=original, name=name):
             reply = original(message)
             tensors, private = (
-                {n: t.clone() for n, t in part.items()} for part in (reply.tensors, reply.private)
+                {n: t.clone() for n, t in piece.items()} for piece in (reply.tensors, reply.private)
             )
             found[name] = (message, tensors, private, reply.training["steps"])
             return reply

@@ -12,7 +12,7 @@ from PIL import Image
 from uefl.errors import UserError
 
 from .common import load
-from .common import sets as build
+from .common import sets as build_sets
 
 ROWS = {"berlin": {"a": (0.75, 0.25), "b": (0.25, 0.75)}, "madrid": {"9": (0.5, 0.5), "10": (0.75, 0.25)}}
 
@@ -59,7 +59,7 @@ def write(root, rows=ROWS, table="csv", npz=True, server=("test", "labeled", "va
 @pytest.mark.parametrize("table", ["csv", "json"])
 @pytest.mark.parametrize("npz", [True, False])
 def test_own_sets_are_read(tmp_path, table, npz):
-    fed = build(write(tmp_path, table=table, npz=npz))
+    fed = build_sets(write(tmp_path, table=table, npz=npz))
     assert [client.name for client in load(fed)] == ["berlin", "madrid"]
     assert fed.classes == ("cat", "dog")
     assert [client.sizes.tolist() for client in load(fed)] == [[16, 16], [16, 16]]
@@ -71,7 +71,7 @@ def test_own_sets_are_read(tmp_path, table, npz):
     assert int(bright.sum()) == 12
     assert (len(fed.server.labeled), len(fed.server.validation)) == (20, 20)
     assert fed.shape == (1, 12, 12)
-    assert build(tmp_path, image_size=8).shape == (1, 8, 8)
+    assert build_sets(tmp_path, image_size=8).shape == (1, 8, 8)
 
 
 def test_sets_keep_their_names_and_are_ordered_by_number(tmp_path):
@@ -90,7 +90,7 @@ def test_sets_keep_their_names_and_are_ordered_by_number(tmp_path):
         ",,,",
     ]
     (root / "priors.csv").write_text("\r\n".join(lines), encoding="utf-8")  # in the encoding of a spreadsheet
-    fed = build(root)
+    fed = build_sets(root)
     assert fed.classes == ("cat", "dog")
     assert load(fed)[0].priors.tolist() == [[0.75, 0.25], [0.25, 0.75]]
     assert load(fed)[1].priors.tolist() == [[0.5, 0.5], [0.75, 0.25]]
@@ -101,19 +101,19 @@ def test_a_name_is_a_data_set_and_a_path_is_a_folder(tmp_path, monkeypatch):
     write(tmp_path / "digits")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert len(build("digits", clients=2, train_per_client=100, test_per_client=10).classes) == 10
+    assert len(build_sets("digits", clients=2, train_per_client=100, test_per_client=10).classes) == 10
     for path in ("./digits", "~/digits"):
-        assert build(path).classes == ("cat", "dog")
+        assert build_sets(path).classes == ("cat", "dog")
 
 
 @pytest.mark.parametrize("npz", [True, False])
 def test_a_missing_table_is_estimated(tmp_path, npz):
     root = write(tmp_path, table="none", npz=npz)
-    fed = build(root, priors="estimated")
+    fed = build_sets(root, priors="estimated")
     assert fed.classes == ("cat", "dog")
     np.testing.assert_allclose(load(fed)[0].priors, [[0.75, 0.25], [0.25, 0.75]], atol=0.02)
     with pytest.raises(UserError, match=r"priors.csv .*priors.json, .*priors = 'estimated'"):
-        build(root)
+        build_sets(root)
 
 
 @pytest.mark.parametrize(
@@ -130,14 +130,16 @@ def test_a_missing_table_is_estimated(tmp_path, npz):
 )
 def test_keys_of_sets_that_are_dealt_are_refused(tmp_path, keys):
     with pytest.raises(UserError, match=rf"key '{next(iter(keys))}': .*\b(7|5|50|2|unlabeled)$"):
-        build(write(tmp_path), **keys)
+        build_sets(write(tmp_path), **keys)
 
 
 def test_negative_numbers_of_sets_are_in_their_order(tmp_path):
     root = write(tmp_path, table="none")
     images = np.load(root / "clients" / "madrid.npz")["images"]
     np.savez(root / "clients" / "madrid.npz", images=images, set=np.repeat([10, -1, 3, 2], 8))
-    assert load(build(root, priors="estimated"))[1].sets.tolist() == [3] * 8 + [0] * 8 + [2] * 8 + [1] * 8
+    assert (
+        load(build_sets(root, priors="estimated"))[1].sets.tolist() == [3] * 8 + [0] * 8 + [2] * 8 + [1] * 8
+    )
 
 
 def edited(**sets):
@@ -165,7 +167,7 @@ def edited(**sets):
 )
 def test_tables_that_do_not_fit(tmp_path, rows, message):
     with pytest.raises(UserError, match=message):
-        build(write(tmp_path, rows=rows))
+        build_sets(write(tmp_path, rows=rows))
 
 
 @pytest.mark.parametrize(
@@ -184,7 +186,7 @@ def test_tables_that_do_not_fit(tmp_path, rows, message):
 def test_csv_that_is_no_table(tmp_path, content, message):
     (write(tmp_path) / "priors.csv").write_text(content)
     with pytest.raises(UserError, match=message):
-        build(tmp_path)
+        build_sets(tmp_path)
 
 
 A = '"a": {"cat": 1, "dog": 0}'
@@ -219,7 +221,7 @@ A = '"a": {"cat": 1, "dog": 0}'
 def test_json_that_is_no_table(tmp_path, content, message):
     (write(tmp_path, table="none") / "priors.json").write_text(content)
     with pytest.raises(UserError, match="priors.json" + message):
-        build(tmp_path)
+        build_sets(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -247,57 +249,57 @@ def test_files_of_a_client_that_are_refused(tmp_path, arrays, message):
     write(tmp_path)
     np.savez(tmp_path / "clients" / "madrid.npz", **arrays)
     with pytest.raises(UserError, match=message):
-        build(tmp_path)
+        build_sets(tmp_path)
 
 
 def test_a_table_that_is_no_text(tmp_path):
     (write(tmp_path) / "priors.csv").write_bytes("client,set,Bär,Fuchs\n".encode("latin-1"))
     with pytest.raises(UserError, match=r"priors.csv .*UTF-8 .*CSV UTF-8"):
-        build(tmp_path)
+        build_sets(tmp_path)
 
 
 def test_a_client_that_is_there_twice(tmp_path):
     folder = write(tmp_path) / "clients" / "madrid"
     folder.mkdir()
     with pytest.raises(UserError, match=r"madrid .*clients/NAME/SET/\*.png"):
-        build(tmp_path)
+        build_sets(tmp_path)
     (tmp_path / "clients" / "berlin" / "a").rename(folder / "a")
     with pytest.raises(UserError, match=r"client 'madrid' .*twice"):
-        build(tmp_path)
+        build_sets(tmp_path)
 
 
 def test_parts_that_are_missing_or_strange(tmp_path):
     with pytest.raises(UserError, match="clients/NAME/SET"):
-        build(tmp_path)
+        build_sets(tmp_path)
     write(tmp_path, server=())
     np.savez(tmp_path / "test.npz", images=np.zeros((4, 12, 12), np.uint8), labels=np.array([0, 1, 2, 0]))
     with pytest.raises(UserError, match=r"labels .*\[0, 2\)"):
-        build(tmp_path)
+        build_sets(tmp_path)
     np.savez(tmp_path / "test.npz", images=np.zeros((1, 12, 12), np.uint8), labels=np.array([0]))
     with pytest.raises(UserError, match=r"\b1 test .*\b2 clients"):
-        build(tmp_path)
+        build_sets(tmp_path)
     (tmp_path / "test.npz").unlink()
     (tmp_path / "test" / "bird").mkdir(parents=True)
     Image.fromarray(np.zeros((12, 12), np.uint8)).save(tmp_path / "test" / "bird" / "1.png")
     with pytest.raises(UserError, match=r"class 'bird' .*test .*priors.csv .*cat, dog"):
-        build(tmp_path)
+        build_sets(tmp_path)
 
 
 def test_classes_that_differ_where_there_is_no_table(tmp_path):
     root = write(tmp_path, table="none", npz=False)
     (root / "test" / "cat").rename(root / "test" / "cats")
     with pytest.raises(UserError, match=r"class 'cats' .*test .*labeled .*cat, dog"):
-        build(root, priors="estimated")
+        build_sets(root, priors="estimated")
 
 
 def test_without_test_images_nothing_is_dealt(tmp_path):
-    fed = build(write(tmp_path, server=()))
+    fed = build_sets(write(tmp_path, server=()))
     assert [client.test for client in load(fed)] == [None, None]
     assert not [line for line in fed.describe().splitlines() if re.search(r"\d+ test", line)]
 
 
 def test_doubts_and_table_use_the_same_set_names(tmp_path):
-    notes = build(write(tmp_path, rows=edited(madrid={"9": (0.5, 0.5), "10": (0.5, 0.5)}))).notes
+    notes = build_sets(write(tmp_path, rows=edited(madrid={"9": (0.5, 0.5), "10": (0.5, 0.5)}))).notes
     assert any(
         re.search(r"set 0 \('9', priors\.csv, line 4\) .*set 1 \('10', .* line 5\)", note) for note in notes
     )
@@ -305,11 +307,11 @@ def test_doubts_and_table_use_the_same_set_names(tmp_path):
 
 def test_a_path_that_is_not_there():
     with pytest.raises(UserError, match=r"'sets'.*digits.*presets .*own-sets`"):
-        build("sets")
+        build_sets("sets")
 
 
 def test_a_client_is_read_without_the_others(tmp_path):
-    fed = build(write(tmp_path))
+    fed = build_sets(write(tmp_path))
     (tmp_path / "clients" / "berlin" / "a" / "0.png").unlink()
     assert len(fed.clients[1].load().images) == 32
     with pytest.raises(UserError, match=r"clients/berlin/a/0.png"):
@@ -319,18 +321,18 @@ def test_a_client_is_read_without_the_others(tmp_path):
 def test_a_part_without_an_image(tmp_path):
     (write(tmp_path, server=()) / "test" / "cat").mkdir(parents=True)
     with pytest.raises(UserError, match=r"test .*image.*clients/NAME/SET"):
-        build(tmp_path)
+        build_sets(tmp_path)
 
 
 def test_unread_files_are_noted(tmp_path):
     root = write(tmp_path, npz=False)
-    assert not [note for note in build(root).notes if str(root) in note]
+    assert not [note for note in build_sets(root).notes if str(root) in note]
     for name in ("priors.json", "clients/notes.txt", "clients/berlin/labels.csv", "test/readme.md"):
         (root / name).write_text("x")
     # next to the folder test
     np.savez(root / "test.npz", images=np.zeros((1, 12, 12), np.uint8), labels=np.array([0]))
     (root / "labeled" / "emu").mkdir()
-    notes = build(root).notes
+    notes = build_sets(root).notes
     assert re.search(rf": {root / 'priors.json'} .*4 more", notes[0])
     assert notes[1].endswith(f": {root / 'labeled' / 'emu'}")
 
@@ -341,7 +343,7 @@ def test_parts_that_are_misspelled_are_noted(tmp_path):
     (root / "validation").rename(root / "val")
     (root / "test.old").mkdir()
     np.savez(root / "train.npz", images=np.zeros((1, 12, 12), np.uint8), labels=np.array([0]))
-    fed = build(root)
+    fed = build_sets(root)
     assert load(fed)[0].test is None
     assert fed.server.validation is None
     paths = ", ".join(str(root / name) for name in ("Test", "test.old", "train.npz", "val"))
@@ -353,12 +355,12 @@ def test_one_class_is_no_task(tmp_path):
     write(tmp_path, table="none", server=())
     np.savez(tmp_path / "labeled.npz", images=np.zeros((6, 12, 12), np.uint8), labels=np.zeros(6, int))
     with pytest.raises(UserError, match="class, '0'"):
-        build(tmp_path, priors="estimated")
+        build_sets(tmp_path, priors="estimated")
 
 
 def test_classes_that_differ_in_case_only_are_noted(tmp_path):
     root = write(tmp_path, table="none", npz=False)
     for part in ("labeled", "validation", "test"):
         (root / part / "dog").rename(root / part / "Cat")
-    notes = build(root, priors="estimated").notes
+    notes = build_sets(root, priors="estimated").notes
     assert any("'Cat' and 'cat'" in note for note in notes)

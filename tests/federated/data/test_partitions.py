@@ -11,8 +11,7 @@ import pytest
 from uefl.data import PARTITIONS, Data, build
 from uefl.data.dataset import DataSet, numbers
 from uefl.data.images import ImageList
-from uefl.data.partitions import Scheme, dirichlet, partition
-from uefl.data.partitions import base as p
+from uefl.data.partitions import Scheme, base, dirichlet, partition
 from uefl.data.partitions.base import Deal, Share, checked
 from uefl.errors import UserError
 
@@ -65,7 +64,7 @@ def test_a_scheme_of_your_own(monkeypatch):
     @partition("every-second")
     class EverySecond(Scheme):
         def deal(self, table, data, seed):
-            return p.Deal(tuple(p.Share(f"half-{i}", table.train[i:100:2], None) for i in range(2)))
+            return base.Deal(tuple(base.Share(f"half-{i}", table.train[i:100:2], None) for i in range(2)))
 
     federation = labeled(partition={"scheme": "every-second"})
     assert [client.name for client in federation.clients] == ["half-0", "half-1"]
@@ -162,7 +161,7 @@ def test_drawn_shares_are_exact_if_no_class_runs_short():
             train_per_client=2000,
         ),
     )
-    rng = p.generator(0)
+    rng = base.generator(0)
     rng.permutation(made.train)
     np.testing.assert_allclose(
         counts / counts.sum(1, keepdims=True), rng.dirichlet(np.full(10, 5.0), 4), atol=0.04

@@ -12,10 +12,8 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from uefl.data import Split
-from uefl.data import priors as p
-from uefl.data import unlabeled_sets as u
-from uefl.data.partitions import unlabeled as s
+from uefl.data import Split, priors, unlabeled_sets
+from uefl.data.partitions import unlabeled
 from uefl.errors import InvalidPriors, UserError
 
 from ..tiny_sets import smallest_surrogate_loss
@@ -64,7 +62,7 @@ def test_every_image_is_in_one_set_and_priors_are_its_shares(split, sets, client
 def test_no_client_loses_a_class_when_demand_exceeds_supply():
     # class 5 is scarce, client 2 wants most of it
     labels = np.repeat(np.arange(10), [300, 300, 300, 300, 300, 12, 300, 300, 300, 300])
-    parts = s.client_parts(labels, 5, "noniid", np.random.default_rng(0), 10)
+    parts = unlabeled.client_parts(labels, 5, "noniid", np.random.default_rng(0), 10)
     counts = np.stack([np.bincount(labels[part], minlength=10) for part in parts])
     assert counts.sum() == len(labels)
     np.testing.assert_array_equal(counts.sum(0), np.bincount(labels))
@@ -75,7 +73,7 @@ def test_no_client_loses_a_class_when_demand_exceeds_supply():
 
 def test_noniid_clients_are_dominated_by_two_classes():
     labels = np.arange(20000) % 10
-    for c, part in enumerate(s.client_parts(labels, 5, "noniid", np.random.default_rng(1), 10)):
+    for c, part in enumerate(unlabeled.client_parts(labels, 5, "noniid", np.random.default_rng(1), 10)):
         shares = np.bincount(labels[part], minlength=10) / len(part)
         np.testing.assert_allclose(shares[[2 * c, 2 * c + 1]], 0.476, atol=0.02)
         assert shares.min() > 0.004
@@ -85,17 +83,17 @@ def test_shares_sum_exactly_and_stay_within_one():
     rng = np.random.default_rng(0)
     for _ in range(300):
         count, weights = int(rng.integers(0, 500)), rng.random(int(rng.integers(1, 12))) + 1e-9
-        dealt = p.shares(count, weights)
+        dealt = priors.shares(count, weights)
         assert dealt.sum() == count
         assert np.abs(dealt - count * weights / weights.sum()).max() < 1
-    assert p.shares(3, np.ones(2)).tolist() == [2, 1]
-    assert p.shares_of_all(12, np.array([80, 1, 1, 1, 1])).tolist() == [8, 1, 1, 1, 1]
-    assert p.shares_of_all(3, np.array([80, 1, 1, 1, 1])).tolist() == [1, 1, 1, 0, 0]
-    assert p.shares_of_all(0, np.ones(2)).tolist() == [0, 0]
+    assert priors.shares(3, np.ones(2)).tolist() == [2, 1]
+    assert priors.shares_of_all(12, np.array([80, 1, 1, 1, 1])).tolist() == [8, 1, 1, 1, 1]
+    assert priors.shares_of_all(3, np.array([80, 1, 1, 1, 1])).tolist() == [1, 1, 1, 0, 0]
+    assert priors.shares_of_all(0, np.ones(2)).tolist() == [0, 0]
 
 
 def test_drawn_priors_have_one_dominant_class_per_set():
-    theta = p.draw_priors(np.random.default_rng(0), 1000, 10)
+    theta = priors.draw_priors(np.random.default_rng(0), 1000, 10)
     np.testing.assert_allclose(theta.sum(1), 1)
     dominant = theta[np.arange(1000), np.arange(1000) % 10]
     assert 0.45 < dominant.mean() < 0.55
@@ -148,13 +146,13 @@ def test_the_parts_of_the_pool_do_not_overlap():
 def test_published_overlap_and_column_normalization():
     labels = np.arange(7200) % 10
     rng = np.random.default_rng(0)
-    theta = p.draw_priors(rng, 10, 10)
-    positions, sets = s.overlapping_sets(labels, theta, rng)
+    theta = priors.draw_priors(rng, 10, 10)
+    positions, sets = unlabeled.overlapping_sets(labels, theta, rng)
     assert len(np.unique(positions)) < 0.8 * len(positions)
     for m in range(10):
         assert len(np.unique(positions[sets == m])) == (sets == m).sum()  # within a set none is twice
     assert np.abs(np.bincount(sets) - 720).max() <= 10
-    np.testing.assert_allclose(p.realized(labels[positions], sets, 10, 10), theta, atol=0.01)
+    np.testing.assert_allclose(priors.realized(labels[positions], sets, 10, 10), theta, atol=0.01)
     drawn = [build(overlap=True, legacy_column_norm=True, sets=m).clients[0].sizes.train for m in (10, 20)]
     assert drawn[1] < 0.6 * drawn[0]  # the published bug: more sets, less data
     whole = [build(overlap=True, sets=m).clients[0].sizes.train for m in (10, 20)]
@@ -163,7 +161,7 @@ def test_published_overlap_and_column_normalization():
 
 def test_later_clients_lack_classes_in_the_published_split():
     labels = np.random.default_rng(0).permutation(np.arange(5000) % 10)
-    parts = s.client_parts(labels, 5, "legacy_noniid", np.random.default_rng(0), 10)
+    parts = unlabeled.client_parts(labels, 5, "legacy_noniid", np.random.default_rng(0), 10)
     together = np.concatenate(parts)
     assert len(np.unique(together)) == len(together) < 5000  # no image twice, some unused
     weights = np.random.default_rng(0).uniform(0.45, 0.55, (5, 10))
@@ -250,12 +248,12 @@ def test_the_floor_is_the_loss_of_a_perfect_classifier():
 
 
 def test_noise_and_smoothing():
-    noisy = p.noisy(GOOD, 0.3, np.random.default_rng(0))
+    noisy = priors.noisy(GOOD, 0.3, np.random.default_rng(0))
     np.testing.assert_allclose(noisy.sum(1), 1)
     assert 0.01 < np.abs(noisy - GOOD).max() < 0.3
     assert np.abs(noisy / GOOD).max() < 1.3 / 0.7
-    np.testing.assert_array_equal(p.noisy(GOOD, 0.0, np.random.default_rng(0)), p.normalized(GOOD))
-    np.testing.assert_allclose(p.smoothed(GOOD, 0.3), 0.7 * GOOD + 0.1)
+    np.testing.assert_array_equal(priors.noisy(GOOD, 0.0, np.random.default_rng(0)), priors.normalized(GOOD))
+    np.testing.assert_allclose(priors.smoothed(GOOD, 0.3), 0.7 * GOOD + 0.1)
     exact, blurred = load(build())[0], load(build(prior_noise=0.2))[0]
     assert torch.equal(exact.sets, blurred.sets)
     assert 0.005 < (exact.priors - blurred.priors).abs().max() < 0.2
@@ -277,12 +275,12 @@ def test_estimated_priors_of_separable_classes_are_exact():
     images = torch.zeros(300, 1, 4, 4, dtype=torch.uint8)
     images[torch.arange(300), 0, labels] = 255
     sets = [images[labels == 0].numpy(), images[:90].numpy(), images[labels != 1].numpy()]
-    rows = p.PriorEstimator(Split(images, labels), "abc")(sets)
+    rows = priors.PriorEstimator(Split(images, labels), "abc")(sets)
     np.testing.assert_allclose(rows, [[1, 0, 0], [1 / 3, 1 / 3, 1 / 3], [0.5, 0, 0.5]], atol=0.01)
     with pytest.raises(InvalidPriors, match=r"client 'client-0', set \d+: .*empty; .*train_per_client"):
         build(labeled=600, priors="estimated", sets=400)
     with pytest.raises(UserError, match=r"\b5 labeled .*class 'c' .*\b3: .*labeled"):
-        p.PriorEstimator(Split(images[:11], labels[:11]), "abc")
+        priors.PriorEstimator(Split(images[:11], labels[:11]), "abc")
 
 
 # --- bad input --------------------------------------------------------------------------------------------
@@ -311,15 +309,15 @@ def changed(row, column, value):
 )
 def test_priors_that_are_refused(table, sizes, message):
     with pytest.raises(ValueError, match=message):
-        p.check_priors("north", table, np.array(sizes), 3)
+        priors.check_priors("north", table, np.array(sizes), 3)
 
 
 def test_rows_that_are_slightly_off_are_normalized_and_noted():
-    table, notes = p.check_priors("north", changed(1, 0, 0.10005), SIZES, 3)
+    table, notes = priors.check_priors("north", changed(1, 0, 0.10005), SIZES, 3)
     np.testing.assert_allclose(table.sum(1), 1, rtol=1e-15)
     (note,) = notes
     assert re.match("client 'north', set 1: .*1.00005; .*normalized", note)
-    assert p.check_priors("north", GOOD, SIZES, 3)[1] == []
+    assert priors.check_priors("north", GOOD, SIZES, 3)[1] == []
 
 
 @pytest.mark.parametrize(
@@ -332,7 +330,7 @@ def test_rows_that_are_slightly_off_are_normalized_and_noted():
 )
 def test_targets_that_are_refused(sets, message):
     with pytest.raises(InvalidPriors, match=message):
-        p.check_targets("north", sets, 3)
+        priors.check_targets("north", sets, 3)
 
 
 @pytest.mark.parametrize(
@@ -349,9 +347,9 @@ def test_targets_that_are_refused(sets, message):
     ],
 )
 def test_doubts(table, finding):
-    found = p.doubts("north", table, np.full(len(table), 5), ("a", "b", "c"))
+    found = priors.doubts("north", table, np.full(len(table), 5), ("a", "b", "c"))
     assert any(re.search(f"client 'north'.*{finding}", line) for line in found), found
-    assert p.doubts("north", GOOD, SIZES, ("a", "b", "c")) == []
+    assert priors.doubts("north", GOOD, SIZES, ("a", "b", "c")) == []
 
 
 def test_strict_turns_doubts_into_errors():
@@ -364,36 +362,45 @@ def test_strict_turns_doubts_into_errors():
 
 def test_only_one_client_needs_full_rank():
     def lacking(k):
-        return p.normalized(np.where(np.arange(3) == k, 0.0, GOOD)), SIZES
+        return priors.normalized(np.where(np.arange(3) == k, 0.0, GOOD)), SIZES
 
     assert (
-        u.doubts_of_all([u.PriorCoverage.of(*lacking(1)), u.PriorCoverage.of(GOOD, SIZES)], ("a", "b", "c"))
+        unlabeled_sets.doubts_of_all(
+            [unlabeled_sets.PriorCoverage.of(*lacking(1)), unlabeled_sets.PriorCoverage.of(GOOD, SIZES)],
+            ("a", "b", "c"),
+        )
         == []
     )
     pair = [lacking(1), lacking(2)]
     assert np.linalg.matrix_rank(np.concatenate([table for table, _ in pair])) == 3
-    (doubt,) = u.doubts_of_all([u.PriorCoverage.of(*one) for one in pair], ("a", "b", "c"))
+    (doubt,) = unlabeled_sets.doubts_of_all(
+        [unlabeled_sets.PriorCoverage.of(*one) for one in pair], ("a", "b", "c")
+    )
     assert "rank" in doubt
 
 
 def test_strict_leaves_rows_that_were_normalized(monkeypatch):
-    exact = p.realized
-    monkeypatch.setattr(p, "realized", lambda *args: exact(*args) * 1.00005)
+    exact = priors.realized
+    monkeypatch.setattr(priors, "realized", lambda *args: exact(*args) * 1.00005)
     assert "normalized" in build(strict=True).notes[0]
 
 
 @pytest.mark.parametrize("blur", [{}, {"prior_noise": 0.1}, {"prior_smoothing": 0.1}])
 def test_a_class_without_images(monkeypatch, blur):
-    exact = p.realized
-    monkeypatch.setattr(p, "realized", lambda *args: p.normalized(exact(*args) * (np.arange(10) != 4)))
+    exact = priors.realized
+    monkeypatch.setattr(
+        priors, "realized", lambda *args: priors.normalized(exact(*args) * (np.arange(10) != 4))
+    )
     with pytest.raises(InvalidPriors, match=r"class '4' .*client"):
         build(**blur)
 
 
 def test_smoothing_does_not_hide_that_a_client_lacks_a_class(monkeypatch):
-    exact, calls = p.realized, iter(range(100))
+    exact, calls = priors.realized, iter(range(100))
     monkeypatch.setattr(
-        p, "realized", lambda *args: p.normalized(exact(*args) * ((np.arange(10) != 4) | (next(calls) > 0)))
+        priors,
+        "realized",
+        lambda *args: priors.normalized(exact(*args) * ((np.arange(10) != 4) | (next(calls) > 0))),
     )
     assert any(re.search("client 'client-0' .*class 4$", note) for note in build(prior_smoothing=0.1).notes)
 

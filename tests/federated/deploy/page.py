@@ -21,7 +21,7 @@ class WalkThrough:
     """
 
     def __init__(self, title: str, changes: dict[str, str]) -> None:
-        (section,) = (part for part in PAGE.read_text().split("\n## ") if part.startswith(title))
+        (section,) = (piece for piece in PAGE.read_text().split("\n## ") if piece.startswith(title))
         for old, new in changes.items():
             assert old in section, old
             section = section.replace(old, new)

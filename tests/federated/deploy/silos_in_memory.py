@@ -42,7 +42,7 @@ def asked(message, cfg, federation, client="silo-0", threads=1):
     return packed_message(message, task(Setting.of(cfg, federation, threads), "arm") | {"client": client})
 
 
-class Silos:
+class SilosInMemory:
     """An engine over a program for each client, which keeps its state in a folder.
 
     The engine counts the bytes of packets.
@@ -63,7 +63,7 @@ class Silos:
         for name in sorted(messages):
             sent = encode(asked(messages[name], self._cfg, self._fed, name, torch.get_num_threads()))
             found = self.programs[name](decode(sent))
-            assert found.parts["private"] == {}
+            assert found.groups["private"] == {}
             frame = encode(found)
             self.sent, self.received = self.sent + len(sent), self.received + len(frame)
             reply = reply_of(decode(frame))

@@ -146,7 +146,7 @@ def test_a_silo_that_an_arm_cannot_train_does_not_block_the_run(folder, monkeypa
         if packet.header["ask"] == "report":
             reply.header["sizes"]["train"] = 1
             reply.header["content"]["train"]["images_of_class"] = [1, 0]
-            reply.parts["pixels"]["counts"] = torch.eye(1, 256, dtype=torch.int64) * 64
+            reply.groups["pixels"]["counts"] = torch.eye(1, 256, dtype=torch.int64) * 64
         return reply
 
     programs = [lies, program(folder, "a"), program(folder, "b")]
@@ -397,7 +397,7 @@ def test_a_bad_round_ends_the_run_at_its_last_checkpoint(folder, monkeypatch):
     def lies(packet):
         reply = honest[1](packet)
         if packet.header["ask"] == "work" and packet.header["options"]["round"] == 2:
-            reply.parts["update"]["values"][-1] = 500.0
+            reply.groups["update"]["values"][-1] = 500.0
         return reply
 
     with joined(monkeypatch, honest) as (run, _, _):

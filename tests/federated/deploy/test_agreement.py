@@ -57,9 +57,9 @@ def test_agreement_equals_what_the_server_would_have_read(folder, legacy_holdout
 
 
 def test_reports_have_no_file_names_and_no_pixels(folder):
-    header, parts = report(settings(folder), folder / "a")
+    header, statistics = report(settings(folder), folder / "a")
     assert "png" not in str(header)
-    assert {name: tuple(t.shape) for part in parts.values() for name, t in part.items()} == {
+    assert {name: tuple(t.shape) for part in statistics.values() for name, t in part.items()} == {
         "counts": (1, 256)
     }
 
@@ -85,25 +85,25 @@ def test_a_silo_that_differs_is_named(folder):
 def test_data_that_cannot_be_used_are_a_code(folder, caplog):
     cfg = settings(folder)
     images(folder / "d", {"cat": 0})
-    header, parts = report(cfg, folder / "d")
+    header, statistics = report(cfg, folder / "d")
     assert header["error"] == "data"
     assert re.search("12 training .*class 'cat'", caplog.text)
-    assert re.search(r"\bfault\b.*\bdata\b", str(refusal((header, parts))))
+    assert re.search(r"\bfault\b.*\bdata\b", str(refusal((header, statistics))))
 
 
 @pytest.mark.parametrize("damage", ["no-counts", "other-counts", "no-sizes", "name", "shape"])
 def test_reports_that_do_not_fit_are_refused(folder, damage):
-    header, parts = report(settings(folder), folder / "a")
-    assert refusal((header, parts)) is None
+    header, statistics = report(settings(folder), folder / "a")
+    assert refusal((header, statistics)) is None
     match damage:
         case "no-counts":
-            parts = {}
+            statistics = {}
         case "other-counts":
-            parts = {"pixels": {"counts": torch.zeros(3, 256, dtype=torch.int64)}}
+            statistics = {"pixels": {"counts": torch.zeros(3, 256, dtype=torch.int64)}}
         case "no-sizes":
             del header["sizes"]
         case "name":
             header["client"] = "a\n"
         case "shape":
             header["shape"] = [1, 8]
-    assert refusal((header, parts)) is not None
+    assert refusal((header, statistics)) is not None

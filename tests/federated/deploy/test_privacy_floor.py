@@ -151,7 +151,7 @@ def test_an_update_that_cannot_be_counted_does_not_leave(path, monkeypatch):
     monkeypatch.setattr("uefl.deploy.privacy_floor.write_json", full)
     reply = program(path)(asked(settings()))
     assert error(reply) == "program"
-    assert reply.parts == {"update": {}, "private": {}}
+    assert reply.groups == {"update": {}, "private": {}}
 
 
 def test_a_measurement_is_no_update(path):
@@ -194,7 +194,7 @@ def test_runs_that_differ_in_noise_do_not_reveal_the_update(path):
         reply_of(one(asked(settings(noise_multiplier=noise)))).tensors["values"].double()
         for noise in (1.0, 2.0)
     )
-    sent = packet.parts["broadcast"]["values"].double()
+    sent = packet.groups["broadcast"]["values"].double()
     assert float((2 * first - second - sent).norm()) > 1.5 * float((first - sent).norm())
 
 

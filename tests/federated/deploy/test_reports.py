@@ -108,7 +108,7 @@ def test_missing_parts_are_one_line(report):
 @pytest.mark.parametrize("how", ["level", "everywhere", "channel", "overflow"])
 def test_a_histogram_of_other_images_is_refused(report, how):
     """A histogram of more images than the silo has would change the normalization of all silos."""
-    counts = report.parts["pixels"]["counts"]
+    counts = report.groups["pixels"]["counts"]
     match how:
         case "level":
             counts[0, 255] += 2**50
@@ -116,8 +116,8 @@ def test_a_histogram_of_other_images_is_refused(report, how):
             counts += 2**56
         case "channel":
             report.header["shape"] = [3, 8, 8]
-            report.parts["pixels"]["counts"] = torch.cat([counts, counts, 2 * counts])
+            report.groups["pixels"]["counts"] = torch.cat([counts, counts, 2 * counts])
         case "overflow":
             counts[0, :4] += torch.tensor([2**62] * 4)  # as int64 their sum does not change
-            assert int(counts.sum()) == int(report.parts["pixels"]["counts"].sum())
+            assert int(counts.sum()) == int(report.groups["pixels"]["counts"].sum())
     assert "histogram" in refusal(report)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.federated.deploy.silos_in_memory import NAMES, Silos, program
+from tests.federated.deploy.silos_in_memory import NAMES, SilosInMemory, program
 from tests.federated.tiny import arm, federation, finish, settings
 from uefl.deploy import silo_folder
 from uefl.deploy.silo_folder import SiloFolder
@@ -104,7 +104,7 @@ def _die_in(step):
 def silos(cfg, folder, processes=NAMES, dies=None):
     """Return an engine over three silos in separate processes, which die."""
 
-    class ProcessSilos(Silos):
+    class ProcessSilos(SilosInMemory):
         def program(self, name, fed):
             if name not in processes:
                 return super().program(name, fed)

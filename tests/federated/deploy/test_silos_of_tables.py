@@ -25,9 +25,9 @@ def settings(source="silos", **data):
 
 def report(path, cfg):
     """Return the report of a silo in the form in which it arrives."""
-    header, parts = SiloProgram(own(path, None), torch.device("cpu"))(Packet(greeting(cfg), {}))
+    header, statistics = SiloProgram(own(path, None), torch.device("cpu"))(Packet(greeting(cfg), {}))
     assert header.get("error") is None
-    return json.loads(json.dumps(header)), parts
+    return json.loads(json.dumps(header)), statistics
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_silos_and_one_process_agree_on_the_federation(split, normalize):
     cfg = settings(normalize=normalize)
     found = reports(split, cfg)
     assert {refusal(each) for each in found.values()} == {None}
-    assert all(bool(parts) == (normalize == "standard") for _, parts in found.values())
+    assert all(bool(statistics) == (normalize == "standard") for _, statistics in found.values())
     there = agreed(found, cfg)
     here = build(settings(split, normalize=normalize).data, kind="labeled", seed=0)
     for field in ("classes", "shape", "mean", "std", "inputs"):
@@ -100,15 +100,15 @@ def test_a_silo_with_other_columns_is_refused(folder):
 
 def test_a_silo_without_moments_is_refused(folder):
     found = {name: read(packet) for name, packet in reports(folder, settings()).items()}
-    found["silo-1"].parts = {}
+    found["silo-1"].statistics = {}
     names, why = fitting(found, settings())
     assert sorted(names) == ["silo-0", "silo-2"]
     assert "moments" in why["silo-1"]
 
 
 def _moments(change):
-    def changed(header, parts):
-        change(parts["columns"]["moments"])
+    def changed(header, statistics):
+        change(statistics["columns"]["moments"])
 
     return changed
 
@@ -119,28 +119,28 @@ def _moments(change):
         _moments(lambda moments: moments[0].add_(1e6)),
         _moments(lambda moments: moments[0, :1].add_(1)),
         _moments(lambda moments: moments.fill_(float("inf"))),
-        lambda header, parts: parts["columns"].clear(),
-        lambda header, parts: parts.update(pixels=parts.pop("columns")),
+        lambda header, sums: sums["columns"].clear(),
+        lambda header, sums: sums.update(pixels=sums.pop("columns")),
         _moments(lambda moments: moments[1, 0].fill_(float("nan"))),
         _moments(lambda moments: moments[1, 0].fill_(1e200)),
         _moments(lambda moments: moments[2, 0].fill_(-1.0)),
         _moments(lambda moments: moments[2, 0].fill_(float("inf"))),
-        lambda header, parts: parts["columns"].update(moments=torch.zeros(3, 4, dtype=torch.float64)),
-        lambda header, parts: parts["columns"].update(moments=torch.zeros(3, 5)),
-        lambda header, parts: header["inputs"].update(kind="sounds"),
-        lambda header, parts: header["inputs"].update(vocabulary=5),
-        lambda header, parts: header["inputs"].update(vocabulary=10**9, kind="tokens"),
-        lambda header, parts: header["inputs"].update(names=["a"]),
-        lambda header, parts: header["inputs"].update(names=["a\x1b[2J", *"bcde"]),
-        lambda header, parts: header.update(shape=[10**9]),
-        lambda header, parts: header.update(shape=[5, 1, 1]),
-        lambda header, parts: header.pop("inputs"),
+        lambda header, sums: sums["columns"].update(moments=torch.zeros(3, 4, dtype=torch.float64)),
+        lambda header, sums: sums["columns"].update(moments=torch.zeros(3, 5)),
+        lambda header, sums: header["inputs"].update(kind="sounds"),
+        lambda header, sums: header["inputs"].update(vocabulary=5),
+        lambda header, sums: header["inputs"].update(vocabulary=10**9, kind="tokens"),
+        lambda header, sums: header["inputs"].update(names=["a"]),
+        lambda header, sums: header["inputs"].update(names=["a\x1b[2J", *"bcde"]),
+        lambda header, sums: header.update(shape=[10**9]),
+        lambda header, sums: header.update(shape=[5, 1, 1]),
+        lambda header, sums: header.pop("inputs"),
     ],
 )
 def test_invalid_reports_of_tables_are_one_line(folder, change):
-    header, parts = report(folder / "silo-0.csv", settings())
-    change(header, parts)
-    line = refusal((header, parts))
+    header, statistics = report(folder / "silo-0.csv", settings())
+    change(header, statistics)
+    line = refusal((header, statistics))
     assert line
     assert line.isprintable()
 

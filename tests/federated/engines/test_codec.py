@@ -58,11 +58,11 @@ def test_message_round_trip():
         odd,
         {"z": torch.ones(1), "a": torch.ones(1)},
     )
-    header, parts = unpack(pack(packed_message(message, {"client": "silo-0"})))
+    header, groups = unpack(pack(packed_message(message, {"client": "silo-0"})))
     assert header["client"] == "silo-0"
-    found = message_of(Packet(header, parts))
-    for part in ("tensors", "private", "reference"):
-        same_bits(getattr(message, part), getattr(found, part))
+    found = message_of(Packet(header, groups))
+    for group in ("tensors", "private", "reference"):
+        same_bits(getattr(message, group), getattr(found, group))
     assert repr(found.options) == repr(options)
     assert [type(value) for value in found.options.values()] == [type(value) for value in options.values()]
     assert found.expects == message.expects
@@ -91,16 +91,16 @@ def test_reply_round_trip():
 
 
 def test_received_tensors_are_writable():
-    _, parts = unpack(pack(Packet({}, {"part": {"x": torch.zeros(3)}})))
-    parts["part"]["x"] += 1
+    _, groups = unpack(pack(Packet({}, {"group": {"x": torch.zeros(3)}})))
+    groups["group"]["x"] += 1
 
 
 def test_a_reply_that_cannot_be_packed_is_a_fault(caplog):
-    for header, parts in (
+    for header, groups in (
         ({"client": "a", "value": object()}, {}),
         ({"client": "a"}, {"update": {"x": torch.zeros(2, dtype=torch.complex64)}}),
     ):
-        found = Packet(header, parts)
+        found = Packet(header, groups)
         frame = reply_to(lambda packet, found=found: found, bytearray())
         reply = reply_of(decode(frame))
         assert (reply.client, reply.error) == ("a", "program")

@@ -63,7 +63,7 @@ def test_replies_are_named_and_a_worker_gets_the_model_once(workers, monkeypatch
     one, ask = engine(workers, cfg, started.append), Worker.ask
 
     def asked(worker, packet):
-        sent.setdefault(worker, []).append(list(packet.parts["broadcast"]))
+        sent.setdefault(worker, []).append(list(packet.groups["broadcast"]))
         return ask(worker, packet)
 
     monkeypatch.setattr(Worker, "ask", asked)

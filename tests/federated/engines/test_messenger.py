@@ -166,16 +166,16 @@ def test_message_is_sent_and_its_reply_returned():
     def reply(message):
         assert message.metadata.message_type == "train"
         assert message.metadata.ttl == 9.0
-        header, parts = unpack(message.content)
-        return pack(Packet(header | {"heard": True}, {"update": {"x": parts["broadcast"]["x"] + 1}}))
+        header, groups = unpack(message.content)
+        return pack(Packet(header | {"heard": True}, {"update": {"x": groups["broadcast"]["x"] + 1}}))
 
     with run(reply) as (messages, _):
         assert messages.nodes() == [Node(7, "", "")]
         sent = Packet({"ask": "work"}, {"broadcast": {"x": torch.arange(3.0)}})
         number = messages.push(7, sent, 9.0, MOST)
-        (header, parts) = messages.arrived([number], 10.0)[number]
+        (header, groups) = messages.arrived([number], 10.0)[number]
         assert header == {"ask": "work", "heard": True}
-        assert parts["update"]["x"].tolist() == [1, 2, 3]
+        assert groups["update"]["x"].tolist() == [1, 2, 3]
         assert messages.push(8, sent, 9.0, MOST) is None
         assert messages.arrived([number], 0.0) == {}
 

@@ -23,14 +23,14 @@ def test_packet_round_trip():
     }
     found = decode(encode(Packet(HEADER, {"z": tensors, "a": odd, "none": {}})))
     assert found.header == HEADER
-    assert list(found.parts) == ["z", "a", "none"]
-    same_bits(found.parts["z"], tensors)
-    same_bits(found.parts["a"], odd)
+    assert list(found.groups) == ["z", "a", "none"]
+    same_bits(found.groups["z"], tensors)
+    same_bits(found.groups["a"], odd)
 
 
 def test_received_tensors_share_no_memory_with_sent_ones():
     x = torch.zeros(3)
-    decode(encode(Packet({}, {"p": {"x": x}}))).parts["p"]["x"] += 1
+    decode(encode(Packet({}, {"p": {"x": x}}))).groups["p"]["x"] += 1
     assert torch.equal(x, torch.zeros(3))
 
 
@@ -57,7 +57,7 @@ def framed(table, data=bytes(16)):
 
 def test_tensors_lie_one_after_the_other():
     found = decode(framed([["x", "int32", [2]], ["y", "int32", [1, 2]]], b"\1\0\0\0" * 4))
-    assert {name: tensor.tolist() for name, tensor in found.parts["p"].items()} == {
+    assert {name: tensor.tolist() for name, tensor in found.groups["p"].items()} == {
         "x": [1, 1],
         "y": [[1, 1]],
     }
@@ -83,7 +83,7 @@ def test_a_header_of_another_form_is_refused(table):
 
 def test_a_repeated_name_has_bytes_of_its_own():
     """A part of the frame is not copied as often as it is named."""
-    assert list(decode(framed(2 * [["x", "float32", [2]]])).parts["p"]) == ["x"]
+    assert list(decode(framed(2 * [["x", "float32", [2]]])).groups["p"]) == ["x"]
     with pytest.raises(Unreadable):
         decode(framed(3 * [["x", "float32", [2]]]))
 
@@ -97,12 +97,12 @@ def test_many_dimensions_are_not_multiplied():
 @pytest.mark.parametrize(
     "text", ['{"tensors": [%s]}', '{"tensors": {}, "x": [%s]}', '{"tensors": {"p": [%s]}}']
 )
-@pytest.mark.parametrize("part", ["[]", "{}", '["x", "uint8", [0]]'])
-def test_a_header_of_very_many_lists_is_not_read(text, part, monkeypatch):
+@pytest.mark.parametrize("group", ["[]", "{}", '["x", "uint8", [0]]'])
+def test_a_header_of_very_many_lists_is_not_read(text, group, monkeypatch):
     """Empty lists take twenty times more memory than their text."""
     monkeypatch.setattr(codec, "json", None)
     with pytest.raises(Unreadable, match=str(codec._LISTS)):
-        decode(framed(text % ", ".join(300_000 * [part])))
+        decode(framed(text % ", ".join(300_000 * [group])))
 
 
 def test_a_header_above_its_limit_is_not_read(monkeypatch):

@@ -27,8 +27,8 @@ def kmeans(
     """
     if features.dim() == 3:
         lots = [
-            kmeans(part, k, seed + i, None if weights is None else weights[i])
-            for i, part in enumerate(features)
+            kmeans(problem, k, seed + i, None if weights is None else weights[i])
+            for i, problem in enumerate(features)
         ]
         return torch.stack([centers for centers, _ in lots]), torch.stack([mass for _, mass in lots])
     rows = features.float()

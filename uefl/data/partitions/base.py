@@ -16,7 +16,7 @@ from ...registry import Registry
 
 if TYPE_CHECKING:
     from ..dataset import DataSet
-    from ..federation import Kind
+    from ..federation import DataKind
     from ..images import Rows
     from ..settings import Data
 
@@ -80,7 +80,7 @@ class Scheme(BaseModel):
 
     name: ClassVar[str]
     """value of ``scheme``; set by :func:`partition`"""
-    kind: ClassVar[Kind] = "labeled"
+    kind: ClassVar[DataKind] = "labeled"
     of_groups: ClassVar[bool] = False
     """whether the scheme takes only sources with clients or domains"""
     one_class: ClassVar[bool] = False

@@ -15,7 +15,7 @@ from .base import Scheme, SetDeal, SetShare, client_names, generator, partition,
 
 if TYPE_CHECKING:
     from ..dataset import DataSet
-    from ..federation import Kind
+    from ..federation import DataKind
     from ..images import Rows
     from ..priors import Matrix
     from ..settings import Data
@@ -30,7 +30,7 @@ class Unlabeled(Scheme):
     one). Unlabeled images go to the clients, then to the sets of each client. All draws depend on the seed.
     """
 
-    kind: ClassVar[Kind] = "sets"
+    kind: ClassVar[DataKind] = "sets"
 
     split: Literal["iid", "noniid", "legacy_noniid"] = Field(
         default="iid",
@@ -90,9 +90,9 @@ def _pieces(table: DataSet, data: Data, clients: int) -> list[Rows]:
             " test_per_client"
         )
     if sum(wanted.values()) > len(table.train):
-        parts = " + ".join(f"{what} ({n})" for what, n in wanted.items())
+        needs = " + ".join(f"{what} ({n})" for what, n in wanted.items())
         raise UserError(
-            f"{parts} need {sum(wanted.values())} images, {table.name} has {len(table.train)}; lower one of"
+            f"{needs} need {sum(wanted.values())} images, {table.name} has {len(table.train)}; lower one of"
             " them"
         )
     ends = np.cumsum([0, *wanted.values()])

@@ -74,7 +74,7 @@ def _folder(root: Path) -> ImageList:
 def _archive(path: Path) -> ImageList:
     try:
         with opened(path) as file, tarfile.open(fileobj=file, mode="r:") as archive:
-            members = sorted((m for m in archive if m.isfile()), key=lambda m: m.name)
+            entries = sorted((m for m in archive if m.isfile()), key=lambda m: m.name)
     except (OSError, tarfile.TarError) as error:
         raise UserError(f"cannot read {path} ({error}): {_ADVICE}") from None
 
@@ -87,13 +87,13 @@ def _archive(path: Path) -> ImageList:
         return read
 
     files = []
-    for member in members:
-        place = PurePosixPath(member.name).parts
+    for entry in entries:
+        place = PurePosixPath(entry.name).parts
         if place[-1].startswith("."):
             continue
         if len(place) < 3 or place[-3] not in DOMAINS:
-            raise UserError(f"{path}: {member.name} is in no domain and class: {_ADVICE}")
-        files.append(File("/".join(place[-3:]), opener(member.offset_data, member.size)))
+            raise UserError(f"{path}: {entry.name} is in no domain and class: {_ADVICE}")
+        files.append(File("/".join(place[-3:]), opener(entry.offset_data, entry.size)))
     if not files:
         raise UserError(f"{path} holds no image: {_ADVICE}")
     return from_files(str(path), files)

@@ -19,9 +19,6 @@ _EVERY = 1.0  # seconds between two requests for the list of nodes
 _LIFE = 3600.0  # seconds after which a greeting is dropped
 _WORD = 60.0  # seconds after which a message to a refused node expires
 
-Report = Packet
-"""of a client when it is greeted"""
-
 
 class Roster(Protocol):
     """Which node stands for which client."""
@@ -52,7 +49,7 @@ class ClientNodes:
         self,
         link: Link,
         greeting: Header,
-        admit: Callable[[Report], str | None],
+        admit: Callable[[Packet], str | None],
         *,
         bound: Mapping[str, str] | None = None,
     ) -> None:

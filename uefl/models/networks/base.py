@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from torch import nn
 
-from ...data.inputs import IMAGES, Inputs, Kind
+from ...data.inputs import IMAGES, InputKind, Inputs
 from ...errors import UserError, nearest
 from ...registry import Registry
 from ..heads import Head
@@ -26,7 +26,7 @@ class Network:
         shape: shape of one input, as :class:`uefl.data.inputs.Inputs` lists it.
     """
 
-    inputs: ClassVar[Kind] = "images"
+    inputs: ClassVar[InputKind] = "images"
     """the kind of the inputs"""
     ignores: ClassVar[tuple[str, ...]] = ()
     """keys of ``[model]`` without effect on the network; a configuration that sets such a key is refused"""

@@ -57,10 +57,10 @@ def resnet18_nopool(in_channels: int, pretrained: bool | str) -> nn.Module:
     """
     net = resnet18(in_channels, pretrained)
     assert isinstance(net, nn.Sequential)
-    parts: list[nn.Module] = [part for part in net if not isinstance(part, nn.MaxPool2d)]
+    layers: list[nn.Module] = [layer for layer in net if not isinstance(layer, nn.MaxPool2d)]
     # stem, then a dropout behind the stem and behind every stage
-    with_dropout = [parts[0], parts[1], parts[2], nn.Dropout(0.0)]
-    for stage in parts[3:]:
+    with_dropout = [layers[0], layers[1], layers[2], nn.Dropout(0.0)]
+    for stage in layers[3:]:
         with_dropout += [stage, nn.Dropout(0.0)]
     return nn.Sequential(*with_dropout)
 
@@ -70,12 +70,11 @@ def resnet18(in_channels: int, pretrained: bool | str) -> nn.Module:
 
     224x224 becomes 7x7, 28x28 and 32x32 become 1x1.
     """
-    from torchvision.models import ResNet18_Weights
-    from torchvision.models import resnet18 as build
+    from torchvision import models
 
-    net = build(weights=None)
+    net = models.resnet18(weights=None)
     if pretrained:
-        weights.load(net, weights.file_of(pretrained, ResNet18_Weights.IMAGENET1K_V1))
+        weights.load(net, weights.file_of(pretrained, models.ResNet18_Weights.IMAGENET1K_V1))
         net.conv1 = weights.for_channels(net.conv1, in_channels)
     elif in_channels != 3:
         net.conv1 = nn.Conv2d(in_channels, 64, 7, stride=2, padding=3, bias=False)

@@ -25,13 +25,12 @@ def vgg16_bn(in_channels: int, pretrained: bool | str) -> nn.Module:
 
     32x32 becomes 1x1, D = 512.
     """
-    from torchvision.models import VGG16_BN_Weights
-    from torchvision.models import vgg16_bn as build
+    from torchvision import models
 
-    net = build(weights=None)
+    net = models.vgg16_bn(weights=None)
     features: nn.Sequential = net.features
     if pretrained:
-        weights.load(net, weights.file_of(pretrained, VGG16_BN_Weights.IMAGENET1K_V1))
+        weights.load(net, weights.file_of(pretrained, models.VGG16_BN_Weights.IMAGENET1K_V1))
         features[0] = weights.for_channels(features[0], in_channels)
     elif in_channels != 3:
         features[0] = nn.Conv2d(in_channels, 64, 3, padding=1)

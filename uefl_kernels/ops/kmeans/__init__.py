@@ -15,7 +15,7 @@ from ..._dtypes import result_dtype
 from ..._kmeans_checks import check_method, check_request, check_shape, starts
 from ..._library import define, define_composed, resolve
 from ..._numbers import as_integer
-from .. import kmeans_step as _defined_first  # noqa: F401
+from .. import kmeans_step as _kmeans_step  # noqa: F401
 from . import composed
 
 
@@ -293,7 +293,7 @@ def _call(
     clusters, seeds = [request.k for request in requests], [request.seed for request in requests]
     mass, centers = _tensors(op, x, weights, init, sum(clusters))
     method = "given" if isinstance(init, torch.Tensor) else init
-    runs = starts(n_init, None if isinstance(init, torch.Tensor) else init)
+    restarts = starts(n_init, None if isinstance(init, torch.Tensor) else init)
     given = composed.Arguments(
         x.detach(),
         mass,
@@ -303,7 +303,7 @@ def _call(
         seeds,
         method,
         metric == "cosine",
-        runs,
+        restarts,
         requests[0].max_iter,
         float(tol),
     )

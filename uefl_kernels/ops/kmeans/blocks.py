@@ -93,22 +93,22 @@ class RankGroup:
             (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
         )
 
-    def sum(self, part: torch.Tensor) -> torch.Tensor:
+    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the sum of whole numbers."""
         if self.group is not None:
-            part = part.clone()
-            dist.all_reduce(part, group=self.group)
-        return part
+            tensor = tensor.clone()
+            dist.all_reduce(tensor, group=self.group)
+        return tensor
 
-    def gather(self, part: torch.Tensor) -> torch.Tensor:
-        """Concatenate the parts [n_p, ...] of all processes."""
+    def gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Concatenate the tensors [n_p, ...] of all processes."""
         if self.group is None:
-            return part
+            return tensor
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.count)]
-        dist.all_gather(sizes, torch.tensor([len(part)]), group=self.group)
+        dist.all_gather(sizes, torch.tensor([len(tensor)]), group=self.group)
         longest = max(int(size) for size in sizes)
-        padded = part.new_zeros(longest, *part.shape[1:])
-        padded[: len(part)] = part
+        padded = tensor.new_zeros(longest, *tensor.shape[1:])
+        padded[: len(tensor)] = tensor
         found = [torch.empty_like(padded) for _ in sizes]
         dist.all_gather(found, padded, group=self.group)
         return torch.cat([rows[: int(size)] for rows, size in zip(found, sizes, strict=True)])
@@ -188,7 +188,7 @@ class BlockData(composed.Problem):
     def _unit(self, rows: torch.Tensor) -> torch.Tensor:
         return composed.unit_rows(rows.to(result_dtype(rows))) if self.spherical else rows
 
-    def parts(self) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor | None]]:
+    def weighted_blocks(self) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor | None]]:
         """Yield the slice of each block, its rows as they are clustered, and their weights."""
         for start, block in self.blocks:
             where = slice(start, start + len(block))
@@ -204,13 +204,15 @@ class BlockData(composed.Problem):
         """Return the mean variance of the columns."""
         sums = torch.zeros_like(self.middle, dtype=torch.int64)
         squares = torch.zeros_like(sums)
-        for _, rows, _ in self.parts():
+        for _, rows, _ in self.weighted_blocks():
             values = self.quantized(rows).long()
             sums += values.sum(0)
             squares += values.square().sum(0)
         return self._variance(self.processes.sum(sums), self.processes.sum(squares))
 
-    def step(self, step: composed.Step, centers: torch.Tensor, with_inertia: bool) -> steps.Step:
+    def step(
+        self, step: composed.KMeansStepFunction, centers: torch.Tensor, with_inertia: bool
+    ) -> steps.Result:
         """Compute ``kmeans_step``.
 
         Labels cover the rows of this process.
@@ -221,7 +223,7 @@ class BlockData(composed.Problem):
         )
         sums = torch.zeros(centers.shape, dtype=torch.int64)
         masses = torch.zeros(len(centers), dtype=torch.int64)
-        for where, rows, weights in self.parts():
+        for where, rows, weights in self.weighted_blocks():
             found = step(*self.step_of(rows, centers, weights, with_inertia=False))
             labels[where] = found[0]
             sums += found[1]
@@ -248,7 +250,7 @@ class BlockData(composed.Problem):
         """Return the rows that are farthest from their centers."""
         count = min(self.n, len(centers))
         keys, numbers = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64)
-        for where, rows, weights in self.parts():
+        for where, rows, weights in self.weighted_blocks():
             keys = torch.cat(
                 [keys, self.keys(rows, centers, labels[where], weights, self.first + where.start)]
             )
@@ -256,7 +258,7 @@ class BlockData(composed.Problem):
             top = keys.topk(min(count, len(keys)))
             keys, numbers = top.values, numbers[top.indices]
         mass = torch.ones(len(keys), dtype=torch.float64) if self.weights is None else self.weights[numbers]
-        keys, label, mass = (self.processes.gather(part) for part in (keys, labels[numbers], mass))
+        keys, label, mass = (self.processes.gather(tensor) for tensor in (keys, labels[numbers], mass))
         numbers = self.processes.gather(numbers + self.first)
         top = keys.topk(count)
         mass = mass[top.indices]
@@ -296,7 +298,7 @@ class BlockGrid(grid.Grid):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the nearest distances and their draws after more draws."""
         picked, nearest, owner = self.take(fresh), nearest.clone(), owner.clone()
-        for where, rows, _ in self.data.parts():
+        for where, rows, _ in self.data.weighted_blocks():
             distances = functools.partial(grid.squared_distances, self.data.quantized(rows))
             nearest[where], owner[where] = grid.nearer(distances, picked, nearest[where], owner[where], count)
         return nearest, owner
@@ -305,7 +307,7 @@ class BlockGrid(grid.Grid):
         """Return squared distances to some rows, whole numbers."""
         picked = self.take(chosen)
         found = torch.empty(len(self.data), len(chosen), dtype=torch.int64)
-        for where, rows, _ in self.data.parts():
+        for where, rows, _ in self.data.weighted_blocks():
             found[where] = grid.squared_distances(self.data.quantized(rows), picked)
         return found
 
@@ -331,9 +333,9 @@ class BlockGrid(grid.Grid):
         own = chosen - self.data.first
         left[own[(own >= 0) & (own < len(left))]] = 0
 
-    def everywhere(self, part: torch.Tensor) -> torch.Tensor:
+    def everywhere(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum a tensor over all processes."""
-        return self.data.processes.sum(part)
+        return self.data.processes.sum(tensor)
 
 
 class BlockFit(NamedTuple):
@@ -349,7 +351,7 @@ def kmeans_of_blocks(
     request: Callable[[int, int], composed.FitOptions],
     spherical: bool,
     group: Any = None,
-    advance: Callable[[composed.Step], composed.Advance] | None = None,
+    advance: Callable[[composed.KMeansStepFunction], composed.Advance] | None = None,
 ) -> BlockFit:
     """Cluster the rows of all processes of a group, and return the labels of this process.
 
@@ -379,6 +381,6 @@ def kmeans_of_blocks(
         asked = asked._replace(seed=int(processes.gather(torch.tensor([asked.seed]))[0]))
         step = resolve("kmeans_step", blocks.like)
         ends = composed.advance if advance is None else advance(step)
-        parts = composed.Backend(composed.by_steps(step, ends), grid.Grid)
-        fit = composed.fit(parts, data, asked, spherical)
+        backend = composed.Backend(composed.by_steps(step, ends), grid.Grid)
+        fit = composed.fit(backend, data, asked, spherical)
         return BlockFit(fit, data.counts(fit.labels, asked.k))

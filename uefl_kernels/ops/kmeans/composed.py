@@ -24,9 +24,9 @@ from ..vq_assign.distances import square_root
 from .grid import Grid as Grid
 
 Result = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
-Step = Callable[..., steps.Step]
-Advance = Callable[["Problem", "FitState", torch.Tensor, steps.Step, bool], None]
-Lloyd = Callable[["Problem", torch.Tensor, torch.Tensor, bool, int], "Fit"]
+KMeansStepFunction = Callable[..., steps.Result]
+Advance = Callable[["Problem", "FitState", torch.Tensor, steps.Result, bool], None]
+LloydFunction = Callable[["Problem", torch.Tensor, torch.Tensor, bool, int], "Fit"]
 
 _GRID_BITS = 14
 _LOOK_EVERY = 16  # iterations after which the host asks a GPU whether the fit has converged
@@ -98,7 +98,7 @@ def lloyd_fallback(given: LloydArguments) -> Result:
     return lloyd_of(torch.ops.uefl.kmeans_step.default, advance, given)
 
 
-def lloyd_around(kmeans_step: Step, given: LloydArguments) -> Result:
+def lloyd_around(kmeans_step: KMeansStepFunction, given: LloydArguments) -> Result:
     """Compute ``kmeans_lloyd`` around the step of a backend.
 
     All else is in Triton where Triton is installed.
@@ -106,7 +106,7 @@ def lloyd_around(kmeans_step: Step, given: LloydArguments) -> Result:
     return lloyd_of(kmeans_step, _in_triton("advance", advance), given)
 
 
-def lloyd_of(step: Step, advance: Advance, given: LloydArguments) -> Result:
+def lloyd_of(step: KMeansStepFunction, advance: Advance, given: LloydArguments) -> Result:
     """Compute ``kmeans_lloyd`` with a function for the step and one for the end of an iteration."""
     units = given.middle, given.scale, given.mass_scale, torch.ones_like(given.mass_scale)
     data = Problem(given.x, given.weights, Grid, units)
@@ -121,13 +121,13 @@ def _in_triton(name: str, otherwise: Any) -> Any:
 
 
 class Backend(NamedTuple):
-    """The parts of a fit that a backend replaces."""
+    """The functions of a fit that a backend replaces."""
 
-    lloyd: Lloyd
+    lloyd: LloydFunction
     grid: type[Grid]
 
 
-def batch(parts: Backend, given: Arguments) -> Result:
+def batch(backend: Backend, given: Arguments) -> Result:
     """Solve each problem of a batch."""
     x, weights, init, spherical = given.x, given.weights, given.init, given.spherical
     if x.device.type == "cpu":
@@ -138,9 +138,9 @@ def batch(parts: Backend, given: Arguments) -> Result:
         rows = x[row : row + size]
         mass = None if weights is None else weights[row : row + size]
         start = None if init is None else init[center : center + k]
-        data = Problem(unit_rows(rows.to(result_dtype(x))) if spherical else rows, mass, parts.grid)
+        data = Problem(unit_rows(rows.to(result_dtype(x))) if spherical else rows, mass, backend.grid)
         request = FitOptions(given.method, start, k, seed, given.n_init, given.max_iter, given.tol)
-        fits.append(fit(parts, data, request, spherical))
+        fits.append(fit(backend, data, request, spherical))
         row, center = row + size, center + k
     none = x.new_empty(0, dtype=torch.float64)
     return (
@@ -164,7 +164,7 @@ class FitOptions(NamedTuple):
     tol: float
 
 
-def fit(parts: Backend, data: Problem, request: FitOptions, spherical: bool) -> Fit:
+def fit(backend: Backend, data: Problem, request: FitOptions, spherical: bool) -> Fit:
     """Return the best of ``n_init`` starts from seeds or from given centers."""
     method, given, k, seed, n_init, max_iter, tol = request
     if given is not None and spherical:  # seeds are rows, which have length 1 already
@@ -173,7 +173,7 @@ def fit(parts: Backend, data: Problem, request: FitOptions, spherical: bool) -> 
     tries = []
     for restart in range(n_init):
         start = data.take(data.grid.seeds(method, k, seed, restart)) if given is None else given
-        tries.append(parts.lloyd(data, start.to(result_dtype(start)), limit, spherical, max_iter))
+        tries.append(backend.lloyd(data, start.to(result_dtype(start)), limit, spherical, max_iter))
     return _best(tries)
 
 
@@ -249,7 +249,7 @@ class Problem:
             / self.grid_scale
         )
 
-    def step(self, step: Step, centers: torch.Tensor, with_inertia: bool) -> steps.Step:
+    def step(self, step: KMeansStepFunction, centers: torch.Tensor, with_inertia: bool) -> steps.Result:
         """Run ``kmeans_step`` on these rows."""
         return step(*self.step_of(self.rows, centers, self.weights, with_inertia))
 
@@ -326,13 +326,13 @@ class FitState(NamedTuple):
     """scalar, int64"""
 
 
-def by_steps(step: Step, advance: Advance) -> Lloyd:
+def by_steps(step: KMeansStepFunction, advance: Advance) -> LloydFunction:
     """Return Lloyd's algorithm with a function for the step and one for the end of an iteration."""
     return functools.partial(lloyd, step, advance)
 
 
 def lloyd(
-    step: Step,
+    step: KMeansStepFunction,
     advance: Advance,
     data: Problem,
     centers: torch.Tensor,
@@ -366,7 +366,9 @@ def _looks(ended: torch.Tensor, i: int) -> bool:
     return i % _LOOK_EVERY == _LOOK_EVERY - 1 and not torch.cuda.is_current_stream_capturing()
 
 
-def advance(data: Problem, state: FitState, limit: torch.Tensor, found: steps.Step, spherical: bool) -> None:
+def advance(
+    data: Problem, state: FitState, limit: torch.Tensor, found: steps.Result, spherical: bool
+) -> None:
     """End an iteration: move the centers to the means of the clusters."""
     labels, sums, masses, _ = found
     moved = update(data, state.centers, labels, sums, masses, spherical)

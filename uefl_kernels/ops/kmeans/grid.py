@@ -131,9 +131,9 @@ class Grid:
         """Return the sum over all rows of whole numbers [n, ...]."""
         return self.everywhere(values.sum(0))
 
-    def everywhere(self, part: torch.Tensor) -> torch.Tensor:
-        """Sum a tensor over all parts of the data, which is one part here."""
-        return part
+    def everywhere(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Sum a tensor over all processes, which is one here."""
+        return tensor
 
     def potential(self, squares: torch.Tensor) -> torch.Tensor:
         """Return weighted squared distances [n, ...] as whole numbers with a sum of at most 2^62."""
@@ -149,8 +149,8 @@ def squared_distances(values: torch.Tensor, picked: torch.Tensor) -> torch.Tenso
     picked = picked.double()
     norms = picked.square().sum(1)
     out = []
-    for part in values.split(max(1, _BLOCK_ELEMENTS // values.shape[1])):
-        wide = part.double()
+    for block in values.split(max(1, _BLOCK_ELEMENTS // values.shape[1])):
+        wide = block.double()
         out.append((wide.square().sum(1)[:, None] + norms - 2 * (wide @ picked.T)).long())
     return torch.cat(out)
 

@@ -265,7 +265,11 @@ def _settle(moves, limit, ended, iterations, k, SIZE: tl.constexpr):
 
 
 def advance(
-    data: composed.Problem, state: composed.FitState, limit: torch.Tensor, found: steps.Step, spherical: bool
+    data: composed.Problem,
+    state: composed.FitState,
+    limit: torch.Tensor,
+    found: steps.Result,
+    spherical: bool,
 ) -> None:
     """Compute ``composed.advance``, with the same bits."""
     labels, sums, masses, _ = found

@@ -9,11 +9,11 @@ import torch
 
 from ..._dtypes import result_dtype
 from ..._library import define, define_composed, forced, resolve
-from .. import vq_assign as _defined_first  # noqa: F401
+from .. import vq_assign as _vq_assign  # noqa: F401
 from . import composed
 
 
-def _fake_labels(given: composed.Arguments) -> composed.Labels:
+def _fake_labels(given: composed.Arguments) -> composed.LabelsAndDistances:
     x, _, with_distances = given
     n = x.shape[0]
     return x.new_empty(n, dtype=torch.int64), x.new_empty(n if with_distances else 0, dtype=torch.float64)
@@ -57,7 +57,7 @@ def kmeans_labels_and_squares(x: torch.Tensor, centers: torch.Tensor) -> tuple[t
 
     The same errors.
     """
-    found: composed.Labels = resolve("kmeans_labels", x)(*composed.Arguments(x, centers, True))
+    found: composed.LabelsAndDistances = resolve("kmeans_labels", x)(*composed.Arguments(x, centers, True))
     return found
 
 

@@ -9,12 +9,12 @@ import torch
 
 from ..._dtypes import result_dtype
 from ..kmeans_step import composed as steps
-from ..vq_assign import Arguments as Search
+from ..vq_assign import Arguments as VqAssignArguments
 from ..vq_assign.distances import square_root
 from ..vq_assign.fallback import search
 
 _BLOCK_ELEMENTS = 1 << 22  # of the float64 differences that are in memory at a time
-Labels = tuple[torch.Tensor, torch.Tensor]
+LabelsAndDistances = tuple[torch.Tensor, torch.Tensor]
 
 
 class Arguments(NamedTuple):
@@ -36,17 +36,17 @@ class DistanceArguments(NamedTuple):
     """``[k, d]`` float64"""
 
 
-def fallback(given: Arguments) -> Labels:
+def fallback(given: Arguments) -> LabelsAndDistances:
     """Compute ``kmeans_labels`` where no kernel runs."""
     return compose(lambda: search(given.x, given.centers, "l2"), given)
 
 
-def around(vq_assign: Callable[..., torch.Tensor], given: Arguments) -> Labels:
+def around(vq_assign: Callable[..., torch.Tensor], given: Arguments) -> LabelsAndDistances:
     """Compute ``kmeans_labels`` around the search of a backend."""
-    return compose(lambda: vq_assign(*Search(given.x, given.centers, "l2", exact=True)), given)
+    return compose(lambda: vq_assign(*VqAssignArguments(given.x, given.centers, "l2", exact=True)), given)
 
 
-def compose(assign: Callable[[], torch.Tensor], given: Arguments) -> Labels:
+def compose(assign: Callable[[], torch.Tensor], given: Arguments) -> LabelsAndDistances:
     """Check the rows, and compute labels and the distances to their centers.
 
     The sums have the order of ``square_norms``.
@@ -66,7 +66,7 @@ def kmeans_distances(given: DistanceArguments) -> torch.Tensor:
     found = x.new_empty(n, k, dtype=result_dtype(x))
     step = max(1, _BLOCK_ELEMENTS // (d * k))
     for start in range(0, n, step):
-        part = x[start : start + step].double()
-        squares = steps.square_norms((part[:, None] - centers).reshape(-1, d))
-        found[start : start + step] = square_root(squares).reshape(len(part), k)
+        block = x[start : start + step].double()
+        squares = steps.square_norms((block[:, None] - centers).reshape(-1, d))
+        found[start : start + step] = square_root(squares).reshape(len(block), k)
     return found

@@ -7,6 +7,6 @@ from . import composed
 from .composed import kmeans_distances as kmeans_distances
 
 
-def kmeans_labels(given: composed.Arguments) -> composed.Labels:
+def kmeans_labels(given: composed.Arguments) -> composed.LabelsAndDistances:
     """Return labels ``[N]`` and squared distances ``[N]``, or ``[0]`` without them."""
     return composed.compose(lambda: search(given.x, given.centers, "l2"), given)

@@ -26,7 +26,7 @@ def _fake(given: composed.Arguments) -> kmeans.Fit:
     )
 
 
-def _fake_labels(given: composed.SearchArguments) -> composed.Labels:
+def _fake_labels(given: composed.SearchArguments) -> composed.LabelsAndDistances:
     values, n = given.values, given.offsets.shape[0] - 1
     return values.new_empty(n, dtype=torch.int64), values.new_empty(n, dtype=torch.float64)
 
@@ -88,7 +88,7 @@ def kmeans_sparse(
     k, seed = asked.k, asked.seed
     if asked.given is None:
         seeding = composed.SparseData(rows, weights).grid
-        starts = (rows.take(seeding.seeds(asked.method, k, seed, run)) for run in range(asked.n_init))
+        starts = (rows.take(seeding.seeds(asked.method, k, seed, restart)) for restart in range(asked.n_init))
     else:
         starts = (start for start in [asked.given])
     op = composed.kernels().kmeans_sparse
@@ -104,23 +104,25 @@ def kmeans_sparse_by_steps(
     weights: torch.Tensor | None,
     asked: kmeans.FitOptions,
     spherical: bool,
-    advance: Callable[[kmeans.Step], kmeans.Advance],
+    advance: Callable[[kmeans.KMeansStepFunction], kmeans.Advance],
 ) -> kmeans.Fit:
     """Compute ``kmeans_sparse`` step by step.
 
     ``advance`` makes the function that ends an iteration.
     """
     step = resolve("kmeans_step", rows.values)
-    parts = kmeans.Backend(kmeans.by_steps(step, advance(step)), Grid)
-    return kmeans.fit(parts, composed.SparseData(rows, weights), asked, spherical)
+    backend = kmeans.Backend(kmeans.by_steps(step, advance(step)), Grid)
+    return kmeans.fit(backend, composed.SparseData(rows, weights), asked, spherical)
 
 
-def kmeans_sparse_labels(rows: SparseRows, centers: torch.Tensor) -> composed.Labels:
+def kmeans_sparse_labels(rows: SparseRows, centers: torch.Tensor) -> composed.LabelsAndDistances:
     """Return the exact nearest center of each row, and the squared distance to it up to rounding.
 
     Raise as :func:`kmeans_sparse`.
     """
-    found: composed.Labels = composed.kernels().kmeans_sparse_labels(*rows.format, centers.double())
+    found: composed.LabelsAndDistances = composed.kernels().kmeans_sparse_labels(
+        *rows.format, centers.double()
+    )
     return found
 
 

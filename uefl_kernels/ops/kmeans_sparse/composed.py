@@ -30,7 +30,7 @@ from ..vq_assign.distances import square_root
 
 _BLOCK_BYTES = 1 << 24  # of rows that are made dense at once
 _CANCELED = 2.0**-20  # a squared distance below this part of |x|^2 + |c|^2 is computed from dense rows
-Labels = tuple[torch.Tensor, torch.Tensor]
+LabelsAndDistances = tuple[torch.Tensor, torch.Tensor]
 
 
 class Arguments(NamedTuple):
@@ -80,7 +80,7 @@ def fallback(given: Arguments) -> composed.Fit:
     return lloyd(data, given.init, data.limit(given.tol), given.spherical, given.max_iter)
 
 
-def labels(given: SearchArguments) -> Labels:
+def labels(given: SearchArguments) -> LabelsAndDistances:
     """Compute ``kmeans_sparse_labels``."""
     steps.require_valid("kmeans", given.values, None)
     rows = SparseRows(*given[:3], given.centers.shape[1])
@@ -184,8 +184,8 @@ class SparseRows:
     def dense_blocks(self, numbers: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield some of the numbers at a time, with their dense rows."""
         if len(numbers) > 0:
-            for part in numbers.split(max(1, _BLOCK_BYTES // (8 * self.d))):
-                yield part, self.take(part)
+            for chosen in numbers.split(max(1, _BLOCK_BYTES // (8 * self.d))):
+                yield chosen, self.take(chosen)
 
     def products(self, centers: torch.Tensor) -> torch.Tensor:
         """Return x.c of all rows and centers, [n, k] float64."""
@@ -270,14 +270,16 @@ class SparseData(composed.Problem):
 
     def variance(self) -> torch.Tensor:
         """Return what ``composed.Problem`` does."""
-        zero, rest = (part.long() for part in self.on_grid)
+        zero, rest = (tensor.long() for tensor in self.on_grid)
         column = self.sparse.columns
         squares = (zero * zero * self.n).index_add_(
             0, column, (zero[column] + rest).square() - zero[column].square()
         )
         return self._variance((zero * self.n).index_add_(0, column, rest), squares)
 
-    def step(self, step: composed.Step, centers: torch.Tensor, with_inertia: bool) -> steps.Step:
+    def step(
+        self, step: composed.KMeansStepFunction, centers: torch.Tensor, with_inertia: bool
+    ) -> steps.Result:
         """Return the result of ``composed.Problem.step``.
 
         ``step`` is not needed.
@@ -331,11 +333,11 @@ class SparseData(composed.Problem):
         most = squares + 4 * self.sparse.error(norms)
         least = (squares - 4 * self.sparse.error(norms)).topk(count).values[-1]
         keys, numbers = [], (~(most < least)).nonzero()[:, 0]
-        for part, rows in self.sparse.dense_blocks(numbers):
-            distances = steps.distances(rows, centers, labels[part])
+        for chosen, rows in self.sparse.dense_blocks(numbers):
+            distances = steps.distances(rows, centers, labels[chosen])
             spread = (1 << steps.ceil_log2(self.n)) - 1
-            key = (distances.view(torch.int64) & ~spread) | (spread - part)
-            keys.append(torch.where((distances > 0) & (self.masses[part] > 0), key, -1))
+            key = (distances.view(torch.int64) & ~spread) | (spread - chosen)
+            keys.append(torch.where((distances > 0) & (self.masses[chosen] > 0), key, -1))
         top = torch.cat(keys).topk(count)
         numbers = numbers[top.indices]
         weights = None if self.weights is None else self.weights[numbers]

@@ -6,8 +6,7 @@ import torch
 
 from ..kmeans import composed as kmeans
 from ..kmeans_labels import reference as labels_of_dense
-from ..kmeans_labels.composed import Arguments as Labels
-from ..kmeans_labels.composed import DistanceArguments as Distances
+from ..kmeans_labels.composed import Arguments, DistanceArguments
 from ..kmeans_step import composed as steps
 from . import composed
 
@@ -28,16 +27,16 @@ def kmeans_sparse(given: composed.Arguments) -> kmeans.Fit:
     return lloyd(data, given.init, data.limit(given.tol), given.spherical, given.max_iter)
 
 
-def kmeans_sparse_labels(given: composed.SearchArguments) -> composed.Labels:
+def kmeans_sparse_labels(given: composed.SearchArguments) -> composed.LabelsAndDistances:
     """Return the nearest center of each row, and the squared distance to it."""
     x = _dense(given, given.centers.shape[1])
-    return labels_of_dense.kmeans_labels(Labels(x, given.centers.to(x.dtype), True))
+    return labels_of_dense.kmeans_labels(Arguments(x, given.centers.to(x.dtype), True))
 
 
 def kmeans_sparse_distances(given: composed.SearchArguments) -> torch.Tensor:
     """Return the distance of each row to each center."""
     x = _dense(given, given.centers.shape[1])
-    return labels_of_dense.kmeans_distances(Distances(x, given.centers))
+    return labels_of_dense.kmeans_distances(DistanceArguments(x, given.centers))
 
 
 def kmeans_sparse_products(given: composed.SearchArguments) -> torch.Tensor:

@@ -49,7 +49,7 @@ def _fake_units(given: composed.UnitsArguments) -> composed.Units:
     return column, torch.empty_like(column), number, torch.empty_like(number)
 
 
-def _fake(given: composed.Arguments) -> composed.Step:
+def _fake(given: composed.Arguments) -> composed.Result:
     x, centers = given[:2]
     return (
         x.new_empty(x.shape[0], dtype=torch.int64),

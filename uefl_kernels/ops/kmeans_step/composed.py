@@ -19,7 +19,7 @@ from ..vq_assign.distances import LARGEST
 from ..vq_assign.fallback import search
 
 Units = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
-Step = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+Result = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 _HEAVIEST = 2.0**1000  # the largest valid weight
 _LANES = 8  # partial sums of a squared distance
@@ -85,13 +85,13 @@ def units_within(n: int, low: torch.Tensor, high: torch.Tensor, heaviest: torch.
     return middle, scale, one * 2.0 ** mass_bits(n), one if heaviest is None else least_power_of_two(heaviest)
 
 
-def fallback(given: Arguments) -> Step:
+def fallback(given: Arguments) -> Result:
     """Compute ``kmeans_step`` if there is no kernel."""
     require_valid_step(given)
     return after(given, search(given.x, given.centers, "l2")[:, 0])
 
 
-def after(given: Arguments, labels: torch.Tensor) -> Step:
+def after(given: Arguments, labels: torch.Tensor) -> Result:
     """Compute ``kmeans_step`` from the labels that a search has found."""
     x, centers, weights, middle, scale, mass_scale, with_inertia = given
     sums = torch.zeros(centers.shape, dtype=torch.int64, device=x.device)
@@ -140,14 +140,14 @@ def square_norms(rows: torch.Tensor) -> torch.Tensor:
     """
     n, d = rows.shape
     if rows.device.type == "cpu":  # where a cumulative sum adds in order
-        parts = -(-d // _LANES)
-        squares = torch.nn.functional.pad(rows * rows, (0, parts * _LANES - d)).reshape(n, parts, _LANES)
-        total = squares.cumsum(1)[:, -1] if parts > 0 else rows.new_zeros(n, _LANES)
+        lines = -(-d // _LANES)
+        squares = torch.nn.functional.pad(rows * rows, (0, lines * _LANES - d)).reshape(n, lines, _LANES)
+        total = squares.cumsum(1)[:, -1] if lines > 0 else rows.new_zeros(n, _LANES)
     else:
         total = rows.new_zeros(n, _LANES)
         for start in range(0, d, _LANES):
-            part = rows[:, start : start + _LANES]
-            total[:, : part.shape[1]] += part * part
+            lanes = rows[:, start : start + _LANES]
+            total[:, : lanes.shape[1]] += lanes * lanes
     total = total[:, :4] + total[:, 4:]
     total = total[:, :2] + total[:, 2:]
     return total[:, 0] + total[:, 1]

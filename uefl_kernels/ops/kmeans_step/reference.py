@@ -7,7 +7,7 @@ from . import composed
 from .composed import kmeans_units as kmeans_units
 
 
-def kmeans_step(given: composed.Arguments) -> composed.Step:
+def kmeans_step(given: composed.Arguments) -> composed.Result:
     """Return labels, sums, masses and inertia."""
     composed.require_valid_step(given)
     return composed.after(given, search(given.x, given.centers, "l2")[:, 0])

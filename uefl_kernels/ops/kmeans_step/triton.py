@@ -55,7 +55,7 @@ def _squares(
     tl.store(squares + row, first + second, mask=row < n)
 
 
-def kmeans_step(given: composed.Arguments) -> composed.Step:
+def kmeans_step(given: composed.Arguments) -> composed.Result:
     """Return labels, sums, masses and inertia.
 
     Inertia reads x once more, so a fit computes it last.

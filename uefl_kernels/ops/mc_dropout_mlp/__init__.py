@@ -39,7 +39,7 @@ class MCStats(NamedTuple):
     """``[..., C]``: mean of (p_t - mean_probs)^2."""
 
 
-def _fake(given: composed.Arguments) -> composed.Stats:
+def _fake(given: composed.Arguments) -> composed.Result:
     x, dtype = given.x, result_dtype(given.x)
     rows, classes = x.shape[0], given.widths[-1]
     return (
@@ -57,7 +57,7 @@ def _fake_mask(given: composed.Mask) -> torch.Tensor:
     return given.seed.new_empty(given.rows, given.columns, dtype=torch.bool)
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: composed.Stats) -> None:
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: composed.Result) -> None:
     x, parameters, *ctx.options, seed = inputs
     ctx.save_for_backward(output[0], x, parameters, seed)
 
@@ -240,9 +240,9 @@ def _arguments(
         hidden = act(hidden)
     dtype = result_dtype(hidden)
     parameters = [
-        part.to(dtype)
+        tensor.to(dtype)
         for weight, bias in zip(weights[first:], biases[first:], strict=True)
-        for part in (weight.flatten(), weight.new_zeros(len(weight)) if bias is None else bias)
+        for tensor in (weight.flatten(), weight.new_zeros(len(weight)) if bias is None else bias)
     ]
     return composed.Arguments(
         hidden,
@@ -300,10 +300,10 @@ def _check(
     # torch runs the layers before the first dropout, and needs equal dtypes
     first = next((i for i, rate in enumerate(rates) if rate > 0), len(weights))
     for i, pair in enumerate(zip(weights[:first], biases[:first], strict=True)):
-        for name, part in zip((f"weights[{i}]", f"biases[{i}]"), pair, strict=True):
-            if part is not None and part.dtype != x.dtype and not torch.is_autocast_enabled(x.device.type):
+        for name, own in zip((f"weights[{i}]", f"biases[{i}]"), pair, strict=True):
+            if own is not None and own.dtype != x.dtype and not torch.is_autocast_enabled(x.device.type):
                 raise TypeError(
-                    f"{_OP}: x has dtype {x.dtype} and {name} {part.dtype}, before the first dropout; convert"
+                    f"{_OP}: x has dtype {x.dtype} and {name} {own.dtype}, before the first dropout; convert"
                     " one of them"
                 )
     return rates

@@ -22,7 +22,7 @@ from torch import nn
 
 from ..._philox import philox
 
-Stats = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+Result = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 _UNITS = 8  # columns that share a counter
 Keep = Callable[[torch.Tensor, int, int, int, int, float, bool], torch.Tensor]
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -108,10 +108,8 @@ def dropout_mask(given: Mask) -> torch.Tensor:
 def layers(parameters: torch.Tensor, widths: Sequence[int]) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Return weights [out, in] and bias [out] of each layer, as views of the flat parameters."""
     sizes = [(fan_in, fan_out) for fan_in, fan_out in pairwise(widths)]
-    parts = parameters.split([size for fan_in, fan_out in sizes for size in (fan_in * fan_out, fan_out)])
-    return [
-        (parts[2 * i].view(fan_out, fan_in), parts[2 * i + 1]) for i, (fan_in, fan_out) in enumerate(sizes)
-    ]
+    flat = parameters.split([size for fan_in, fan_out in sizes for size in (fan_in * fan_out, fan_out)])
+    return [(flat[2 * i].view(fan_out, fan_in), flat[2 * i + 1]) for i, (fan_in, fan_out) in enumerate(sizes)]
 
 
 def drop(given: Arguments, value: torch.Tensor, pass_: int, stream: int, keep: Keep) -> torch.Tensor:

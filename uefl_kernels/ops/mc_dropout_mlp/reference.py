@@ -8,12 +8,12 @@ from __future__ import annotations
 import torch
 
 from ..._dtypes import result_dtype
-from .composed import Arguments, Stats, probs_of_passes
+from .composed import Arguments, Result, probs_of_passes
 from .composed import dropout_mask as dropout_mask
 from .composed import mc_dropout_mlp_backward as mc_dropout_mlp_backward
 
 
-def mc_dropout_mlp(given: Arguments) -> Stats:
+def mc_dropout_mlp(given: Arguments) -> Result:
     """Return mean ``[B, C]``, expected entropy ``[B]`` and variance ``[B, C]`` over the passes."""
     wide = given._replace(x=given.x.double(), parameters=given.parameters.double())
     mean = wide.x.new_zeros(len(wide.x), given.widths[-1])

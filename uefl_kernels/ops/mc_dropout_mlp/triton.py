@@ -296,7 +296,7 @@ def dropout_mask(given: composed.Mask) -> torch.Tensor:
     return keep
 
 
-def mc_dropout_mlp(given: composed.Arguments) -> composed.Stats:
+def mc_dropout_mlp(given: composed.Arguments) -> composed.Result:
     """Return the mean, the expected entropy and the variance."""
     x, parameters, widths, p, passes, _, consistent, seed = given
     head, classes = composed.layers(parameters, widths), widths[-1]
@@ -335,7 +335,7 @@ def mc_dropout_mlp(given: composed.Arguments) -> composed.Stats:
     return mean, entropy, variance
 
 
-def _by_layers(given: composed.Arguments, head: list[tuple[torch.Tensor, torch.Tensor]]) -> composed.Stats:
+def _by_layers(given: composed.Arguments, head: list[tuple[torch.Tensor, torch.Tensor]]) -> composed.Result:
     """Launch a kernel for each layer of a pass."""
     x, _, widths, p, passes, activation, consistent, seed = given
     classes = widths[-1]

@@ -93,20 +93,20 @@ def _grad_x(
     if weight == 0 and grad_quantized is None:
         return torch.zeros_like(x)
     if weight == 0 and grad_quantized is not None and not ctx.rotation:
-        parts = [grad_quantized] * len(codebooks)
+        gradients = [grad_quantized] * len(codebooks)
     else:
         losses = x.new_zeros(len(codebooks), dtype=result_dtype(x)) if grad_losses is None else grad_losses
         # in the dtype and layout that the kernels take, once for all stages
         pull = (losses * (2 * weight / max(1, x.numel()))).double()
         chosen = indices.movedim(-1, 0).contiguous()
         inputs = composed.residuals(x, codebooks, chosen.movedim(0, -1))
-        parts = [
+        gradients = [
             vq_backward(residual, codebook, taken, grad_quantized, strength, ctx.rotation)
             for residual, codebook, taken, strength in zip(inputs, codebooks, chosen, pull, strict=True)
         ]
-    total = parts.pop()
-    while parts:
-        total = parts.pop() + total
+    total = gradients.pop()
+    while gradients:
+        total = gradients.pop() + total
     return total
 
 
@@ -131,10 +131,10 @@ def _grad_codebooks(
             " uefl_kernels.rvq"
         )
     factor = 2 * ctx.codebook_weight / max(1, x.numel())
-    parts = zip(codebooks, _split(counts, codebooks), _split(sums, codebooks), grad_losses, strict=True)
+    stages = zip(codebooks, _split(counts, codebooks), _split(sums, codebooks), grad_losses, strict=True)
     return [
         grad_codebook(codebook, counted, summed, grad_loss.double() * factor) if wanted else None
-        for wanted, (codebook, counted, summed, grad_loss) in zip(needed, parts, strict=True)
+        for wanted, (codebook, counted, summed, grad_loss) in zip(needed, stages, strict=True)
     ]
 
 
@@ -143,10 +143,10 @@ def _split(flat: torch.Tensor, codebooks: Sequence[torch.Tensor]) -> list[torch.
     first = codebooks[0].shape
     if all(codebook.shape == first for codebook in codebooks):
         return list(flat.view(len(codebooks), *first[:-1], *flat.shape[1:]).unbind())
-    parts = flat.split_with_sizes([codebook.shape[:-1].numel() for codebook in codebooks])
+    tensors = flat.split_with_sizes([codebook.shape[:-1].numel() for codebook in codebooks])
     return [
-        part.view(*codebook.shape[:-1], *flat.shape[1:])
-        for part, codebook in zip(parts, codebooks, strict=True)
+        tensor.view(*codebook.shape[:-1], *flat.shape[1:])
+        for tensor, codebook in zip(tensors, codebooks, strict=True)
     ]
 
 

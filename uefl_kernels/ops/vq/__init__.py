@@ -20,9 +20,9 @@ from ..._library import (
     one_by_one,
 )
 from ..._snapshot import snapshot
-from .. import vq_backward as _defined_first  # noqa: F401
+from .. import vq_backward as _vq_backward  # noqa: F401
 from . import composed
-from . import forward as _defined_before  # noqa: F401
+from . import forward as _vq_forward  # noqa: F401
 
 ESTIMATORS = ("straight_through", "rotation")
 

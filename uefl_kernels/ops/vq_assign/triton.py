@@ -113,7 +113,7 @@ def _load(x, mu, begin, valid, start, stride_d, D: tl.constexpr, CHUNK: tl.const
 
 
 @triton.jit
-def _parts(y, up):
+def _high_and_low(y, up):
     """Return y * up as the sum of two float16, up to 2^-22 of it."""
     scaled = y * up[:, None]
     high = scaled.to(tl.float16)
@@ -163,15 +163,15 @@ def _products(
     dot = tl.zeros((ROWS, CODES), tl.float32)
     if SPLIT:  # the small products first
         for start in tl.range(0, WIDTH, CHUNK):
-            part, low = _parts(_load(x, mu, begin, valid, start, stride_d, D, CHUNK), up)
+            upper, low = _high_and_low(_load(x, mu, begin, valid, start, stride_d, D, CHUNK), up)
             dot = tl.dot(low, tl.load(code + start), dot)
-            dot = tl.dot(part, tl.load(code + start + WIDTH), dot)
+            dot = tl.dot(upper, tl.load(code + start + WIDTH), dot)
     if WHOLE:
         dot = tl.dot(high, tl.load(code), dot)
     else:
         for start in tl.range(0, WIDTH, CHUNK):
-            part, _ = _parts(_load(x, mu, begin, valid, start, stride_d, D, CHUNK), up)
-            dot = tl.dot(part, tl.load(code + start), dot)
+            upper, _ = _high_and_low(_load(x, mu, begin, valid, start, stride_d, D, CHUNK), up)
+            dot = tl.dot(upper, tl.load(code + start), dot)
     return dot
 
 
@@ -243,7 +243,7 @@ def _score(
     up, down = _power(14 - exponent), _power(exponent + codebook_exponent - 28)
     high = up  # not used unless WHOLE
     if WHOLE:
-        high, _ = _parts(y, up)
+        high, _ = _high_and_low(y, up)
 
     best = tl.full((ROWS, _COLUMNS), float("inf"), tl.float32)
     second = tl.full((ROWS, _COLUMNS), float("inf"), tl.float32)

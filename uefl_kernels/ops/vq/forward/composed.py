@@ -11,7 +11,7 @@ from ...._gather import flat_indices, gather
 from ...vq_assign.distances import require_valid
 from ...vq_assign.fallback import search
 
-Search = Callable[[torch.Tensor, torch.Tensor, str], torch.Tensor]
+SearchFunction = Callable[[torch.Tensor, torch.Tensor, str], torch.Tensor]
 Result = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
@@ -34,7 +34,7 @@ def fallback(given: Arguments) -> Result:
     return around(search, given)
 
 
-def around(search: Search, given: Arguments) -> Result:
+def around(search: SearchFunction, given: Arguments) -> Result:
     """Compute ``vq_forward`` around a search."""
     x, codebook, scales, metric, _ = given
     indices = search(x, codebook, metric)
