@@ -174,13 +174,13 @@ double distance(const Dense& x, int64_t row, const char* center) {
   return distance_typed(typed_row<float>(x, row), reinterpret_cast<const float*>(center), x.d);
 }
 
-// Calls work.operator()<4, 2 or 1>(c) for as many of the centers [first, last) from c.
-template <class Work>
-UEFL_INLINE void for_centers(int64_t first, int64_t last, const Work& work) {
+// Calls body.operator()<4, 2 or 1>(c) for as many of the centers [first, last) from c.
+template <class Body>
+UEFL_INLINE void for_centers(int64_t first, int64_t last, const Body& body) {
   int64_t c = first;
-  for (; c + 4 <= last; c += 4) work.template operator()<4>(c);
-  if (last - c >= 2) work.template operator()<2>(c), c += 2;
-  if (c < last) work.template operator()<1>(c);
+  for (; c + 4 <= last; c += 4) body.template operator()<4>(c);
+  if (last - c >= 2) body.template operator()<2>(c), c += 2;
+  if (c < last) body.template operator()<1>(c);
 }
 
 // Processes rows and centers in groups, and the columns of a group in blocks. A block of the rows then stays
