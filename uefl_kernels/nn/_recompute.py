@@ -6,6 +6,7 @@ The second run uses the codewords of the first run, and updates nothing.
 from __future__ import annotations
 
 import sys
+from types import FunctionType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -97,13 +98,14 @@ def _region_run_again(regions: list[Any]) -> Any:
     while frame is not None:
         code, variables = frame.f_code, frame.f_locals
         for region in regions:
-            if code is getattr(region, "__code__", None):
+            if isinstance(region, FunctionType) and code is region.__code__:
                 names = zip(code.co_freevars, region.__closure__ or (), strict=True)
-                if all(variables.get(name) is cell.cell_contents for name, cell in names):
-                    return region
-            elif code.co_name == "backward" and code.co_argcount > 0:
-                if variables.get(code.co_varnames[0]) is region:
-                    return region
+                same = all(variables.get(name) is cell.cell_contents for name, cell in names)
+            else:
+                first = code.co_varnames[0] if code.co_argcount > 0 else None
+                same = code.co_name == "backward" and variables.get(first) is region
+            if same:
+                return region
         frame = frame.f_back
     return None
 
