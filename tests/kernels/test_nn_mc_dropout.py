@@ -112,7 +112,7 @@ IN_PLACE = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:MCDropout. InPlace drops a tensor in place")
+@pytest.mark.filterwarnings("ignore:MCDropout. Sequential writes into a tensor")
 @pytest.mark.parametrize("name", IN_PLACE)
 def test_values_that_are_written_in_place(name):
     """Also with another dropout, so that the model has one in any case."""

@@ -290,7 +290,7 @@ def cut_model(model: nn.Module, rates: Mapping[nn.Module, float]) -> tuple[Model
         if target is not None and target not in random:
             written.add(target)  # its later readers get what this node writes
             if not before.issuperset(user for name in names - {target} for user in name.users):
-                return None, f"{type(model).__name__} drops a tensor in place that it reads by another name"
+                return None, f"{type(model).__name__} writes into a tensor that it reads by another name"
     output = next(node for node in graph.nodes if node.op == "output")
     if not random.union(written).intersection(output.all_input_nodes):
         raise ValueError(no_dropout(model))
