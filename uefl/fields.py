@@ -39,9 +39,20 @@ def parse(
         UserError: the first key that is unknown, of a wrong type, or out of its range.
     """
     try:
-        return kind(**{key: tuples(value) for key, value in table.items()})
+        found = kind(**{key: tuples(value) for key, value in table.items()})
     except ValidationError as error:
         raise _refused(error, place, kind, sections_with, inside) from None
+    _check_integers(place, table)
+    return found
+
+
+def _check_integers(key: str, value: Any) -> None:
+    """Refuse an integer of more than 64 bits, which no array or tensor can count."""
+    if isinstance(value, (Mapping, list, tuple)):
+        for name, part in value.items() if isinstance(value, Mapping) else enumerate(value):
+            _check_integers(f"{key}.{name}", part)
+    elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise UserError(f"key {key!r}: expected an integer of at most 64 bits; got {shown(value)}")
 
 
 def unknown(

@@ -20,7 +20,7 @@ from .data.folder_listing import visible
 from .data.images import ImageList, Rows, on_files
 from .data.sources import own_table
 from .data.vectors import Vectors, joined
-from .errors import UserError
+from .errors import UserError, one_line
 from .folder import check_no_file_of_a_run, run_around, writing
 from .models.saved import SavedModel
 from .paths import check_name, special
@@ -101,7 +101,7 @@ class Predictor:
         )
         if self._skipped:
             more = f" and {len(self._skipped) - 1} more" if len(self._skipped) > 1 else ""
-            found.append(f"ignored files that are not images: {self._skipped[0]}{more}")
+            found.append(one_line(f"ignored files that are not images: {self._skipped[0]}{more}"))
         return found + self._choice
 
     def rows(self, advance: Callable[[int], object] = lambda count: None) -> Iterator[NamedPrediction]:
@@ -206,7 +206,7 @@ def write_file(rows: Iterable[NamedPrediction], kind: str, path: Path) -> None:
 
 def table(rows: Iterable[NamedPrediction], kind: str) -> Table:
     """Return rows as a table for the terminal."""
-    cells = [[row.name, row.label, *map(number, row[2:])] for row in rows]
+    cells = [[one_line(row.name), row.label, *map(number, row[2:])] for row in rows]
     return Table("predictions", [kind, *(column.replace("_", " ") for column in COLUMNS)], cells)
 
 

@@ -223,9 +223,24 @@ def not_finite():
     return layer
 
 
+@torch.inference_mode()
+def of_inference():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+
+
+def with_a_result():
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+    net.last = net(torch.zeros(1, 64))  # torch copies no tensor that has a gradient to give
+    return net
+
+
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
+        ({"model": of_inference()}, "model: '1.weight' .*inference_mode"),
+        ({"model": with_a_result()}, "model: .*copied.*function"),
+        ({"model": nn.Linear(64, 3, device="meta")}, "model: 'weight' .*meta"),
+        ({"model": nn.Sequential(*network(), nn.BatchNorm1d(3, device="meta"))}, r"'\d.weight' .*meta"),
         ({"model": nn.Flatten()}, "model: .*parameters"),
         ({"model": nn.Linear(64, 3).double()}, "model: 'weight' .*torch.float64; .*float32"),
         ({"model": not_finite()}, "model: 'weight' .*finite"),

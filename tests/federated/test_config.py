@@ -329,6 +329,8 @@ def test_later_overrides_and_keywords_win():
         ("threads=3.5", r"key 'run.threads': .*integer; .*\b3.5$"),
         ("seed=true", "key 'run.seed': .*integer; .*True$"),
         ("encoder=resnet", "key 'model.encoder': .*'cnn', 'cnn5x5', .*'vgg16_bn' .*'given'; .*'resnet'"),
+        ("batch_size=9223372036854775808", r"key 'training.batch_size': .*\b64 bits; .*808$"),
+        ("rounds=[1, 100000000000000000000]", r"key 'training.rounds.1': .*\b64 bits"),
         ("rounds=5", r"key 'training.rounds': .*\[1\]; .*\b5$"),
         ("image_size=100000", r"key 'data.image_size': .*\b1024; .*\b100000$"),
         ("passes=4294967296", r"key 'run.passes': .*\b100000; .*\b4294967296$"),

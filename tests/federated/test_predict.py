@@ -28,7 +28,7 @@ from uefl.cli import app
 from uefl.data import pixels
 from uefl.errors import UserError
 from uefl.models import saved
-from uefl.predict import Predictor
+from uefl.predict import Predictor, table
 from uefl.progress import bar
 
 from .test_saved import IMAGES, write
@@ -184,6 +184,17 @@ def test_files_of_a_folder_that_are_no_images_are_noted(models, files):
     assert names == ["0.png", "1.png", "2.png", "3.png", "4.png", "7.gif", "5.png", "6.PNG"]
     (note,) = [line for line in predictor.notes() if "notes.txt" in line]
     assert "more" not in note.replace("more/notes.txt", "")
+
+
+def test_names_of_files_with_control_characters(models, files):
+    (files / "more" / "notes.txt").rename(files / "a\n\x1b[31m.txt")
+    (files / "0.png").rename(files / "b\x1b\n.png")
+    predictor = Predictor(models["fedavg"][0], [files])
+    rows = [*predictor.rows()]
+    assert any(row.name.endswith("b\x1b\n.png") for row in rows)
+    shown = [str(cell) for row in table(rows, "image").rows for cell in row]
+    assert any(name.endswith("b??.png") for name in shown)
+    assert all(text.isprintable() for text in (*shown, *predictor.notes()))
 
 
 def test_a_link_to_a_folder_around_it_is_refused(models, files):

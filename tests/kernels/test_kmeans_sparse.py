@@ -323,6 +323,27 @@ def test_formats_of_the_indices():
         assert np.array_equal(expected.predict(matrix), expected.labels_)
 
 
+def test_flags_that_are_no_longer_true():
+    """A matrix remembers that it has no duplicates, also after its arrays have changed."""
+    x = np.kron(np.eye(4), np.ones((3, 1))) + 1
+    halves = np.repeat(x.ravel() / 2, 2), np.repeat(np.tile(np.arange(4), 12), 2), np.arange(0, 97, 8)
+    matrix = sp.csr_matrix(halves, shape=x.shape)
+    matrix.has_sorted_indices = matrix.has_canonical_format = True
+    found, expected = (KMeans(3, init=x[:9:3], n_init=1).fit(rows) for rows in (matrix, x))
+    assert found.inertia_ == pytest.approx(expected.inertia_)
+    assert matrix.nnz == 96
+
+
+@pytest.mark.parametrize("method", ["fit", "predict", "transform", "score"])
+@pytest.mark.parametrize(("part", "value"), [("indices", 9), ("indices", -2), ("indptr", -3)])
+def test_a_damaged_matrix_is_refused(part, value, method):
+    x = np.arange(24.0).reshape(6, 4) + 1
+    kmeans, matrix = KMeans(2, random_state=0).fit(x), sp.csr_matrix(x)
+    getattr(matrix, part)[3] = value
+    with pytest.raises(ValueError, match=r"X .*sparse"):
+        getattr(kmeans, method)(matrix)
+
+
 def test_ties_go_to_the_lowest_center():
     """Rows of zeros have the same distance to all centers of length 1.
 

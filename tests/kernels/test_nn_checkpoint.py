@@ -113,6 +113,31 @@ def test_a_graph_that_is_kept_can_be_run_again():
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
 
 
+def twice(module, x):
+    return sum(part.sum() for _ in range(2) for part in module(x))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("inside", [False, True], ids=["two regions", "one region"])
+def test_equal_batches(inside, reentrant):
+    """Neither shape nor sum tells the passes apart, and the codewords move between them."""
+    plain = QuantizedNet(LAYERS["averages"])
+    model, gradients = copy.deepcopy(plain), []
+
+    def region(x):
+        if inside:
+            return checkpoint(lambda x: twice(model, x), x, use_reentrant=reentrant)
+        return twice(lambda x: checkpoint(model, x, use_reentrant=reentrant), x)
+
+    for call in (region, lambda x: twice(plain, x)):
+        x = normal(30, 8).requires_grad_()
+        total = call(x)
+        for _ in range(2):  # adds up
+            total.backward(retain_graph=True)
+        gradients.append(x.grad)
+    torch.testing.assert_close(*gradients)
+
+
 def test_batch_with_nan_and_no_backward_pass():
     """The next batch is not confused with a batch that a training loop skipped."""
     plain = QuantizedNet(LAYERS["averages"])

@@ -6,11 +6,13 @@ The tests also cover the fused head, folded passes, and models without a cut.
 from __future__ import annotations
 
 import math
+import operator
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from uefl_kernels import MCStats, mc_dropout_mlp
@@ -35,7 +37,7 @@ def plain(model, x, passes):
         if isinstance(module, nn.Dropout):
             module.train()
     with torch.no_grad():
-        probs = model(x.repeat(passes, 1)).softmax(-1).unflatten(0, (passes, len(x)))
+        probs = model(x.repeat(passes, *[1] * (x.dim() - 1))).softmax(-1).unflatten(0, (passes, -1))
     model.eval()
     mean = probs.mean(0)
     entropy, expected = torch.special.entr(mean).sum(-1), torch.special.entr(probs).sum(-1).mean(0)
@@ -81,6 +83,72 @@ def test_agrees_with_whole_passes():
             continue
         for got, want in zip(found, plain(model, x, 1200), strict=True):
             torch.testing.assert_close(got, want, atol=0.03, rtol=0)
+
+
+class InPlace(nn.Module):
+    """A model that writes into the values before its first dropout, at a later place."""
+
+    def __init__(self, forward):
+        super().__init__()
+        self.first, self.head, self.written = nn.Linear(6, 6), nn.Linear(6, 3), forward
+        self.drop, self.drop_in_place, self.relu = nn.Dropout(0.5), nn.Dropout(0.5, True), nn.ReLU(True)
+
+    def forward(self, x):
+        return 3 * self.head(self.written(self, self.first(x)))
+
+
+IN_PLACE = {
+    "dropout": lambda net, h: (net.drop_in_place(h), h)[1],
+    "function": lambda net, h: (F.dropout(h, 0.5, True, inplace=True), h)[1],
+    "position": lambda net, h: (F.dropout(h, 0.5, True, True), h)[1],
+    "torch": lambda net, h: (torch.dropout_(h, 0.5, True), h)[1],
+    "view": lambda net, h: (net.drop_in_place(h.view(-1)), h)[1],
+    "later view": lambda net, h: (net.drop_in_place(h), h.view(-1, 2, 3).flatten(1))[1],
+    "sum": lambda net, h: (h.add_(net.drop(h.relu())), h)[1],
+    "out": lambda net, h: (torch.mul(h, net.drop(h.relu()), out=h), h)[1],
+    "relu": lambda net, h: net.drop(h) + net.relu(h),
+    "operator": lambda net, h: net.drop(h) + operator.iadd(h, 1),
+    "function of a skip": lambda net, h: net.drop(h) + F.relu(h, True),
+}
+
+
+@pytest.mark.filterwarnings("ignore:MCDropout. Sequential writes into a tensor")
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_values_that_are_written_in_place(name):
+    """Also with another dropout, so that the model has one in any case."""
+    model, x = nn.Sequential(InPlace(IN_PLACE[name]), nn.Dropout(0.1)), torch.randn(5, 6)
+    with torch.no_grad():
+        found = MCDropout(model, 2000)(x)
+    for got, want in zip(found, plain(model, x, 2000), strict=True):
+        torch.testing.assert_close(got, want, atol=0.05, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "end",
+    [(nn.Flatten(0, 1), nn.Linear(6, 3)), (nn.Unflatten(0, (-1, 2)), nn.Flatten(1), nn.Linear(48, 3))],
+    ids=["more", "fewer"],
+)
+def test_rows_of_the_output_are_not_rows_of_the_input(end):
+    model, x = nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.5), nn.Tanh(), *end), torch.randn(6, 4, 6)
+    for got, want in zip(MCDropout(model, 1500)(x), plain(model, x, 1500), strict=True):
+        torch.testing.assert_close(got, want, atol=0.05, rtol=0)
+
+
+class Neighbors(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.drop, self.head = nn.Linear(6, 6), nn.Dropout(0.5), nn.Linear(6, 3)
+
+    def forward(self, x, matrix):
+        return self.head(matrix @ self.drop(self.first(x)))
+
+
+def test_a_matrix_between_rows():
+    x, matrix = torch.randn(4, 6), torch.ones(4, 4).tril()
+    found = MCDropout(Neighbors(), 1500)(x, matrix)
+    assert found.mean_probs.shape == (4, 3)
+    with pytest.raises(ValueError, match="consistent"):
+        MCDropout(Neighbors(), 5, consistent=True)(x, matrix)
 
 
 @pytest.mark.parametrize("make", [classifier, FunctionalDropoutNet, Residual])
@@ -245,7 +313,12 @@ def test_a_model_that_cannot_be_traced_runs_as_a_whole():
 
 @pytest.mark.parametrize("branches", [False, True])
 @pytest.mark.parametrize(
-    "dropout", [torch.dropout, torch.feature_dropout, torch.alpha_dropout, torch.feature_alpha_dropout]
+    "dropout",
+    [
+        *(torch.dropout, torch.feature_dropout, torch.alpha_dropout, torch.feature_alpha_dropout),
+        *(torch.dropout_, torch.feature_dropout_, torch.alpha_dropout_, torch.feature_alpha_dropout_),
+        lambda *args, **kwargs: torch.native_dropout(*args, **kwargs)[0],
+    ],
 )
 @pytest.mark.parametrize("train", [False, True])
 @pytest.mark.filterwarnings("ignore:MCDropout. Applied .*traced")

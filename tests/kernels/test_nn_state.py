@@ -214,6 +214,18 @@ def test_optimizer_of_replaced_codewords_is_an_error():
     assert not torch.equal(vq._codebook.embed, before)
 
 
+def test_optimizer_of_a_frozen_layer_moves_nothing():
+    vq = layer(
+        learnable_codebook=True,
+        in_place_codebook_optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    ).requires_grad_(False)
+    before = state(vq)
+    quantized, _, loss = vq(normal(30, 8))
+    assert not loss.requires_grad
+    assert torch.equal(vq._codebook.embed, before["_codebook.embed"])
+    assert torch.equal(quantized, vq.eval()(normal(30, 8))[0])
+
+
 def test_a_batch_of_nan_does_not_reach_the_averages():
     vq = layer()
     quantized, _, loss = vq(torch.full((4, 8), float("nan")))

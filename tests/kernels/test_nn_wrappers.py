@@ -234,6 +234,17 @@ def test_kmeans_in_inference_mode(make):
     assert all(map(torch.equal, *found))
 
 
+@pytest.mark.parametrize("later", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("name", ["averages", "affine", "residual", "groups", "projection"])
+def test_layers_made_in_inference_mode(name, later):
+    x = normal(2, 8, 8)
+    with torch.inference_mode():
+        vq = OFFLOADED[name]().eval()
+        expected = [part.clone() for part in parts(vq(x))]
+    with later():
+        assert all(map(torch.equal, parts(vq(x)), expected))
+
+
 RESIDUAL = {"dim": 8, "num_quantizers": 2, "codebook_size": 16, "kmeans_init": True}
 
 

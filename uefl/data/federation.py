@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import torch
 
+from ..errors import one_line
 from .inputs import IMAGES, Inputs
 
 DataKind = Literal["labeled", "sets"]
@@ -143,7 +144,7 @@ class Federation:
     """clients that are measured and never train"""
     server: ServerData | None = None
     notes: tuple[str, ...] = ()
-    """notes on the data for the user"""
+    """notes on the data for the user, each of one line"""
     manifest: dict[str, Any] = field(default_factory=dict)
     """plain values for JSON: the source, the partition, and the images of every client and split, with their
     SHA-256"""
@@ -153,6 +154,10 @@ class Federation:
     """whether the images of the clients can be read in this process"""
     inputs: Inputs = IMAGES
     """the kind of the inputs in ``images`` of a split"""
+
+    def __post_init__(self) -> None:
+        """Keep notes printable, as names of files may have line ends and control characters."""
+        object.__setattr__(self, "notes", tuple(map(one_line, self.notes)))
 
     @cached_property
     def by_name(self) -> dict[str, ClientData]:

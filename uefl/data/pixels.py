@@ -29,6 +29,7 @@ _GRAY = ("1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N")
 _RGB = ("RGB", "RGBA", "RGBa", "RGBX", "P", "PA")
 _WITH_ALPHA = ("LA", "La", "PA", "RGBA", "RGBa")
 _ORIENTATION = 0x0112  # the EXIF tag
+_PHOTOMETRIC = 0x0106  # the TIFF tag; 0 means that 0 is white
 
 
 @contextmanager
@@ -65,13 +66,11 @@ def kinds_of(image: Image.Image) -> list[str]:
             f"its values are {'floats' if image.mode == 'F' else 'integers of 32 bits'}; save it with 8 or 16"
             " bits per value"
         )
-    tile: Any = getattr(image, "tile", None)  # how the file stores its values
-    raw = tile[0][3] if tile else ""
-    raw = raw[0] if isinstance(raw, tuple) and raw else raw
+    stored_as = _stored_as(image)  # before the orientation, for which Pillow may decode
     found = {
         TRANSPARENT: image.mode in _WITH_ALPHA or "transparency" in image.info,
         TURNED: _orientation(image) > 1,
-        DEEP: image.mode.startswith("I") or (isinstance(raw, str) and ";16" in raw),
+        DEEP: image.mode.startswith("I") or ";16" in stored_as,
         CONVERTED: image.mode not in _GRAY and image.mode not in _RGB,
         FRAMES: getattr(image, "n_frames", 1) > 1,
         HUGE: image.width * image.height > (Image.MAX_IMAGE_PIXELS or 2**62),
@@ -88,6 +87,7 @@ def pixels_of(image: Image.Image) -> torch.Tensor:
         ValueError: :func:`kinds_of` raises it. OSError, SyntaxError: the file is damaged.
     """
     with _quiet():
+        clear, inverted = _clear(image), getattr(image, "tag_v2", {}).get(_PHOTOMETRIC) == 0
         kinds_of(image)
         image = ImageOps.exif_transpose(image)
         gray = is_gray(image)
@@ -97,11 +97,13 @@ def pixels_of(image: Image.Image) -> torch.Tensor:
                 raise ValueError(
                     f"its values are {values.min()} to {values.max()}; save it with 8 or 16 bits per value"
                 )
-            clear = image.info.get("transparency")  # one value of 16 bits
+            values = 2**16 - 1 - values if inverted else values  # Pillow inverts 8 bits only
             values = np.where(values == clear, 2**16 - 1, values) if isinstance(clear, int) else values
             return torch.from_numpy((values >> 8).astype(np.uint8))[None]
         if image.mode in _WITH_ALPHA or "transparency" in image.info:
-            image = image.convert("RGBA")
+            if clear is not None:
+                image.info["transparency"] = clear
+            image = (image.convert("LA") if image.mode == "La" else image).convert("RGBA")
             image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
         array = np.array(image.convert("L" if gray else "RGB"))
     return torch.from_numpy(array)[None] if array.ndim == 2 else torch.from_numpy(array).movedim(2, 0)
@@ -274,6 +276,27 @@ def native(values: Any, where: str) -> np.ndarray[Any, Any]:
 def notes(kinds: Mapping[str, int], total: int) -> list[str]:
     """Return one line for each kind of change, with the number of images that it concerns."""
     return [f"{count} of {total} images {kind}" for kind, count in sorted(kinds.items()) if count]
+
+
+def _stored_as(image: Image.Image) -> str:
+    """Return Pillow's name of the values in the file of an image that is not decoded yet."""
+    tile: Any = getattr(image, "tile", None)
+    raw = tile[0][3] if tile else ""
+    raw = raw[0] if isinstance(raw, tuple) and raw else raw
+    return raw if isinstance(raw, str) else ""
+
+
+def _clear(image: Image.Image) -> Any:
+    """Return the value or color that is transparent, or None.
+
+    PNG gives it in the bits of the file. Pillow decodes to 8 bits and leaves it as it is.
+    """
+    clear, raw = image.info.get("transparency"), _stored_as(image)
+    if isinstance(clear, int) and raw in ("L;2", "L;4"):
+        return clear * (85 if raw == "L;2" else 17)
+    if isinstance(clear, tuple) and ";16" in raw:
+        return tuple(value >> 8 for value in clear)
+    return clear
 
 
 def _orientation(image: Image.Image) -> int:

@@ -31,13 +31,22 @@ def factory(model: nn.Module | Callable[[], nn.Module]) -> Callable[[], nn.Modul
     """
     if isinstance(model, nn.Module):
         _check_parameters(model)
-        return lambda: copy.deepcopy(model)
+        return lambda: _copied(model)
     if not callable(model):
         raise UserError(
             "model: expected a torch module, a function that makes one, or a dict of the section [model];"
             f" got {type(model).__name__}"
         )
     return lambda: _checked(model())
+
+
+def _copied(net: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(net)
+    except Exception as error:  # a lock, a result with a gradient: whatever an attribute of a module is
+        raise UserError(
+            f"model: it cannot be copied: {first_line(error)}; give a function that makes it"
+        ) from None
 
 
 def _checked(net: nn.Module) -> nn.Module:
@@ -150,9 +159,16 @@ def _check_parameters(net: nn.Module) -> None:
         raise UserError(
             "model: all of its parameters are frozen (requires_grad is False); unfreeze those to train"
         )
-    for name, parameter in net.named_parameters():
-        if isinstance(parameter, nn.parameter.UninitializedParameter):
+    for name, tensor in (*net.named_parameters(), *net.named_buffers()):
+        if isinstance(tensor, (nn.parameter.UninitializedParameter, nn.parameter.UninitializedBuffer)):
             raise UserError(f"model: {name!r} has no shape yet; show the module an image before you give it")
+        if tensor.is_meta:
+            raise UserError(f"model: {name!r} is on the meta device; give a module that has its weights")
+        if tensor.is_inference():
+            raise UserError(
+                f"model: {name!r} was made in inference_mode and cannot be trained; make the module outside"
+            )
+    for name, parameter in net.named_parameters():
         if parameter.dtype != torch.float32:
             raise UserError(
                 f"model: {name!r} is {parameter.dtype}; expected float32 (the key run.precision decides about"

@@ -85,6 +85,12 @@ def sparse_rows_of(name: str, X: Any) -> SparseRows:
         raise ValueError(_COMPLEX.format(name))
     if matrix.shape[1] > np.iinfo(np.int32).max:
         raise ValueError(f"{name}: X has {matrix.shape[1]} features, more than 2^31 - 1")
+    # without the flags of X, which stay as they are where its arrays are changed
+    matrix = type(matrix)((matrix.data, matrix.indices, matrix.indptr), shape=matrix.shape)
+    try:
+        matrix.check_format(full_check=True)
+    except ValueError as error:
+        raise ValueError(f"{name}: X is a damaged sparse matrix ({error}); make it again") from None
     if not matrix.has_canonical_format:
         matrix = matrix.copy()
         matrix.sum_duplicates()

@@ -802,8 +802,13 @@ def set_counts(codebooks: Sequence[Codebook], counts: Sequence[torch.Tensor]) ->
 
     Under ``vmap`` the counts do not change, because a buffer has the counts of a single call.
     """
-    if not any(map(torch._C._functorch.is_batchedtensor, counts)):
-        _copy([codebook.counts for codebook in codebooks], counts)
+    if any(map(torch._C._functorch.is_batchedtensor, counts)):
+        return
+    if not torch.compiler.is_compiling() and not torch.is_inference_mode_enabled():
+        for codebook in codebooks:  # of a layer that was made, moved or copied in inference mode
+            if codebook.counts.is_inference():
+                codebook.counts = codebook.counts.clone()
+    _copy([codebook.counts for codebook in codebooks], counts)
 
 
 def _copy(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:

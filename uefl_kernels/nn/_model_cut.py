@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import operator
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +18,17 @@ from torch.overrides import TorchFunctionMode
 _FUNCTIONS: dict[Any, str] = dict.fromkeys(  # function -> the argument that switches it on
     (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout), "training"
 ) | dict.fromkeys(
-    (torch.dropout, torch.feature_dropout, torch.alpha_dropout, torch.feature_alpha_dropout), "train"
+    (
+        *(torch.dropout, torch.feature_dropout, torch.alpha_dropout, torch.feature_alpha_dropout),
+        *(torch.dropout_, torch.feature_dropout_, torch.alpha_dropout_, torch.feature_alpha_dropout_),
+        torch.native_dropout,
+    ),
+    "train",
+)
+_VIEWS = (
+    *("view", "view_as", "reshape", "flatten", "unflatten", "transpose", "swapaxes", "permute", "movedim"),
+    *("t", "squeeze", "unsqueeze", "select", "narrow", "expand", "chunk", "split", "unbind", "detach"),
+    *("getitem", "getattr"),
 )
 _ACTIVATIONS: dict[Any, str] = {nn.GELU: "gelu", nn.ReLU: "relu", nn.SiLU: "silu", nn.Tanh: "tanh"} | {
     F.gelu: "gelu",
@@ -25,6 +37,10 @@ _ACTIVATIONS: dict[Any, str] = {nn.GELU: "gelu", nn.ReLU: "relu", nn.SiLU: "silu
     F.silu: "silu",
     torch.tanh: "tanh",
 }
+_ASSIGNMENTS = (
+    *(operator.iadd, operator.isub, operator.imul, operator.imatmul, operator.itruediv, operator.ifloordiv),
+    *(operator.imod, operator.ipow, operator.iand, operator.ior, operator.ixor),
+)
 
 
 class FunctionalDropoutMode(TorchFunctionMode):
@@ -260,14 +276,22 @@ def cut_model(model: nn.Module, rates: Mapping[nn.Module, float]) -> tuple[CutMo
     for module in rates:
         if module not in tracer.called:
             raise ValueError(not_called(model, module))
-    random: set[fx.Node] = set()
+    random, written, before = set[fx.Node](), set[fx.Node](), set[fx.Node]()
     for node in graph.nodes:
-        if _draws(node, model) or (
-            node.op != "output" and any(source in random for source in node.all_input_nodes)
-        ):
-            random.add(node)
+        target = _overwritten(node, model)
+        names = set() if target is None else _aliases(target, model) & before
+        readers = {user for name in names for user in name.users}
+        before.add(node)
+        given = random.union(written).intersection(node.all_input_nodes)
+        if node.op == "output" or not (given or _draws(node, model) or random & readers):
+            continue
+        random.add(node)
+        if target is not None and target not in random:
+            written.add(target)  # its later readers get what this node writes
+            if not before.issuperset(user for name in names - {target} for user in name.users):
+                return None, f"{type(model).__name__} writes into a tensor that it reads by another name"
     output = next(node for node in graph.nodes if node.op == "output")
-    if not any(source in random for source in output.all_input_nodes):
+    if not random.union(written).intersection(output.all_input_nodes):
         raise ValueError(no_dropout(model))
     taken = {
         source: None for node in (*random, output) for source in node.all_input_nodes if source not in random
@@ -311,6 +335,52 @@ def _draws(node: fx.Node, model: nn.Module) -> bool:
     rate: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("p", 0.5)
     _require_rate(node.target, rate)
     return bool(rate != 0)
+
+
+def _overwritten(node: fx.Node, model: nn.Module) -> fx.Node | None:
+    """Return the node whose tensor this node writes into, or None."""
+    target: Any = node.target
+    if isinstance(node.kwargs.get("out"), fx.Node):
+        return cast(fx.Node, node.kwargs["out"])
+    if node.op == "call_module":
+        inplace = getattr(model.get_submodule(target), "inplace", False)
+    elif node.op in ("call_method", "call_function"):
+        name = target if isinstance(target, str) else target.__name__
+        inplace = (name.endswith("_") and not name.endswith("__")) or _inplace(node)
+    else:
+        inplace = False
+    return node.all_input_nodes[0] if inplace and node.all_input_nodes else None
+
+
+def _inplace(node: fx.Node) -> bool:
+    """Return True for an operator such as ``+=``, and for a function that is called with ``inplace=True``."""
+    target: Any = node.target
+    if target in _ASSIGNMENTS:
+        return True
+    try:
+        return inspect.signature(target).bind(*node.args, **node.kwargs).arguments.get("inplace") is True
+    except (TypeError, ValueError):  # a method, or a function of C++ without signature
+        return False
+
+
+def _aliases(node: fx.Node, model: nn.Module) -> set[fx.Node]:
+    """Return the nodes that may share the memory of a node: itself, those that it views, and its views."""
+    found, queue = {node}, [node]
+    while queue:
+        near = queue.pop()
+        neighbors = [other for other in near.users if _is_view(other, model)]
+        neighbors += near.all_input_nodes[:1] if _is_view(near, model) else []
+        queue += [other for other in neighbors if other not in found]
+        found.update(neighbors)
+    return found
+
+
+def _is_view(node: fx.Node, model: nn.Module) -> bool:
+    target: Any = node.target
+    if node.op == "call_module":
+        return isinstance(model.get_submodule(target), (nn.Identity, nn.Flatten, nn.Unflatten))
+    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    return node.op in ("call_method", "call_function") and name in _VIEWS
 
 
 def _chain(nodes: list[fx.Node], boundary: list[fx.Node], output: fx.Node, model: nn.Module) -> Chain | None:

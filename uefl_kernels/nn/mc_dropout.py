@@ -276,7 +276,7 @@ class MCDropout(nn.Module):
 
         def draw(count: int) -> torch.Tensor:
             stacked = self._logits(suffix(*_repeat(boundary, count)))
-            return stacked.reshape(count, rows, *stacked.shape[1:])
+            return stacked.reshape(count, len(stacked) // count, *stacked.shape[1:])
 
         return ModelPasses(draw, max(1, min(max_rows // rows, _MOST_LOGITS // logits)))
 
@@ -299,8 +299,9 @@ class MCDropout(nn.Module):
             with dropouts_off(self.model, functional):
                 other = [value.flip(-1) / 2 if value.is_floating_point() else value for value in boundary]
                 alone = [self._logits(suffix(*map(_copy, values))) for values in (boundary, other)]
-                together = self._logits(suffix(*map(torch.cat, zip(boundary, other, strict=True))))
-            self._tried[shapes] = alone[0].numel() if _agree(together, torch.cat(alone)) else 0
+                stacked = [torch.cat(pair) for pair in zip(boundary, other, strict=True)]
+                fits = _agree(torch.cat(alone), lambda: self._logits(suffix(*stacked)))
+            self._tried[shapes] = alone[0].numel() if fits else 0
         return self._tried[shapes]
 
     def _independent(
@@ -336,7 +337,7 @@ class MCDropout(nn.Module):
                 key = (run is whole, *(value.shape for value in values))
                 if key not in self._tried:
                     with torch.no_grad(), dropouts_off(self.model, functional):
-                        self._tried[key] = int(_agree(of_one_row(run, values), run(*values)))
+                        self._tried[key] = int(_agree(run(*values), of_one_row, run, values))
                 if self._tried[key]:
                     return run, values
         raise ValueError(
@@ -499,7 +500,15 @@ def _without_values(values: Sequence[Any]) -> bool:
     return any(isinstance(value, FakeTensor) or getattr(value, "is_meta", False) for value in values)
 
 
-def _agree(found: torch.Tensor, expected: torch.Tensor) -> bool:
+def _agree(expected: torch.Tensor, call: Callable[..., torch.Tensor], *args: Any) -> bool:
+    """Return True if a call returns what is expected.
+
+    It fails where a model takes a tensor without a batch, such as a mask ``[N, N]``.
+    """
+    try:
+        found = call(*args)
+    except RuntimeError:
+        return False
     return found.shape == expected.shape and torch.allclose(
         found.float(), expected.float(), rtol=1e-2, atol=1e-3, equal_nan=True
     )

@@ -571,7 +571,9 @@ class VectorQuantize(Coder):
         # 2. Read the codewords before this batch moves them.
         if codebook.waiting:
             codebook.initialize(rows, mask)
-        optimizing = self.in_place_codebook_optimizer is not None
+        optimizing = self.in_place_codebook_optimizer is not None and any(
+            parameter.requires_grad for parameter in codebook.parameters()
+        )
         # here, or with topk by the caller
         updated = self.training and not call.frozen and (optimizing or codebook.tracks(call.ema))
         changing = updated and call.topk is None
@@ -793,7 +795,7 @@ class VectorQuantize(Coder):
             # quantizers before
             own = [parameter for parameter in codebook.parameters() if parameter.requires_grad]
             loss.backward(  # type: ignore[no-untyped-call]
-                inputs=own or None, retain_graph=call.transform is not None
+                inputs=own, retain_graph=call.transform is not None
             )
         self._update(rows, chosen, call)
         if not self.manual_in_place_optimizer_update:

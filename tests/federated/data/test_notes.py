@@ -85,6 +85,14 @@ def test_images_that_resizing_distorts(make_images, tmp_path):
     assert re.match(rf"2 of 20 images .*image_size = 4 .*{tmp_path}/silos/b/dog/0\.png .*40x10", note)
 
 
+def test_notes_are_printable(make_images, tmp_path):
+    for name in ("a/cat", "a/dog", "b/cat", "b/dog"):
+        make_images(f"silos/{name}", size=(8, 8))
+    Image.new("L", (40, 10), 3).save(tmp_path / "silos/b/dog/a\n\x1b[31m\u202e.png")
+    (note,) = labeled(tmp_path / "silos", image_size=4).notes
+    assert "b/dog/a??[31m?.png" in note
+
+
 def test_images_of_one_shape_that_resizing_distorts(make_npz):
     images = np.random.default_rng(0).integers(0, 256, (40, 5, 10), dtype=np.uint8)
     path = make_npz(images=images)

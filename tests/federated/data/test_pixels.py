@@ -318,16 +318,57 @@ def test_a_transparent_value_of_16_bits(tmp_path):
     assert np.array_equal(pixels, np.where(np.equal(DEEP, clear), 255, DEEP >> 8))
 
 
-def test_color_of_16_bits_is_noted(tmp_path):
-    """The test writes the file itself, because Pillow cannot write 16-bit color."""
-    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in np.repeat(DEEP, 3, 1))
-    header = struct.pack(">IIBBBBB", 6, 8, 16, 2, 0, 0, 0)
-    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
+def png(path, depth, color, rows, *more):
+    """Write a PNG that Pillow cannot write, with more chunks before the pixels."""
+    header = struct.pack(">IIBBBBB", 6, 8, depth, color, 0, 0, 0)
+    data = zlib.compress(b"".join(b"\0" + row for row in rows))
     text = b"".join(
         struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
-        for name, body in chunks
+        for name, body in ((b"IHDR", header), *more, (b"IDAT", data), (b"IEND", b""))
     )
-    (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n" + text)
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + text)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4, 8])
+def test_a_transparent_gray_of_few_bits(tmp_path, depth):
+    """Pillow decodes to 8 bits and leaves the transparent value in the bits of the file."""
+    most = 2**depth - 1
+    gray = np.arange(48).reshape(8, 6) % (most + 1)
+    bits = [
+        np.packbits(np.unpackbits(row.astype(np.uint8)[:, None], axis=1)[:, 8 - depth :]).tobytes()
+        for row in gray
+    ]
+    png(tmp_path / "a.png", depth, 0, bits, (b"tRNS", struct.pack(">H", 1)))
+    pixels = on_files([tmp_path / "a.png"]).read(np.arange(1), 0)[0]
+    assert torch.equal(pixels[0], torch.from_numpy(np.where(gray == 1, 255, gray * 255 // most)).byte())
+
+
+def test_a_transparent_color_of_16_bits(tmp_path):
+    color = np.repeat(DEEP, 3, 1).reshape(8, 6, 3)
+    clear = struct.pack(">HHH", *color[0, 0].tolist())
+    png(tmp_path / "a.png", 16, 2, [row.astype(">u2").tobytes() for row in color], (b"tRNS", clear))
+    pixels = on_files([tmp_path / "a.png"]).read(np.arange(1), 0)[0]
+    assert torch.equal(pixels, expected(np.where((color == color[0, 0]).all(2)[..., None], 255, color >> 8)))
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+@pytest.mark.parametrize("white", [0, 1])
+def test_a_tiff_in_which_0_is_white(tmp_path, white, bits):
+    """Pillow writes the tag and no inverted values of 16 bits."""
+    stored = DEEP if bits == 16 else GRAY
+    (image := Image.fromarray(stored)).save(tmp_path / "a.tiff", tiffinfo={262: white})
+    right = np.array(image) if white or bits == 8 else 2**16 - 1 - DEEP
+    pixels = on_files([tmp_path / "a.tiff"]).read(np.arange(1), 0)[0]
+    assert torch.equal(pixels[0], torch.from_numpy((right >> (bits - 8)).astype(np.uint8)))
+
+
+def test_a_gray_image_with_multiplied_alpha():
+    image = Image.fromarray(np.dstack([GRAY, ALPHA]).astype(np.uint8), "LA").convert("La")
+    assert torch.equal(pixels_of(image)[0], torch.from_numpy(on_white(GRAY[..., None], ALPHA)[..., 0]))
+
+
+def test_color_of_16_bits_is_noted(tmp_path):
+    png(tmp_path / "a.png", 16, 2, [row.astype(">u2").tobytes() for row in np.repeat(DEEP, 3, 1)])
     images = on_files([tmp_path / "a.png"])
     assert torch.equal(images.read(np.arange(1), 0)[0], expected(DEEP >> 8))
     assert [kind for kind in images.kinds if "16 bits" in kind]
