@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from uefl_kernels.nn import ResidualVQ, VectorQuantize, convert
 
@@ -212,6 +213,14 @@ def test_five_steps_of_a_vqmodel(name, legacy):
     assert torch.equal(convert.to_vqmodel(layer, "")["embedding.weight"], layer.codebook)
 
 
+def test_codewords_of_a_mimi_in_bfloat16():
+    state = {name: value.bfloat16() for name, value in mimi_state().items()}
+    start = "quantizer.semantic_residual_vector_quantizer.layers.0.codebook."
+    usage = state[start + "cluster_usage"].clamp(min=1e-5).unsqueeze(-1)
+    semantic, _ = convert.from_mimi(state)
+    assert torch.equal(semantic.codebooks[0], (state[start + "embed_sum"] / usage).float())
+
+
 def test_a_mimi_with_only_one_projection_is_refused():
     state = mimi_state(4)
     del state[next(name for name in state if "output_proj" in name)]
@@ -237,6 +246,27 @@ def test_a_state_dict_that_lacks_a_quantizer():
         convert.from_encodec(state)
 
 
+@pytest.mark.parametrize(
+    ("read", "state"),
+    [
+        (convert.from_encodec, encodec_state),
+        (convert.from_mimi, mimi_state),
+        (convert.from_dac, dac_state),
+        (convert.from_vqmodel, lambda: {"quantize.embedding.weight": normal(K, 4)}),
+    ],
+)
+def test_a_state_dict_of_two_models(read, state):
+    both = {f"{model}.{name}": value for model in ("first", "second") for name, value in state().items()}
+    with pytest.raises(ValueError, match=r"first\..*second\."):
+        read(both)
+
+
+def test_a_codebook_beside_another_embedding():
+    codewords = normal(K, 4)
+    state = {"quantize.embedding.weight": codewords, "words.embedding.weight": normal(3, 2)}
+    assert torch.equal(convert.from_vqmodel(state).codebook, codewords)
+
+
 LAYERS = {
     "projected": lambda: ResidualVQ(dim=D, codebook_dim=4, num_quantizers=2, codebook_size=K),
     "cosine": lambda: ResidualVQ(dim=D, num_quantizers=2, codebook_size=K, use_cosine_sim=True),
@@ -255,9 +285,45 @@ def test_a_layer_that_a_codec_cannot_store(name, write):
 def test_layers_that_mimi_and_vqmodel_cannot_store():
     with pytest.raises(ValueError, match="bias"):
         convert.to_mimi(LAYERS["projected"](), LAYERS["projected"]())
-    for options in ({"heads": 2}, {"codebook_dim": 4}, {"use_cosine_sim": True}):
+    for options in ({"heads": 2}, {"codebook_dim": 4}, {"use_cosine_sim": True}, {"cosine_search": True}):
         with pytest.raises(ValueError, match="to_vqmodel"):
             convert.to_vqmodel(VectorQuantize(D, K, **options))
+
+
+DAC = {"codebook_dim": 4, "project_each": True, "cosine_search": True}
+
+
+def stored_by(write, **options):
+    """Return the state dict that a codec would store of a new layer with the options."""
+    if write is convert.to_vqmodel:
+        return write(VectorQuantize(D, K, **options))
+    if write is convert.to_dac:
+        options = DAC | options
+    layer = ResidualVQ(dim=D, num_quantizers=2, codebook_size=K, **options)
+    return write(layer, layer) if write is convert.to_mimi else write(layer)
+
+
+WRITERS = [convert.to_encodec, convert.to_mimi, convert.to_dac, convert.to_vqmodel]
+
+
+@pytest.mark.parametrize("write", WRITERS)
+@pytest.mark.parametrize("name", ["affine_param", "vq_bridge"])
+def test_codewords_that_a_codec_cannot_store(name, write):
+    bridge = {"vq_bridge": nn.Tanh(), "learnable_codebook": True}
+    with pytest.raises(ValueError, match=f"^{write.__name__}: .*{name}"):
+        stored_by(write, **(bridge if name == "vq_bridge" else {name: True}))
+
+
+@pytest.mark.parametrize("options", [{"codebook_dim": D}, {"layernorm_after_project_in": True}])
+def test_projections_that_dac_cannot_store(options):
+    with pytest.raises(ValueError, match=r"^to_dac: "):
+        stored_by(convert.to_dac, **options)
+
+
+@pytest.mark.parametrize("write", WRITERS)
+def test_learned_codewords_are_stored_without_gradients(write):
+    state = stored_by(write, learnable_codebook=True)
+    assert not any(value.requires_grad for value in state.values())
 
 
 def test_options_of_the_layer():
