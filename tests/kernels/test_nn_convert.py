@@ -326,6 +326,26 @@ def test_learned_codewords_are_stored_without_gradients(write):
     assert not any(value.requires_grad for value in state.values())
 
 
+def test_encodec_moves_learned_codewords_on():
+    layer = convert.from_encodec(encodec_state(), learnable_codebook=True)
+    with torch.no_grad():
+        layer.layers[0]._codebook.embed += 1
+    state = convert.to_encodec(layer, prefix="")
+    codewords, average = (state[f"layers.0.codebook.{name}"] for name in ("embed", "embed_avg"))
+    usage = state["layers.0.codebook.cluster_size"].unsqueeze(-1)
+    torch.testing.assert_close(average / usage, codewords)
+
+
+def test_a_default_of_bfloat16_rounds_no_projection():
+    state = dac_state()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        layer = convert.from_dac(state)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(torch.equal(value, state[name]) for name, value in convert.to_dac(layer).items())
+
+
 def test_options_of_the_layer():
     assert convert.from_encodec(encodec_state(), decay=0.5).layers[0].decay == 0.5
     assert convert.from_vqmodel({"embedding.weight": normal(K, 4)}, rotation_trick=True).rotation_trick

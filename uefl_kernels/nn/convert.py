@@ -96,9 +96,12 @@ def to_encodec(
     found = {}
     for place, codebook in enumerate(_codebooks(layer)):
         start = prefix + name.format(place)
+        usage, codewords = codebook.cluster_size[0], codebook.embed[0].detach()
+        # learned codewords have no averages, and EnCodec's training makes the codewords from averages
+        total = codebook.embed_avg[0] if codebook.ema_update else codewords * usage.unsqueeze(-1)
         found[start + "inited"] = codebook.initted.float().reshape(1)
-        for part in ("cluster_size", "embed", "embed_avg"):
-            found[start + part] = getattr(codebook, part)[0].detach().clone()
+        for part, value in (("cluster_size", usage), ("embed", codewords), ("embed_avg", total)):
+            found[start + part] = value.clone()
     return found
 
 
@@ -384,8 +387,9 @@ def _with_codebooks(layer: ResidualVQ, codebooks: Sequence[StateDict]) -> Residu
 
 
 def _linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> nn.Linear:
-    """Make a linear layer from the weight ``[out, in, 1]`` of a convolution."""
-    made = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
+    """Make a linear layer from the weight ``[out, in, 1]`` of a convolution, in the dtype of codewords."""
+    dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
+    made = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, dtype=dtype)
     with torch.no_grad():
         made.weight.copy_(weight.squeeze(-1))
         if bias is not None:
