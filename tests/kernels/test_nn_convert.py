@@ -184,6 +184,14 @@ def test_dac_round_trip(form):
     )
 
 
+def test_losses_of_dacs_quantizer_dropout():
+    layer = convert.from_dac(dac_state())
+    x, n_q = normal(3, D, 20, seed=9), torch.tensor([1, 3, 2])
+    share = (n_q.unsqueeze(-1) > torch.arange(Q)).float().mean(0)
+    each = [layer(x[place : place + 1], n_q=int(number))[2] for place, number in enumerate(n_q)]
+    torch.testing.assert_close(layer(x, n_q=n_q)[2] * share, torch.stack(each).mean(0))
+
+
 @pytest.mark.parametrize("name", ["quantize.embedding.weight", "embedding.weight"])
 @pytest.mark.parametrize("legacy", [True, False])
 def test_five_steps_of_a_vqmodel(name, legacy):
