@@ -5,6 +5,8 @@ Their formulas are written out here.
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -252,6 +254,22 @@ def test_a_state_dict_that_lacks_a_quantizer():
     del state["quantizer.layers.1.codebook.embed"]
     with pytest.raises(ValueError, match="embed_avg"):
         convert.from_encodec(state)
+
+
+@pytest.mark.parametrize(
+    ("read", "state", "part"),
+    [
+        *((convert.from_encodec, encodec_state, part) for part in ("inited", "cluster_size", "embed_avg")),
+        *((convert.from_mimi, mimi_state, part) for part in ("initialized", "cluster_usage", "embed_sum")),
+        *((convert.from_dac, dac_state, part) for part in ("codebook.weight", "in_proj.bias")),
+        (convert.from_dac, dac_state, "out_proj.weight"),
+        (convert.from_dac, lambda: dac_state("g and v"), "in_proj.weight_v"),
+    ],
+)
+def test_a_state_dict_without_a_part_of_a_quantizer(read, state, part):
+    rest = {name: value for name, value in state().items() if not name.endswith(f".{part}")}
+    with pytest.raises(ValueError, match=f"^{read.__name__}: .*{re.escape(part)}"):
+        read(rest)
 
 
 @pytest.mark.parametrize(

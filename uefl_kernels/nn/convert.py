@@ -336,7 +336,7 @@ def _numbered(where: str, state: StateDict, pattern: str) -> list[dict[str, torc
     """
     found: dict[int, dict[str, torch.Tensor]] = {}
     for match, value in _matches(where, state, pattern):
-        found.setdefault(int(match[2]), {})[match[3]] = value
+        found.setdefault(int(match[2]), _Parts(where))[match[3]] = value
     parts = [found[place] for place in sorted(found)]
     if not parts or sorted(found) != list(range(len(parts))):
         raise ValueError(
@@ -345,6 +345,17 @@ def _numbered(where: str, state: StateDict, pattern: str) -> list[dict[str, torc
     if any(part.keys() != parts[0].keys() for part in parts):
         raise ValueError(f"{where}: quantizers have different names: {[sorted(part) for part in parts]}")
     return parts
+
+
+class _Parts(dict[str, torch.Tensor]):
+    """The tensors of a quantizer by name; reading an absent one raises ValueError."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.where = where
+
+    def __missing__(self, name: str) -> torch.Tensor:
+        raise ValueError(f"{self.where}: found no {name} of a quantizer, only {sorted(self)}")
 
 
 def _named(where: str, state: StateDict, pattern: str) -> dict[str, torch.Tensor]:
