@@ -287,7 +287,7 @@ def test_a_state_dict_of_two_models(read, state):
         read(both)
 
 
-def test_a_codebook_beside_another_embedding():
+def test_a_codebook_and_another_embedding():
     codewords = normal(K, 4)
     state = {"quantize.embedding.weight": codewords, "words.embedding.weight": normal(3, 2)}
     assert torch.equal(convert.from_vqmodel(state).codebook, codewords)

@@ -348,7 +348,10 @@ def _numbered(where: str, state: StateDict, pattern: str) -> list[dict[str, torc
 
 
 class _Parts(dict[str, torch.Tensor]):
-    """The tensors of a quantizer by name; reading an absent one raises ValueError."""
+    """The tensors of a quantizer by name.
+
+    Reading an absent one raises ValueError.
+    """
 
     def __init__(self, where: str) -> None:
         super().__init__()
