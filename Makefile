@@ -97,7 +97,7 @@ WITH_PEERS = PYTHONPATH="$(CURDIR)/build/peers:$(CURDIR)" $(PY)
 test-peers: setup build/peers/.installed $(if $(UEFL_VQ_TESTS),,build/peer-tests.tar.gz)
 	$(WITH_PEERS) -m tests.peers.peer_tables $(or $(UEFL_VQ_TESTS),build/peer-tests.tar.gz)
 	$(WITH_PEERS) -m pytest -n auto --maxprocesses 8 --benchmark-disable tests/peers/test_codecs.py \
-	  tests/kernels/test_nn_peer*.py
+	  tests/kernels/test_nn_peer*.py tests/kernels/test_nn_wrappers.py
 
 build/peer-tests.tar.gz:
 	@$(PY) -m pip download --quiet --disable-pip-version-check --no-deps --dest build/peer-tests "vector-quantize-pytorch @ $(PEER)" 2>/dev/null \

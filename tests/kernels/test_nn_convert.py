@@ -5,9 +5,12 @@ Their formulas are written out here.
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from uefl_kernels.nn import ResidualVQ, VectorQuantize, convert
 
@@ -183,6 +186,14 @@ def test_dac_round_trip(form):
     )
 
 
+def test_losses_of_dacs_quantizer_dropout():
+    layer = convert.from_dac(dac_state())
+    x, n_q = normal(3, D, 20, seed=9), torch.tensor([1, 3, 2])
+    share = (n_q.unsqueeze(-1) > torch.arange(Q)).float().mean(0)
+    each = [layer(x[place : place + 1], n_q=int(number))[2] for place, number in enumerate(n_q)]
+    torch.testing.assert_close(layer(x, n_q=n_q)[2] * share, torch.stack(each).mean(0))
+
+
 @pytest.mark.parametrize("name", ["quantize.embedding.weight", "embedding.weight"])
 @pytest.mark.parametrize("legacy", [True, False])
 def test_five_steps_of_a_vqmodel(name, legacy):
@@ -212,6 +223,14 @@ def test_five_steps_of_a_vqmodel(name, legacy):
     assert torch.equal(convert.to_vqmodel(layer, "")["embedding.weight"], layer.codebook)
 
 
+def test_codewords_of_a_mimi_in_bfloat16():
+    state = {name: value.bfloat16() for name, value in mimi_state().items()}
+    start = "quantizer.semantic_residual_vector_quantizer.layers.0.codebook."
+    usage = state[start + "cluster_usage"].clamp(min=1e-5).unsqueeze(-1)
+    semantic, _ = convert.from_mimi(state)
+    assert torch.equal(semantic.codebooks[0], (state[start + "embed_sum"] / usage).float())
+
+
 def test_a_mimi_with_only_one_projection_is_refused():
     state = mimi_state(4)
     del state[next(name for name in state if "output_proj" in name)]
@@ -237,6 +256,43 @@ def test_a_state_dict_that_lacks_a_quantizer():
         convert.from_encodec(state)
 
 
+@pytest.mark.parametrize(
+    ("read", "state", "part"),
+    [
+        *((convert.from_encodec, encodec_state, part) for part in ("inited", "cluster_size", "embed_avg")),
+        *((convert.from_mimi, mimi_state, part) for part in ("initialized", "cluster_usage", "embed_sum")),
+        *((convert.from_dac, dac_state, part) for part in ("codebook.weight", "in_proj.bias")),
+        (convert.from_dac, dac_state, "out_proj.weight"),
+        (convert.from_dac, lambda: dac_state("g and v"), "in_proj.weight_v"),
+    ],
+)
+def test_a_state_dict_without_a_part_of_a_quantizer(read, state, part):
+    rest = {name: value for name, value in state().items() if not name.endswith(f".{part}")}
+    with pytest.raises(ValueError, match=f"^{read.__name__}: .*{re.escape(part)}"):
+        read(rest)
+
+
+@pytest.mark.parametrize(
+    ("read", "state"),
+    [
+        (convert.from_encodec, encodec_state),
+        (convert.from_mimi, mimi_state),
+        (convert.from_dac, dac_state),
+        (convert.from_vqmodel, lambda: {"quantize.embedding.weight": normal(K, 4)}),
+    ],
+)
+def test_a_state_dict_of_two_models(read, state):
+    both = {f"{model}.{name}": value for model in ("first", "second") for name, value in state().items()}
+    with pytest.raises(ValueError, match=r"first\..*second\."):
+        read(both)
+
+
+def test_a_codebook_and_another_embedding():
+    codewords = normal(K, 4)
+    state = {"quantize.embedding.weight": codewords, "words.embedding.weight": normal(3, 2)}
+    assert torch.equal(convert.from_vqmodel(state).codebook, codewords)
+
+
 LAYERS = {
     "projected": lambda: ResidualVQ(dim=D, codebook_dim=4, num_quantizers=2, codebook_size=K),
     "cosine": lambda: ResidualVQ(dim=D, num_quantizers=2, codebook_size=K, use_cosine_sim=True),
@@ -255,9 +311,65 @@ def test_a_layer_that_a_codec_cannot_store(name, write):
 def test_layers_that_mimi_and_vqmodel_cannot_store():
     with pytest.raises(ValueError, match="bias"):
         convert.to_mimi(LAYERS["projected"](), LAYERS["projected"]())
-    for options in ({"heads": 2}, {"codebook_dim": 4}, {"use_cosine_sim": True}):
+    for options in ({"heads": 2}, {"codebook_dim": 4}, {"use_cosine_sim": True}, {"cosine_search": True}):
         with pytest.raises(ValueError, match="to_vqmodel"):
             convert.to_vqmodel(VectorQuantize(D, K, **options))
+
+
+DAC = {"codebook_dim": 4, "project_each": True, "cosine_search": True}
+
+
+def stored_by(write, **options):
+    """Return the state dict that a codec would store of a new layer with the options."""
+    if write is convert.to_vqmodel:
+        return write(VectorQuantize(D, K, **options))
+    if write is convert.to_dac:
+        options = DAC | options
+    layer = ResidualVQ(dim=D, num_quantizers=2, codebook_size=K, **options)
+    return write(layer, layer) if write is convert.to_mimi else write(layer)
+
+
+WRITERS = [convert.to_encodec, convert.to_mimi, convert.to_dac, convert.to_vqmodel]
+
+
+@pytest.mark.parametrize("write", WRITERS)
+@pytest.mark.parametrize("name", ["affine_param", "vq_bridge"])
+def test_codewords_that_a_codec_cannot_store(name, write):
+    bridge = {"vq_bridge": nn.Tanh(), "learnable_codebook": True}
+    with pytest.raises(ValueError, match=f"^{write.__name__}: .*{name}"):
+        stored_by(write, **(bridge if name == "vq_bridge" else {name: True}))
+
+
+@pytest.mark.parametrize("options", [{"codebook_dim": D}, {"layernorm_after_project_in": True}])
+def test_projections_that_dac_cannot_store(options):
+    with pytest.raises(ValueError, match=r"^to_dac: "):
+        stored_by(convert.to_dac, **options)
+
+
+@pytest.mark.parametrize("write", WRITERS)
+def test_learned_codewords_are_stored_without_gradients(write):
+    state = stored_by(write, learnable_codebook=True)
+    assert not any(value.requires_grad for value in state.values())
+
+
+def test_encodec_moves_learned_codewords_on():
+    layer = convert.from_encodec(encodec_state(), learnable_codebook=True)
+    with torch.no_grad():
+        layer.layers[0]._codebook.embed += 1
+    state = convert.to_encodec(layer, prefix="")
+    codewords, average = (state[f"layers.0.codebook.{name}"] for name in ("embed", "embed_avg"))
+    usage = state["layers.0.codebook.cluster_size"].unsqueeze(-1)
+    torch.testing.assert_close(average / usage, codewords)
+
+
+def test_a_default_of_bfloat16_rounds_no_projection():
+    state = dac_state()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        layer = convert.from_dac(state)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(torch.equal(value, state[name]) for name, value in convert.to_dac(layer).items())
 
 
 def test_options_of_the_layer():

@@ -96,9 +96,12 @@ def to_encodec(
     found = {}
     for place, codebook in enumerate(_codebooks(layer)):
         start = prefix + name.format(place)
+        usage, codewords = codebook.cluster_size[0], codebook.embed[0].detach()
+        # learned codewords have no averages, and EnCodec's training makes the codewords from averages
+        total = codebook.embed_avg[0] if codebook.ema_update else codewords * usage.unsqueeze(-1)
         found[start + "inited"] = codebook.initted.float().reshape(1)
-        for buffer in ("cluster_size", "embed", "embed_avg"):
-            found[start + buffer] = getattr(codebook, buffer)[0].clone()
+        for buffer, value in (("cluster_size", usage), ("embed", codewords), ("embed_avg", total)):
+            found[start + buffer] = value.clone()
     return found
 
 
@@ -133,13 +136,14 @@ def _from_half(state: StateDict, half: str, options: dict[str, Any]) -> Residual
     layers = _numbered("from_mimi", state, pattern)
     codebooks = []
     for codebook in layers:
-        total, usage = codebook["embed_sum"].float(), codebook["cluster_usage"].float()
+        total, usage = codebook["embed_sum"], codebook["cluster_usage"]
+        # in the dtype of the state, as the model divides
         codewords = total / usage.clamp(min=_LEAST_USAGE).unsqueeze(-1)
         buffers = {"cluster_size": usage, "embed": codewords, "embed_avg": total}
         codebooks.append({name: value.unsqueeze(0) for name, value in buffers.items()})
         codebooks[-1]["initted"] = codebook["initialized"].bool().reshape(())
     size, inner = layers[0]["embed_sum"].shape
-    projections = _named(state, rf"{start}(input_proj|output_proj)\.weight")
+    projections = _named("from_mimi", state, rf"{start}(input_proj|output_proj)\.weight")
     if len(projections) == 1:
         (only,) = projections
         raise ValueError(f"from_mimi: {half} has only {only}, expected input_proj and output_proj, or none")
@@ -176,7 +180,7 @@ def to_mimi(
                     raise ValueError("to_mimi: the projections of the layer have a bias, but Mimi has none")
                 found[f"{start}{name}.weight"] = module.weight.detach().unsqueeze(-1).clone()
         for place, codebook in enumerate(_codebooks(layer)):
-            usage, codewords = codebook.cluster_size[0], codebook.embed[0]
+            usage, codewords = codebook.cluster_size[0], codebook.embed[0].detach()
             divisor = usage.clamp(min=_LEAST_USAGE).unsqueeze(-1)
             total = codebook.embed_avg[0]
             # Mimi divides embed_sum by the usage, and the result must be the codewords of the layer
@@ -293,7 +297,8 @@ def from_vqmodel(state: StateDict, beta: float = 0.25, legacy: bool = True, **op
     Raises:
         ValueError: the state dict has no codebook of a VQModel.
     """
-    found = _named(state, r"(?:quantize\.)?(embedding)\.weight")
+    names = r"quantize\.(embedding)\.weight", r"(embedding)\.weight"
+    found = _named("from_vqmodel", state, names[0]) or _named("from_vqmodel", state, names[1])
     if not found:
         raise ValueError("from_vqmodel: found no name like 'quantize.embedding.weight' in the state dict")
     codewords = found["embedding"]
@@ -315,9 +320,9 @@ def to_vqmodel(layer: VectorQuantize, prefix: str = "quantize.") -> dict[str, to
     Raises:
         ValueError: a VQModel has no equivalent of the layer.
     """
-    if layer.codebook.dim() != 2 or layer.heads > 1 or layer.has_projections or layer.use_cosine_sim:
-        raise ValueError("to_vqmodel: expected one codebook without projections, searched by the l2 distance")
-    return {prefix + "embedding.weight": layer.codebook.detach().clone()}
+    _require_quantizer("to_vqmodel", layer, learned=False)
+    codewords = layer._codebook.embed[0].detach().clone()
+    return {prefix + "embedding.weight": codewords}
 
 
 # --- helpers ---------------------------------------------------------------------------------------------
@@ -330,10 +335,8 @@ def _numbered(where: str, state: StateDict, pattern: str) -> list[dict[str, torc
     number is missing or the names differ.
     """
     found: dict[int, dict[str, torch.Tensor]] = {}
-    for name, value in state.items():
-        match = re.fullmatch(rf"(?:.*\.)?{pattern}", name)
-        if match is not None:
-            found.setdefault(int(match[1]), {})[match[2]] = value
+    for match, value in _matches(where, state, pattern):
+        found.setdefault(int(match[2]), _Parts(where))[match[3]] = value
     states = [found[place] for place in sorted(found)]
     if not states or sorted(found) != list(range(len(states))):
         raise ValueError(
@@ -344,13 +347,39 @@ def _numbered(where: str, state: StateDict, pattern: str) -> list[dict[str, torc
     return states
 
 
-def _named(state: StateDict, pattern: str) -> dict[str, torch.Tensor]:
+class _Parts(dict[str, torch.Tensor]):
+    """The tensors of a quantizer by name.
+
+    Reading an absent one raises ValueError.
+    """
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.where = where
+
+    def __missing__(self, name: str) -> torch.Tensor:
+        raise ValueError(f"{self.where}: found no {name} of a quantizer, only {sorted(self)}")
+
+
+def _named(where: str, state: StateDict, pattern: str) -> dict[str, torch.Tensor]:
     """Return the tensors with a name that ends with the pattern.
 
     The keys are its first group.
     """
-    matches = ((re.fullmatch(rf"(?:.*\.)?{pattern}", name), value) for name, value in state.items())
-    return {match[1]: value for match, value in matches if match is not None}
+    return {match[2]: value for match, value in _matches(where, state, pattern)}
+
+
+def _matches(where: str, state: StateDict, pattern: str) -> list[tuple[re.Match[str], torch.Tensor]]:
+    """Return the tensors with a name that ends with the pattern, and the match.
+
+    Raise ValueError if the names begin in several ways: they are of several models.
+    """
+    matches = [(re.fullmatch(rf"(.*\.)?{pattern}", name), value) for name, value in state.items()]
+    found = [(match, value) for match, value in matches if match is not None]
+    starts = sorted({match[1] or "" for match, _ in found})
+    if len(starts) > 1:
+        raise ValueError(f"{where}: found several models, {starts}; give the state dict of one")
+    return found
 
 
 def _codebooks(layer: ResidualVQ) -> list[Any]:
@@ -372,8 +401,9 @@ def _with_codebooks(layer: ResidualVQ, codebooks: Sequence[StateDict]) -> Residu
 
 
 def _linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> nn.Linear:
-    """Make a linear layer from the weight ``[out, in, 1]`` of a convolution."""
-    made = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
+    """Make a linear layer from the weight ``[out, in, 1]`` of a convolution, in the dtype of codewords."""
+    dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
+    made = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, dtype=dtype)
     with torch.no_grad():
         made.weight.copy_(weight.squeeze(-1))
         if bias is not None:
@@ -388,18 +418,35 @@ def _require(where: str, layer: ResidualVQ, projections: bool | None) -> None:
     there may be one pair for the layer.
     """
     learned = projections is True  # DAC: projections of each quantizer, cosine search
-    codec = where.removeprefix("to_")
-    checks = (
+    _refuse(
+        where,
         (layer.project_each != learned, f"project_each={layer.project_each}"),
         (projections is False and layer.has_projections, "projections"),
         (layer.implicit_neural_codebook, "implicit_neural_codebook=True"),
         (not layer.uniform_codebook_size, "codebooks of several sizes"),
-        (any(codebook.use_cosine_sim for codebook in _codebooks(layer)), "use_cosine_sim=True"),
-        (
-            any(codebook.cosine_search != learned for codebook in _codebooks(layer)),
-            f"cosine_search={not learned}",
-        ),
     )
+    for quantizer in layer._quantizers:
+        _require_quantizer(where, quantizer, learned)
+
+
+def _require_quantizer(where: str, quantizer: VectorQuantize, learned: bool) -> None:
+    """Raise ValueError for a quantizer that has no equivalent in the codec, or other codewords there."""
+    codebook, projections = quantizer._codebook, (quantizer.project_in, quantizer.project_out)
+    biased = all(isinstance(module, nn.Linear) and module.bias is not None for module in projections)
+    _refuse(
+        where,
+        (quantizer.heads > 1, f"heads={quantizer.heads}"),
+        (learned and not biased, "quantizers without linear projections, each with a bias"),
+        (not learned and quantizer.has_projections, "projections"),
+        (codebook.use_cosine_sim, "use_cosine_sim=True"),
+        (codebook.cosine_search != learned, f"cosine_search={not learned}"),
+        (codebook.affine_param, "affine_param=True"),
+        (codebook.vq_bridge is not None, "vq_bridge"),
+    )
+
+
+def _refuse(where: str, *checks: tuple[bool, str]) -> None:
     for refused, what in checks:
         if refused:
+            codec = where.removeprefix("to_")
             raise ValueError(f"{where}: {codec} has no equivalent of a layer with {what}")
