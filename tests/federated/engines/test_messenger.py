@@ -289,7 +289,7 @@ def test_a_failure_of_the_superlink_delays_the_run():
 
 
 def test_a_reply_that_fills_the_memory_costs_no_other_reply():
-    """After the first such reply, the replies of its node are read alone, and soon not at all."""
+    """After the first one, the replies of its node are read alone, and soon not at all."""
     asked, found = [], {7: [], 8: []}
 
     def reply(message):
@@ -404,7 +404,7 @@ def test_reply_that_expands_in_memory_is_not_decoded():
 
 
 def test_a_message_with_a_small_reply_keeps_the_limit_of_others():
-    """A silo that connects during a round is greeted. Its small limit must not hold for large models."""
+    """A silo that connects during a round is greeted, with a small limit."""
     assert _output_of(_greeting_in_a_round) == [NOT_READ]
 
 
