@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -31,7 +30,7 @@ _AT_ONCE = 8  # replies
 _SLOW = 30.0  # seconds; a reply that takes longer does not delay others
 _SLOW_OF_NODE = 3  # slow replies of a node after which the server reads no other reply of this node
 _INVALID = 4  # replies of a node in a row that cannot be read, after which the server asks it no more
-_MOMENT = 2.0  # most seconds for which a message waits until the replies that arrive have been read
+_MOMENT = 2.0  # most seconds for which a message, or another reply, waits until a reply has been read
 _STACK = 2**19  # bytes of the stack of a thread
 _NONCE = 16  # bytes
 _ROOM = 2**28  # bytes for everything except replies
@@ -121,8 +120,8 @@ class Messenger:
 
     Each reply is handled separately. Its content decides neither which message it belongs to nor whether
     other replies are read. A reply that fills the memory can damage the replies that arrive at the same time.
-    So the next replies of a node whose last reply could not be read are read alone. If _INVALID replies of a
-    node in a row cannot be read, the node gets no further message.
+    So after a reply that cannot be read, all replies of its node are read alone. If _INVALID replies of a node
+    in a row cannot be read, the node gets no further message.
 
     Args:
         grid: the Grid of the run.
@@ -136,7 +135,7 @@ class Messenger:
         self._awaited: dict[str, _Awaited] = {}
         """by the number of a message"""
         self._invalid = Counter[int]()
-        """by node, the last replies in a row that could not be read"""
+        """by node, the last replies in a row that could not be read; at least 1 after the first one"""
         self._alone = False
         """whether the next request is for a reply that is read alone"""
         self._pool = ThreadPoolExecutor(_AT_ONCE)
@@ -153,7 +152,8 @@ class Messenger:
         try:
             while True:
                 if wait([self._end], pause):
-                    futures.wait(self._reading(), _MOMENT)  # a reply may have filled the memory
+                    # a reply may have filled the memory
+                    futures.wait([one.pull for one in self._reading() if one.pull], _MOMENT)
                     try:
                         header, frame = receive(self._end)
                     except ConnectionLost:
@@ -171,7 +171,8 @@ class Messenger:
 
         A silo can announce a reply and send its parts for hours, and Flower waits for them inside the
         request. So slow requests keep their threads, and other requests get new threads. A node with
-        _SLOW_OF_NODE slow requests gets no further one.
+        _SLOW_OF_NODE slow requests gets no further one. A reply that is read alone waits for the others, and
+        the others wait for it for a moment.
         """
         slow = [one for one in self._awaited.values() if one.slow]
         if sum(not one.apart for one in slow) >= _AT_ONCE // 2:
@@ -185,26 +186,26 @@ class Messenger:
         free = [number for number in free if busy[self._awaited[number].node] < _SLOW_OF_NODE]
         alone = [number for number in free if self._invalid[self._awaited[number].node]]
         reading = self._reading()
-        if any(one.pull in reading and self._invalid[one.node] for one in self._awaited.values()):
+        new = [one for one in reading if one.begun > time.monotonic() - _MOMENT]
+        if any(self._invalid[one.node] for one in new) or (alone and self._alone and new):
             return
-        if alone and self._alone:
-            if reading:
-                return
+        if alone and self._alone and not reading:
+            free, self._alone = alone[:1], False
             self._awaited[alone[0]] = self._awaited.pop(alone[0])  # the others come first the next time
-        others = [number for number in free if number not in alone]
-        for number in alone[:1] if alone and self._alone else others:
+        else:
+            free, self._alone = [number for number in free if number not in alone], True
+        for number in free:
             one = self._awaited[number]
             with suppress(RuntimeError):  # a reply has filled the memory, so no thread can start
                 one.pull = self._pool.submit(self._pull, number, one)
-        self._alone = not self._alone
 
-    def _reading(self) -> Collection[Future[bytes | str | None]]:
-        """Return the pending requests that are not slow."""
-        return {
-            one.pull
+    def _reading(self) -> list[_Awaited]:
+        """Return the messages with a pending request that is not slow."""
+        return [
+            one
             for one in self._awaited.values()
             if one.pull is not None and not one.pull.done() and not one.slow
-        }
+        ]
 
     def _do(self, header: dict[str, Any], frame: bytearray) -> Any:
         if header["do"] == "fail":
@@ -266,8 +267,8 @@ class Messenger:
                 found, one.pull, one.apart = one.pull.result(), None, False
                 if found in (LARGE, NOT_READ):
                     self._invalid[one.node] += 1
-                elif isinstance(found, bytes):
-                    del self._invalid[one.node]
+                elif isinstance(found, bytes) and self._invalid[one.node]:
+                    self._invalid[one.node] = 1  # its next replies are still read alone
                 if found is not None and not one.forgotten:
                     error, frame = (found, b"") if isinstance(found, str) else (None, found)
                     send(self._end, {"reply_to": number, "error": error}, frame)
