@@ -103,7 +103,8 @@ class TwoNodes(OneNode):
 class OneMemory(TwoNodes):
     """Two nodes.
 
-    Each reply of node 8 fills the memory for a moment. A reply that is read at this moment is lost.
+    Replies of node 8 to a message with ``bomb`` fill the memory for a moment. A reply that is read at this
+    moment is lost.
     """
 
     full = 0
@@ -113,7 +114,7 @@ class OneMemory(TwoNodes):
         message = self._sent.pop(number, None)
         if message is None:
             return
-        bomb = message.metadata.dst_node_id == 8
+        bomb = message.metadata.dst_node_id == 8 and unpack(message.content).header["bomb"]
         OneMemory.full += bomb
         lost = False
         for _ in range(20 if bomb else 10):
@@ -288,22 +289,22 @@ def test_a_failure_of_the_superlink_delays_the_run():
         assert messages.arrived([number], 20.0)[number].header == {"i": 1}
 
 
-def test_a_reply_that_fills_the_memory_costs_no_other_reply():
-    """After the first one, the replies of its node are read alone, and soon not at all."""
-    asked, found = [], {7: [], 8: []}
+@pytest.mark.parametrize("bombs", ["111111", "101010"])
+def test_a_reply_that_fills_the_memory_costs_no_other_reply(bombs):
+    """After the first one, the replies of its node are read alone.
 
-    def reply(message):
-        asked.append(message.metadata.dst_node_id)
-        return message.content
-
-    with run(reply, grid=OneMemory) as (messages, _):
-        for _ in range(6):
-            numbers = {messages.push(node, Packet({}, {}), None, MOST): node for node in (8, 7)}
+    After four in a row, they are not read.
+    """
+    found = {7: [], 8: []}
+    with run(lambda message: message.content, grid=OneMemory) as (messages, _):
+        for bomb in map(int, bombs):
+            packet = Packet({"bomb": bomb}, {})
+            numbers = {messages.push(node, packet, None, MOST): node for node in (8, 7)}
             while numbers:
                 for number, one in messages.arrived(numbers, 10.0).items():
-                    found[numbers.pop(number)].append(one)
-    assert found[8] == [LARGE] * 4 + [BARRED] * 2
-    assert all(isinstance(one, Packet) for one in found[7][1:])
+                    found[numbers.pop(number)].append(one if isinstance(one, str) else None)
+    assert found[8] == ([LARGE] * 4 + [BARRED] * 2 if bombs == "111111" else [LARGE, None] * 3)
+    assert found[7][1:] == [None] * 5
 
 
 def test_a_forgotten_reply_is_not_requested(monkeypatch):

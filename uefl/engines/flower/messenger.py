@@ -120,8 +120,8 @@ class Messenger:
 
     Each reply is handled separately. Its content decides neither which message it belongs to nor whether
     other replies are read. A reply that fills the memory can damage the replies that arrive at the same time.
-    So after a reply that cannot be read, all replies of its node are read alone. If _INVALID replies of a node
-    in a row cannot be read, the node gets no further message.
+    So after a reply that cannot be read, all replies of its node are read alone. If _INVALID replies of a
+    node in a row cannot be read, the node gets no further message.
 
     Args:
         grid: the Grid of the run.
