@@ -114,6 +114,11 @@ class _Awaited:
         """Return whether the request takes so long that other requests do not wait for it."""
         return self.begun < time.monotonic() - _SLOW
 
+    @property
+    def new(self) -> bool:
+        """Return whether other requests wait for the pending request."""
+        return self.begun > time.monotonic() - _MOMENT
+
 
 class Messenger:
     """A messenger that sends the requests of a run to a Grid, and returns each reply as it arrives.
@@ -152,8 +157,6 @@ class Messenger:
         try:
             while True:
                 if wait([self._end], pause):
-                    # a reply may have filled the memory
-                    futures.wait([one.pull for one in self._reading() if one.pull], _MOMENT)
                     try:
                         header, frame = receive(self._end)
                     except ConnectionLost:
@@ -186,7 +189,7 @@ class Messenger:
         free = [number for number in free if busy[self._awaited[number].node] < _SLOW_OF_NODE]
         alone = [number for number in free if self._invalid[self._awaited[number].node]]
         reading = self._reading()
-        new = [one for one in reading if one.begun > time.monotonic() - _MOMENT]
+        new = [one for one in reading if one.new]
         if any(self._invalid[one.node] for one in new) or (alone and self._alone and new):
             return
         if alone and self._alone and not reading:
@@ -214,7 +217,8 @@ class Messenger:
             for number in self._awaited.keys() & header["numbers"]:
                 self._awaited[number].forgotten = True
             return None
-        if header["do"] == "expect":
+        if header["do"] == "expect":  # a message comes, and a reply may have filled the memory
+            futures.wait([one.pull for one in self._reading() if one.new and one.pull], _MOMENT)
             return self._limit_memory(header["most"])
         while True:
             try:

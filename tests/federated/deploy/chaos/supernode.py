@@ -58,7 +58,7 @@ def _push_faulty(send: Callable[..., Any], **keys: Any) -> None:
 
 def _push_slowly(objects: Any, push_object_fn: Callable[..., Any], **keys: Any) -> None:
     def push(*arguments: Any) -> None:
-        time.sleep(10)
+        time.sleep(60)
         push_object_fn(*arguments)
 
     _push(objects, push, **keys)
