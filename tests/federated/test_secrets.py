@@ -4,18 +4,21 @@ An attacker who knows the run's seed and all messages cannot repeat them.
 """
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.federated.deploy.silos_in_memory import SilosInMemory, asked, program
+from tests.federated.engines import conformance
 from tests.federated.engines.conformance import messages
 from tests.federated.tiny import arm, federation, finish, settings, state
 from uefl.algorithms.base import registry
 from uefl.algorithms.fedbr import FedBR
 from uefl.deploy.setting import greeting
 from uefl.deploy.silo_folder import SiloFolder
+from uefl.engines.base import Message
 from uefl.engines.codec import Packet
 from uefl.seeds import derive
 
@@ -128,6 +131,20 @@ def test_page_lists_what_each_algorithm_reveals():
     }
     own = {name for name, kind in registry().items() if kind.__module__.startswith("uefl.")}
     assert own - named == set()
+
+
+@pytest.mark.parametrize("name", ["centralized", "supervised"])
+def test_a_client_sends_no_update_if_only_the_server_trains(name):
+    """A server could add classes, so that the numbers of unlabeled sets are labels."""
+    cfg = conformance.settings(name)
+    fed = conformance.federation(cfg)
+    fed = replace(fed, classes=(*fed.classes, *"0123456789"))
+    workspace = arm(cfg, fed)[1]
+    options = {"seed": 0, "round": 0, "train": True}
+    client = fed.clients[0].name
+    message = asked(Message(workspace.initial(0)[0], options), cfg, fed, client)
+    reply = program(fed, client)(message)
+    assert (reply.header["error"], reply.parts["update"]) == ("data", {})
 
 
 @pytest.mark.parametrize("accepted", [("fedavg", "fedprox"), ("fedbr",), None])

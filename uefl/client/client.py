@@ -37,6 +37,7 @@ from uefl_kernels import metrics
 from ..data.federation import ClientData, LabeledData, SetData, Split
 from ..devices import gpus_of
 from ..engines.base import Message, Reply, number, split
+from ..errors import UserError
 from ..lazy import Lazy
 from ..privacy import Privacy, uniform
 from ..seeds import derive, seed_torch
@@ -220,6 +221,10 @@ class Client:
         results = self.begin(work)
         if work.message.options.get("train"):
             algorithm = self.algorithm(work)
+            if not algorithm.trains_clients:
+                raise UserError(
+                    f"{type(algorithm).__name__} trains only at the server, which asks for training"
+                )
             try:
                 self.prepare(work)
                 outcome = fit(algorithm, work)

@@ -175,20 +175,21 @@ def checked_address(superlink: str, root_certificates: str | Path | None, insecu
 
 
 def check_private(path: str | Path, option: str, strict: bool, warn: Callable[[str], None]) -> None:
-    """Warn if other users of this machine may read a key or a secret.
+    """Warn if other users of this machine may read a key, a secret, or the folder of one.
 
     Args:
-        path: path of the file.
+        path: path of the file or folder.
         option: that named it.
         strict: whether to refuse it.
         warn: called with a line for the user, where it is not refused.
 
     Raises:
-        UserError: with ``strict``, if they may read the file.
+        UserError: with ``strict``, if they may read it.
     """
     if Path(path).stat().st_mode & 0o077:
+        mode = "700" if Path(path).is_dir() else "600"
         line = (
-            f"{option}: other users of this machine may read {path}; keep it to yourself with: chmod 600"
+            f"{option}: other users of this machine may read {path}; keep it to yourself with: chmod {mode}"
             f" {path}"
         )
         if strict:

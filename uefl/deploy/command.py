@@ -52,6 +52,7 @@ def silo(options: SimpleNamespace) -> None:
     else:
         source = own(options.data, options.name, options.label)
         kept = SiloFolder(options.state or next_to(options.data, "silo"))
+        check_private(kept.folder, "--state", options.strict, logging.getLogger("uefl").warning)
     floor = _floor(options)
     try:
         print(f"silo {source.name}, for runs at {address.place}; Ctrl-C ends it", flush=True)

@@ -110,17 +110,12 @@ def test_keys_and_secrets_that_others_may_read(strict, tmp_path, caplog):
     node_key(tmp_path, "ulm")
     (tmp_path / "secret").write_bytes(64 * b"x")
     (tmp_path / "root.pem").write_text("-----BEGIN CERTIFICATE-----\n")
-    place = (
-        "--superlink",
-        f"127.0.0.1:{free_port()}",
-        "--root-certificates",
-        tmp_path / "root.pem",
-        "--wait",
-        0,
-        *["--strict"] * strict,
-    )
+    (tmp_path / "a.silo").mkdir()
+    place = ("--superlink", f"127.0.0.1:{free_port()}", "--wait", 0, *["--strict"] * strict)
+    root = ("--root-certificates", tmp_path / "root.pem")
     starts = {
-        "ulm.key": ("silo", "--data", tmp_path / "a", "--key", tmp_path / "ulm.key"),
+        "ulm.key": ("silo", "--data", tmp_path / "a", "--key", tmp_path / "ulm.key", *root),
+        "a.silo": ("silo", "--data", tmp_path / "a", "--insecure"),
         "secret": (
             "train",
             "demo",
@@ -132,17 +127,18 @@ def test_keys_and_secrets_that_others_may_read(strict, tmp_path, caplog):
             2,
             "--secret",
             tmp_path / "secret",
+            *root,
         ),
     }
+    options = {"ulm.key": "--key", "a.silo": "--state", "secret": "--secret"}
     for name, arguments in starts.items():
-        for mode in (0o600, 0o640):
+        for mode in (0o700, 0o740):
             (tmp_path / name).chmod(mode)
             caplog.clear()
             result = CliRunner().invoke(app, list(map(str, (*arguments, *place))))
             assert result.exit_code == 2
             text = result.stderr + result.stdout + caplog.text
-            assert (re.search(rf"users .*{tmp_path / name}\b", text) is not None) == (mode == 0o640)
-            option = "--key" if name != "secret" else "--secret"
-            assert (re.search(rf"error: {option}: .*users", result.stderr) is not None) == (
-                mode == 0o640 and strict
+            assert (re.search(rf"users .*{tmp_path / name}\b", text) is not None) == (mode == 0o740)
+            assert (re.search(rf"error: {options[name]}: .*users", result.stderr) is not None) == (
+                mode == 0o740 and strict
             )

@@ -96,6 +96,9 @@ def told(folder, secrets):
         if path.is_file()
     }
     assert any(b"--secret" in text for text in places.values())
+    apps = [text for text in places.values() if b"flwr-serverapp" in text]
+    assert apps
+    assert not any(b"--token\0" in text for text in apps)
     return [
         (str(path), name)
         for path, text in places.items()

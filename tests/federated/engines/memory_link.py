@@ -15,14 +15,14 @@ class MemoryLink:
     A node without a key in ``keys`` has its own key. A node that returns None does not reply. ``log`` has
     the node of each message.
 
-    A message to a node in ``unregistered`` gets no number. ``torn`` counts, by node, the replies that do not
-    come whole.
+    A message to a node in ``unregistered`` gets no number. ``torn`` counts, by node, the replies that are
+    lost for the reason ``why``.
     """
 
     def __init__(self, nodes):
         self.nodes_there, self.activated = dict(nodes), dict.fromkeys(nodes, "1")
         self.keys = {}
-        self.torn = {}
+        self.torn, self.why = {}, TORN
         self.unregistered = set()
         self.log = deque()
         self._replies, self._number = {}, 0
@@ -43,7 +43,7 @@ class MemoryLink:
             reply = self.nodes_there[node](decode(encode(packet)))
             if self.torn.get(node):
                 self.torn[node] -= 1
-                reply = TORN
+                reply = self.why
         if reply is not None:
             self._replies[str(self._number)] = reply if isinstance(reply, str) else _sent(reply, most)
         return str(self._number)

@@ -14,7 +14,8 @@ from uefl.deploy.setting import Setting, greeting, task
 from uefl.engines import bounds
 from uefl.engines.base import Message, Reply
 from uefl.engines.codec import Packet, packed_reply, reply_of
-from uefl.engines.flower import LARGE
+from uefl.engines.faults import NOT_READ
+from uefl.engines.flower import LARGE, TORN
 from uefl.engines.flower.engine import FlowerEngine
 from uefl.engines.flower.roster import ClientNodes
 
@@ -157,14 +158,15 @@ def test_a_node_that_is_unregistered_as_it_is_greeted_is_skipped(run):
     assert roster.refused == {}
 
 
-def test_an_incomplete_reply_is_requested_once_more(run):
+@pytest.mark.parametrize("why", [TORN, NOT_READ])
+def test_an_incomplete_reply_is_requested_once_more(run, why):
     cfg, federation = run
     asked = messages(cfg)
     one, there = engine(cfg, federation, programs(federation))
-    there.torn[11] = 1
+    there.torn[11], there.why = 1, why
     assert [reply.error for reply in one.round(asked)] == [None, None, None]
     there.torn[11] = 2
-    tiny.check_errors(one.round(asked), None, "completely", None)
+    tiny.check_errors(one.round(asked), None, why, None)
 
 
 def test_too_large_reply_is_requested_once_more(run, monkeypatch):

@@ -12,7 +12,7 @@ pytest.importorskip("flwr")
 
 from uefl.engines.flower import QUIET, link
 from uefl.engines.flower.address import Address, Unreachable
-from uefl.engines.flower.commands import folder_of_commands
+from uefl.engines.flower.commands import folder_of_commands, without_token
 from uefl.engines.processes import Processes
 
 ADDRESS = Address("127.0.0.1:1", insecure=True)
@@ -97,6 +97,14 @@ def test_every_command_of_flower_comes_first_on_the_path(tmp_path):
     assert path == f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"
     names = {script.name for script in (tmp_path / "bin").iterdir()}
     assert names >= {"flwr", "flwr-serverapp", "flwr-clientapp", "flower-superexec", "flower-supernode"}
+
+
+def test_programs_of_flower_get_their_token_in_a_file(tmp_path):
+    given = ["flwr-serverapp", "--token", "secret", "--insecure"]
+    name, option, file, rest = without_token(given, tmp_path / "home")
+    assert (name, option, rest) == ("flwr-serverapp", "--token-file", "--insecure")
+    (path,) = (tmp_path / "home").iterdir()
+    assert (str(path), path.read_text(), path.stat().st_mode & 0o777) == (file, "secret", 0o600)
 
 
 class Teapot(BaseHTTPRequestHandler):

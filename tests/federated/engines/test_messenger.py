@@ -4,6 +4,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from contextlib import contextmanager
 from itertools import count
 
@@ -21,7 +22,7 @@ from uefl.deploy.app import client
 from uefl.engines import frames
 from uefl.engines.codec import Packet, decode, encode
 from uefl.engines.faults import NOT_READ
-from uefl.engines.flower import GONE, LARGE, SILO, TORN
+from uefl.engines.flower import BARRED, GONE, LARGE, SILO, TORN
 from uefl.engines.flower.address import Unreachable
 from uefl.engines.flower.link import Link, Node
 from uefl.engines.flower.messenger import Messenger, frame_of, records_of
@@ -96,6 +97,57 @@ class TwoNodes(OneNode):
         (number,) = message_ids
         if number in self._sent and self._sent[number].metadata.dst_node_id == 8:
             self.released.wait()
+        return super().pull_messages(message_ids)
+
+
+class OneMemory(TwoNodes):
+    """Two nodes.
+
+    Replies of node 8 to a message with ``bomb`` fill the memory for a moment. A reply that is read at this
+    moment is lost.
+    """
+
+    full = 0
+
+    def pull_messages(self, message_ids):
+        (number,) = message_ids
+        message = self._sent.pop(number, None)
+        if message is None:
+            return
+        bomb = message.metadata.dst_node_id == 8 and unpack(message.content).header["bomb"]
+        OneMemory.full += bomb
+        lost = False
+        for _ in range(20 if bomb else 10):
+            lost |= OneMemory.full > 0
+            time.sleep(0.01)
+        OneMemory.full -= bomb
+        if lost:
+            raise MemoryError
+        yield FlowerReply(self._reply(message))
+
+
+class FailingSuperLink(OneNode):
+    """A SuperLink that fails at the first two requests of each kind."""
+
+    def __init__(self, reply):
+        super().__init__(reply)
+        self._failures = dict.fromkeys(("get_nodes", "push", "pull"), 2)
+
+    def _fail(self, request):
+        self._failures[request] -= 1
+        if self._failures[request] >= 0:
+            raise httpx.HTTPStatusError("error 500", request=None, response=httpx.Response(500))
+
+    def get_nodes(self):
+        self._fail("get_nodes")
+        return super().get_nodes()
+
+    def push_messages(self, messages):
+        self._fail("push")
+        return super().push_messages(messages)
+
+    def pull_messages(self, message_ids):
+        self._fail("pull")
         return super().pull_messages(message_ids)
 
 
@@ -230,6 +282,50 @@ def test_a_failure_of_the_network_ends_the_run():
     assert isinstance(ended[0], httpx.ConnectError)
 
 
+def test_a_failure_of_the_superlink_delays_the_run():
+    with run(lambda message: message.content, grid=FailingSuperLink) as (messages, _):
+        assert messages.nodes() == [Node(7, "", "")]
+        number = messages.push(7, Packet({"i": 1}, {}), None, MOST)
+        assert messages.arrived([number], 20.0)[number].header == {"i": 1}
+
+
+@pytest.mark.parametrize("bombs", ["111111", "101010"])
+def test_a_reply_that_fills_the_memory_costs_no_other_reply(bombs):
+    """After the first one, the replies of its node are read alone.
+
+    After four in a row, they are not read.
+    """
+    found = {7: [], 8: []}
+    with run(lambda message: message.content, grid=OneMemory) as (messages, _):
+        for bomb in map(int, bombs):
+            packet = Packet({"bomb": bomb}, {})
+            numbers = {messages.push(node, packet, None, MOST): node for node in (8, 7)}
+            while numbers:
+                for number, one in messages.arrived(numbers, 10.0).items():
+                    found[numbers.pop(number)].append(one if isinstance(one, str) else None)
+    assert found[8] == ([LARGE] * 4 + [BARRED] * 2 if bombs == "111111" else [LARGE, None] * 3)
+    assert found[7][1:] == [None] * 5
+
+
+def test_a_forgotten_reply_is_not_requested(monkeypatch):
+    """A silo could send it at any later time, to fill the memory."""
+    requests = []
+
+    def no_reply(self, message_ids):
+        requests.extend(message_ids)
+        return iter([])
+
+    monkeypatch.setattr(OneNode, "pull_messages", no_reply)
+    with run(None) as (messages, _):
+        late, awaited = (messages.push(7, Packet({}, {}), None, MOST) for _ in range(2))
+        messages.arrived([late], 0.5)
+        messages.forget([late])
+        messages.arrived([awaited], 0.5)
+        requests.clear()
+        messages.arrived([awaited], 1.5)
+    assert set(requests) == {awaited}
+
+
 def test_failed_run_raises_a_runtime_error():
     with run(_raises(ValueError)) as (messages, ended):
         messages.fail()
@@ -278,15 +374,39 @@ def _bomb():
         print(messages.arrived([number], 60.0)[number])
 
 
+def _greeting_in_a_round():
+    """Send a large message, and then one with a small reply before the reply to the first one is read."""
+    sent, model = threading.Event(), torch.zeros(5 * 2**23)
+
+    def reply(message):
+        sent.wait(30)
+        return swell(message)
+
+    with run(reply, bounded=True) as (messages, _):
+        messages.push(7, Packet({}, {}), None, 2**20)
+        large = messages.push(7, Packet({}, {"x": {"a": model}}), None, 2**30)
+        messages.push(7, Packet({}, {}), None, 2**20)
+        sent.set()
+        print(messages.arrived([large], 60.0)[large])
+
+
+def _output_of(function):
+    command = [sys.executable, "-c", f"import {__name__} as test; test.{function.__name__}()"]
+    found = subprocess.run(command, capture_output=True, text=True)
+    return found.stdout.splitlines() or found.stderr
+
+
 def test_reply_that_expands_in_memory_is_not_decoded():
     """The limit of memory rejects the reply.
 
     With a larger limit, the reply is decoded.
     """
-    found = subprocess.run(
-        [sys.executable, "-c", f"import {__name__} as test; test._bomb()"], capture_output=True, text=True
-    )
-    assert found.stdout.splitlines() == [LARGE, NOT_READ], found.stderr
+    assert _output_of(_bomb) == [LARGE, NOT_READ]
+
+
+def test_a_message_with_a_small_reply_keeps_the_limit_of_others():
+    """A silo that connects during a round is greeted, with a small limit."""
+    assert _output_of(_greeting_in_a_round) == [NOT_READ]
 
 
 class OneConnection:

@@ -9,6 +9,7 @@ import os
 import shlex
 import socket
 import sys
+from collections.abc import Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -36,7 +37,23 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def without_token(arguments: Sequence[str], folder: Path) -> list[str]:
+    """Return the arguments of a program of Flower with a file in the folder in place of its token.
+
+    Whoever has the token can read and send the messages of a run, and all users of a machine can read the
+    arguments of its processes.
+    """
+    place, file = arguments.index("--token"), folder / f"token.{os.getpid()}"
+    folder.mkdir(parents=True, exist_ok=True)
+    file.touch(0o600)
+    file.write_text(arguments[place + 1])
+    return [*arguments[:place], "--token-file", str(file), *arguments[place + 2 :]]
+
+
 if __name__ == "__main__":
+    if "--token" in sys.argv:
+        arguments = without_token(sys.argv[1:], Path(os.environ["FLWR_HOME"]))
+        os.execv(sys.executable, [sys.executable, "-m", __spec__.name, *arguments])
     end_with_parent()
     name = sys.argv.pop(1)
     sys.argv[0] = name

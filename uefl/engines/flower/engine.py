@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 
-from .. import bounds
+from .. import bounds, faults
 from ..base import Message, Reply
 from ..codec import Header, packed_message, received
 from . import GONE, LARGE, TORN
@@ -70,13 +70,13 @@ class FlowerEngine:
             ask(name)
         arrived: dict[str, Reply] = {}
         torn: set[str] = set()
-        """clients that were asked once more, because their reply was lost or too large"""
+        """clients that were asked once more, because their reply was lost or could not be read"""
         for name in sorted(messages):
             while name not in arrived:
                 left = _PAUSE if end is None else end - time.monotonic()
                 for number, found in self._link.arrived(awaited, min(max(left, 0), _PAUSE)).items():
                     client = awaited.pop(number)
-                    if found in (TORN, LARGE) and client not in torn and not _is_over(end):
+                    if found in (TORN, LARGE, faults.NOT_READ) and client not in torn and not _is_over(end):
                         torn.add(client)
                         ask(client)
                     elif found != GONE:

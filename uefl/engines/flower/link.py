@@ -85,6 +85,7 @@ class Link:
             life: seconds after which a message that was not fetched, or a reply to it, is dropped.
             most: bytes that the reply may have.
         """
+        self._ask({"do": "expect", "most": most})  # the message and its copies need memory, too
         what = {"do": "push", "node": node, "life": life, "most": most}
         number: str | None = self._ask(what, encode(packet))
         if number is not None:
@@ -105,7 +106,9 @@ class Link:
         return found
 
     def forget(self, numbers: Collection[str]) -> None:
-        """Ignore replies to the messages with these numbers."""
+        """Ignore replies to the messages with these numbers, and do not read them."""
+        if numbers:
+            self._ask({"do": "forget", "numbers": list(numbers)})
         self._awaited.difference_update(numbers)
         for number in numbers:
             self._inbox.pop(number, None)

@@ -33,8 +33,8 @@ from .cluster import SECRET
 
 SERVER_PROCESS = "UEFL_TEST_SERVER"
 """names the process of a run in the environment of its messenger"""
-DYING = "UEFL_TEST_DYING"
-"""names a file in the environment of a SuperNode, which dies in its next reply if the file exists"""
+SENDING = "UEFL_TEST_SENDING"
+"""names a file in the environment of a SuperNode, which says how the SuperNode sends its next reply"""
 
 
 def _raises(message: Message) -> Reply:
@@ -50,12 +50,19 @@ def _dies(reply: Reply) -> None:
     kill_this_process()
 
 
-def _dies_replying(reply: Reply) -> None:
-    Path(os.environ[DYING]).touch()
+def _sent(how: str) -> Callable[[Reply], None]:
+    def send(reply: Reply) -> None:
+        Path(os.environ[SENDING]).write_text(how)
+
+    return send
 
 
-def _late(reply: Reply) -> None:
-    time.sleep(20)  # of a deadline of 15
+def _after(seconds: float) -> Callable[[Reply], None]:
+    return lambda reply: time.sleep(seconds)  # of a deadline of 15
+
+
+def _of_another(reply: Reply) -> None:
+    reply.client = "silo-0"
 
 
 def _changed(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Reply], None]:
@@ -84,10 +91,18 @@ DAMAGE: dict[str, Callable[[Reply], None]] = {
     "dtype": _changed(lambda values: values.double()),
     "norm": _changed(lambda values: values * 1e6),
     "large": _large,
-    "late": _late,
+    "late": _after(20),
+    "edge": _after(8),
+    "silent": _after(10**6),
+    "name": _of_another,
     "dies": _dies,
-    "answering": _dies_replying,
+    "answering": _sent("dies"),
+    "parts": _sent("parts"),
+    "twice": _sent("twice"),
+    "earlier": lambda reply: None,
 }
+ALWAYS = {"edge", "twice"}
+"""faults of every round"""
 
 
 class Faulty(SiloProgram):
@@ -95,6 +110,8 @@ class Faulty(SiloProgram):
 
     file = Path()
     """names the fault"""
+    first: Packet
+    """the reply of the first round"""
 
     def __call__(self, packet: Packet | None) -> Packet:
         """Return the reply, damaged."""
@@ -102,9 +119,12 @@ class Faulty(SiloProgram):
         if packet is None:
             return sent
         header, fault = packet.header, self.file.read_text()
-        if header["ask"] != "work" or header["options"]["round"] != 1 or fault not in DAMAGE:
+        if header["ask"] != "work" or fault not in DAMAGE or not header["options"]["train"]:
             return sent
-        reply = reply_of(sent)
+        if header["options"]["round"] != 1 and fault not in ALWAYS:
+            self.first = sent
+            return sent
+        reply = reply_of(self.first if fault == "earlier" else sent)
         DAMAGE[fault](reply)
         return packed_reply(reply)
 
@@ -163,7 +183,7 @@ if __name__ == "__main__":
         SERVER[fault]()
     else:
         Faulty.file = Path(fault)
-        os.environ[DYING] = f"{fault}.dying"
+        os.environ[SENDING] = f"{fault}.sending"
         silo.SiloProgram = Faulty  # type: ignore[misc]
         Processes.start = _start_faulty  # type: ignore[method-assign, assignment]
     from uefl.cli import main

@@ -25,6 +25,7 @@ from typing import NamedTuple
 from uefl.engines import faults
 from uefl.engines.flower import GONE, LARGE
 
+from . import failing
 from .certificates import certificate, node_key
 from .cluster import LINES, LocalCluster, Sandbox, check, open_sandbox, until, without_bytes
 from .flood import flood
@@ -33,8 +34,10 @@ _FILES = 256  # that the SuperLink may have open in the flood
 _FLOOD = 15.0  # seconds
 
 
-def _rejected(reason: str, fault: str, **keys: float) -> Callable[[Path, LocalCluster], str]:
-    """Test a fault that rejects one silo in one round, with a reason that has a match.
+def _rejected(
+    reason: str, fault: str, rounds: tuple[int, ...] = (1,), **keys: float
+) -> Callable[[Path, LocalCluster], str]:
+    """Test a fault that rejects one silo in some rounds, with a reason that has a match.
 
     The run continues, counts the fault, and reports it by its exit code.
     """
@@ -45,10 +48,32 @@ def _rejected(reason: str, fault: str, **keys: float) -> Callable[[Path, LocalCl
             ended = sandbox.end(sandbox.train())
             line = next((line for line in ended.said.splitlines() if "rejected silo-1" in line), "")
             check(ended.code == 1 and re.search(reason, line), f"expected a rejected silo-1: {reason}", ended)
-            sandbox.check_rejected(reason, {1})
+            sandbox.check_rejected(reason, set(rounds))
+            if len(rounds) > 1:  # it is still busy
+                cluster.processes["silo-1"].kill()
             return f"continues; {line.strip()}; exit code 1"
 
     return execute
+
+
+def _same(fault: str, found: str, **keys: float) -> Callable[[Path, LocalCluster], str]:
+    """Test a fault that changes nothing."""
+
+    def execute(folder: Path, cluster: LocalCluster) -> str:
+        with open_sandbox(folder, cluster, **keys) as sandbox:
+            cluster.start_all(fault)
+            sandbox.check_same(sandbox.end(sandbox.train()))
+            return found
+
+    return execute
+
+
+def _earlier(folder: Path, cluster: LocalCluster) -> str:
+    with open_sandbox(folder, cluster) as sandbox:
+        cluster.start_all("earlier")
+        ended = sandbox.end(sandbox.train())
+        check(ended.code == 0 and '"reason"' not in sandbox.metrics(), "expected a finished run", ended)
+        return "continues with the earlier update; exit code 0"
 
 
 def _quorum(folder: Path, cluster: LocalCluster) -> str:
@@ -144,6 +169,20 @@ def _restart_superlink(cluster: LocalCluster) -> None:
     cluster.processes["superlink"].kill()
     cluster.processes["superlink"].wait()
     cluster.start_all()
+
+
+def _failing_superlink(folder: Path, cluster: LocalCluster) -> str:
+    with open_sandbox(folder, cluster) as sandbox, failing.proxy(cluster.port) as (port, fails):
+        cluster.start_all()
+        way = ("--superlink", f"127.0.0.1:{port}")
+        run = sandbox.train("run", *sandbox.over_flower(), *way)
+        until("a round", sandbox.measured(3))
+        fails.set()
+        time.sleep(_FLOOD)
+        check(sandbox.measured(LINES)() is False, "the run was too quick for this scenario")
+        fails.clear()
+        sandbox.check_same(sandbox.end(run))
+        return "repeats its requests; same metrics, bit for bit"
 
 
 def _flood_superlink(cluster: LocalCluster) -> None:
@@ -403,6 +442,34 @@ SCENARIOS = {
         _rejected(re.escape(LARGE), "large"),
     ),
     "late": Scenario("a client past the deadline", _GOES_ON, _rejected("deadline", "late", deadline=15.0)),
+    "parts": Scenario(
+        "a client sends its reply in small parts for minutes, with a deadline",
+        f"{_GOES_ON}, in every round from then on",
+        _rejected("deadline", "parts", rounds=(1, 2), deadline=40.0),
+    ),
+    "silent": Scenario(
+        "a client that is connected and sends no reply any more, with a deadline",
+        f"{_GOES_ON}, in every round from then on",
+        _rejected("deadline", "silent", rounds=(1, 2), deadline=15.0),
+    ),
+    "edge": Scenario(
+        "a client replies shortly before the deadline, in every round",
+        "the same run, bit for bit",
+        _same("edge", "waits; same metrics, bit for bit", deadline=15.0),
+    ),
+    "twice": Scenario(
+        "a client sends each reply twice",
+        "the same run, bit for bit",
+        _same("twice", "takes one of them; same metrics, bit for bit"),
+    ),
+    "earlier": Scenario(
+        "a client sends the reply of an earlier round",
+        "the run continues with it: a client may send any update within the limits",
+        _earlier,
+    ),
+    "name": Scenario(
+        "a client replies in the name of another one", _GOES_ON, _rejected("another client", "name")
+    ),
     "client": Scenario(
         "a client killed -9 in a round, started again", "the same run, bit for bit", _client_killed("dies")
     ),
@@ -430,6 +497,11 @@ SCENARIOS = {
         "a flood of connections and large requests at the SuperLink",
         "the same run, bit for bit",
         _superlink_away(_flood_superlink, "continues after the flood; same metrics, bit for bit"),
+    ),
+    "500": Scenario(
+        "the SuperLink fails (HTTP 500) in a round, but for its heartbeats",
+        "the same run, bit for bit",
+        _failing_superlink,
     ),
     "checkpoint": Scenario("a truncated checkpoint", "refused, exit code 2", _checkpoint),
     "index": Scenario(

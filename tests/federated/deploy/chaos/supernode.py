@@ -1,4 +1,7 @@
-"""The SuperNode of a faulty silo: it dies with its silo in the middle of a reply, if a file says so.
+"""The SuperNode of a faulty silo.
+
+If a file says so, it dies with its silo in the middle of a reply, sends the parts of its reply slowly, or
+sends the reply twice.
 
 ``python -m tests.federated.deploy.chaos.supernode MODULE ARGUMENTS...`` runs a module with these changes.
 """
@@ -9,15 +12,19 @@ import os
 import runpy
 import signal
 import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from flwr.supercore import heartbeat
 from flwr.supernode import fleet_http_connection, start_client_internal
 
-from .faulty import DYING, dying, kill_this_process
+from .faulty import SENDING, dying, kill_this_process
 
 _push, _silo = start_client_internal.push_object_contents_from_iterable, os.getppid()
+_push_messages = start_client_internal._push_messages
 
 
 def _die() -> None:
@@ -25,17 +32,43 @@ def _die() -> None:
     kill_this_process()
 
 
-def _push_or_die(*arguments: Any, **keys: Any) -> None:
-    file = Path(os.environ[DYING])
-    if file.exists():
-        file.unlink()
-        dying(_push, _die)(*arguments, **keys)
-    else:
-        _push(*arguments, **keys)
+def _how() -> str:
+    """Return how to send the next reply, and forget it."""
+    file = Path(os.environ[SENDING])
+    how = file.read_text() if file.exists() else ""
+    file.unlink(missing_ok=True)
+    return how
+
+
+def _push_faulty(send: Callable[..., Any], **keys: Any) -> None:
+    """Send replies, as the file says at the moment when one is sent."""
+    again = []
+
+    def announce(*arguments: Any) -> Any:
+        how = _how()
+        start_client_internal.push_object_contents_from_iterable = _WAYS.get(how, _push)
+        again.extend([arguments] if how == "twice" else [])
+        return send(*arguments)
+
+    _push_messages(send=announce, **keys)
+    for arguments in again:
+        with suppress(Exception):  # the SuperLink may refuse it
+            send(*arguments)
+
+
+def _push_slowly(objects: Any, push_object_fn: Callable[..., Any], **keys: Any) -> None:
+    def push(*arguments: Any) -> None:
+        time.sleep(60)
+        push_object_fn(*arguments)
+
+    _push(objects, push, **keys)
+
+
+_WAYS = {"dies": dying(_push, _die), "parts": _push_slowly}
 
 
 if __name__ == "__main__":
-    start_client_internal.push_object_contents_from_iterable = _push_or_die
+    start_client_internal._push_messages = _push_faulty
     # seconds: Flower then notices its death in half a minute instead of a whole one
     fleet_http_connection.HEARTBEAT_DEFAULT_INTERVAL = heartbeat.HEARTBEAT_DEFAULT_INTERVAL = 12
     module = sys.argv.pop(1)
