@@ -86,7 +86,7 @@ DAMAGE: dict[str, Callable[[Reply], None]] = {
     "large": _large,
     "late": _late,
     "dies": _dies,
-    "answering": _dies_replying,
+    "replying": _dies_replying,
 }
 
 
