@@ -18,13 +18,14 @@ from .ops.rvq import composed
 
 def vq_assign(x: torch.Tensor, codebook: torch.Tensor, metric: str, exact: bool) -> torch.Tensor:
     """Return indices ``[..., S]`` for x ``[..., D]`` and codebook ``[K, d]`` or ``[S, K, d]``."""
-    rows, codes = _segments(x, codebook).double(), codebook.double()
+    rows, codewords = _segments(x, codebook).double(), codebook.double()
     if metric == "cosine":
-        length = codes.norm(dim=-1, keepdim=True)
-        codes = torch.where(length == 0, 0.0, codes / length)
-    near = (rows.unsqueeze(-2) @ codes.mT).squeeze(-2) if codes.dim() == 3 else rows @ codes.mT  # [..., S, K]
+        length = codewords.norm(dim=-1, keepdim=True)
+        codewords = torch.where(length == 0, 0.0, codewords / length)
+    one = codewords.dim() == 2  # codebook for all segments
+    near = rows @ codewords.mT if one else (rows.unsqueeze(-2) @ codewords.mT).squeeze(-2)  # [..., S, K]
     if metric == "l2":  # a row with an infinity or NaN is equally far from all codewords
-        near = torch.where(rows.isfinite().all(-1, keepdim=True), 2 * near - codes.square().sum(-1), 0.0)
+        near = torch.where(rows.isfinite().all(-1, keepdim=True), 2 * near - codewords.square().sum(-1), 0.0)
     return torch.where(near.isnan(), -torch.inf, near).argmax(-1)
 
 
@@ -40,9 +41,9 @@ def vq(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return quantized, indices, loss, counts and sums, without gradients."""
     indices = vq_assign(x, codebook, metric, exact)
-    rows, codes = _segments(x, codebook).double(), gather(codebook, indices)
+    rows, codewords = _segments(x, codebook).double(), gather(codebook, indices)
     # ONNX has no size of all dimensions
-    loss = (rows - codes.double()).square().mean() * (codebook_weight + commitment_weight)
+    loss = (rows - codewords.double()).square().mean() * (codebook_weight + commitment_weight)
     flat = flat_indices(codebook, indices)
     counts = torch.zeros(codebook.shape[:-1].numel(), dtype=torch.int64, device=x.device).index_add(
         0, flat, torch.ones_like(flat)
@@ -54,7 +55,13 @@ def vq(
         )
         sums = sums.view(codebook.shape)
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-    return codes.to(x.dtype).reshape(x.shape), indices, loss.to(dtype), counts.view(codebook.shape[:-1]), sums
+    return (
+        codewords.to(x.dtype).reshape(x.shape),
+        indices,
+        loss.to(dtype),
+        counts.view(codebook.shape[:-1]),
+        sums,
+    )
 
 
 def rvq(

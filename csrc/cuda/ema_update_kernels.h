@@ -34,9 +34,9 @@ __global__ void __launch_bounds__(kThreads) move_averages(EmaUpdate<T> run) {
   }
 }
 
-// Writes the new codewords. Block b takes codewords of codebook b % codebooks, and each codebook has the same
-// number of thread blocks. Each thread block adds all sizes of its codebook, so the launcher starts no more
-// thread blocks than run at a time.
+// Writes the new codewords. Thread block b takes codewords of codebook b % codebooks, and each codebook has
+// the same number of thread blocks. Each thread block adds all sizes of its codebook, so the launcher starts
+// no more thread blocks than run at a time.
 template <class T>
 __global__ void __launch_bounds__(kThreads) set_codewords(EmaUpdate<T> run) {
   __shared__ double parts[kTotalParts];

@@ -14,9 +14,9 @@ from uefl.config import Model
 from uefl.data.federation import ClientData, Federation, LabeledData, Split
 from uefl.errors import UserError
 from uefl.models.flat import FlatModule
+from uefl.models.layers import FrozenStatistics
 from uefl.models.net import Net
 from uefl.models.networks.cnn import small_cnn
-from uefl.models.parts import FrozenStatistics
 
 TINY = Model(width=4, hidden=16)
 

@@ -89,7 +89,7 @@ STATES = {name: (name, {}) for name in registry()} | {
     "tpt": ("tpt", {"threshold": 0.5, "rounds": [1], "max_iterations": 4}),
     "uefl-published": ("uefl-published", {"max_iterations": 2}),
     ONE_ENSEMBLE: ("fedsr", {"class_gaussians": "shared", **ENSEMBLE}),
-    "fediir, ensemble": ("fediir", {"part": "head", **ENSEMBLE}),
+    "fediir, ensemble": ("fediir", {"layers": "head", **ENSEMBLE}),
     "distrans, ensemble": ("distrans", {"offsets": "mean", **ENSEMBLE}),
     "fedcr, ensemble": ("fedcr", {"samples": 2, **ENSEMBLE}),
 }

@@ -23,8 +23,8 @@ from ..data.federation import Federation
 from ..engines.base import Expected, Message, Reply, expected_like
 from ..errors import UserError
 from ..models.flat import FlatModule
+from ..models.layers import FrozenStatistics
 from ..models.net import usual
-from ..models.parts import FrozenStatistics
 from ..server.turn import Turn
 from . import base
 from .base import Algorithm, State, register

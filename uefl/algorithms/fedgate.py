@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 from ..client.work import Batch, Work
 from ..data.federation import LabeledData
-from ..models.parts import layers
+from ..models.layers import layers
 from ..uncertainty import Prediction, of_network
 from .base import Algorithm, ModelSpec, register
 

@@ -20,7 +20,7 @@ from ..aggregation import LARGEST
 from ..client.work import Batch, Work
 from ..data.federation import Federation
 from ..engines.base import Expected, Message, Reply
-from ..models.parts import layers
+from ..models.layers import layers
 from ..server.turn import Turn
 from . import base
 from .base import Algorithm, State, register
@@ -41,7 +41,7 @@ class FedIIR(Algorithm):
             ge=0,
             description="gamma, weight of the squared distance between the head's gradient and the average",
         )
-        part: Literal["last", "head"] = Field(
+        layers: Literal["last", "head"] = Field(
             "head",
             description="the layers of the gradient: the whole `head`, as published, or the `last` "
             "linear layer",
@@ -55,7 +55,7 @@ class FedIIR(Algorithm):
 
     def check(self, federation: Federation, arm: str, net: nn.Module) -> None:
         """Refuse a network without the layers of the gradient."""
-        layers(net, self.parameters.part, f"arms.{arm}.part")
+        layers(net, self.parameters.layers, f"arms.{arm}.layers")
         super().check(federation, arm, net)
 
     # --- the average gradient ------------------------------------------------------------------------------
@@ -144,5 +144,5 @@ class FedIIR(Algorithm):
         return torch.cat([gradient.flatten() for gradient in gradients])
 
     def _parameters(self, net: nn.Module) -> list[nn.Parameter]:
-        chosen = layers(net, self.parameters.part, "part")
+        chosen = layers(net, self.parameters.layers, "layers")
         return [p for module in chosen for p in module.parameters(recurse=False) if p.requires_grad]

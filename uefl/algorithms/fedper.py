@@ -12,7 +12,7 @@ from typing import Literal
 from pydantic import Field
 from torch import nn
 
-from ..models.parts import layers
+from ..models.layers import layers
 from . import base
 from .base import Algorithm, ModelSpec, register
 

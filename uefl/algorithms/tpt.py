@@ -23,7 +23,7 @@ from ..collapse import ClassSums, Collapse, class_sums, geometry, neural_collaps
 from ..data.federation import Federation
 from ..engines.base import Expected, Message, Reply
 from ..errors import UserError
-from ..models.parts import linear_layers
+from ..models.layers import linear_layers
 from ..server.turn import Turn
 from . import base
 from .base import Algorithm, ModelSpec, Record, State, register

@@ -66,21 +66,21 @@ def diversity(near: torch.Tensor, kept: torch.Tensor | None, length: int, temper
     return loss
 
 
-def orthogonal(codes: torch.Tensor, active: torch.Tensor | None, max_codes: int | None) -> torch.Tensor:
+def orthogonal(codewords: torch.Tensor, active: torch.Tensor | None, max_codes: int | None) -> torch.Tensor:
     """Return the mean square of the cosines of codewords ``[h, K, d]`` (Shin et al. 2021, eq. 2).
 
     Args:
-        codes: the codewords.
+        codewords: the rows of h codebooks.
         active: indices of the codewords that are taken, which may repeat; waits for the device. None takes
             all.
         max_codes: at most this number, drawn at random.
     """
     if active is not None:
-        codes = codes[:, active.unique()]
-    if max_codes is not None and codes.shape[1] > max_codes:
-        codes = codes[:, torch.randperm(codes.shape[1], device=codes.device)[:max_codes]]
-    codebooks, k = codes.shape[:2]
+        codewords = codewords[:, active.unique()]
+    if max_codes is not None and codewords.shape[1] > max_codes:
+        codewords = codewords[:, torch.randperm(codewords.shape[1], device=codewords.device)[:max_codes]]
+    codebooks, k = codewords.shape[:2]
     if k == 0:
-        return codes.sum()  # without values: zero
-    unit = F.normalize(codes, dim=-1, eps=1e-6)
+        return codewords.sum()  # without values: zero
+    unit = F.normalize(codewords, dim=-1, eps=1e-6)
     return (unit @ unit.mT).square().sum() / (codebooks * k**2) - 1 / k

@@ -411,33 +411,33 @@ class Float32Module(nn.Module):
 # --- gradients of codewords that ``vq`` has not chosen; its own estimators are closed forms ------
 
 
-def straight_through(x: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+def straight_through(x: torch.Tensor, codewords: torch.Tensor) -> torch.Tensor:
     """Return the codeword, to the bit.
 
     Its gradient goes to x unchanged.
     """
-    return codes.detach() + (x - x.detach())
+    return codewords.detach() + (x - x.detach())
 
 
-def rotate(x: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+def rotate(x: torch.Tensor, codewords: torch.Tensor) -> torch.Tensor:
     """Return the codeword.
 
     Its gradient is rotated and scaled back to x (Fifty et al. 2024, section 4.2). Last dimension.
     """
-    length, target = x.norm(dim=-1, keepdim=True), codes.norm(dim=-1, keepdim=True)
-    u, q = (x / length.clamp(min=1e-6)).detach(), (codes / target.clamp(min=1e-6)).detach()
+    length, target = x.norm(dim=-1, keepdim=True), codewords.norm(dim=-1, keepdim=True)
+    u, q = (x / length.clamp(min=1e-6)).detach(), (codewords / target.clamp(min=1e-6)).detach()
     w = F.normalize(u + q, dim=-1, eps=1e-6)
     turned = x - 2 * (x * w).sum(-1, keepdim=True) * w + 2 * (x * u).sum(-1, keepdim=True) * q
     result: torch.Tensor = turned * (target / length.clamp(min=1e-6)).detach()
     return result
 
 
-def directional(x: torch.Tensor, codes: torch.Tensor, variance: float) -> torch.Tensor:
+def directional(x: torch.Tensor, codewords: torch.Tensor, variance: float) -> torch.Tensor:
     """Move x by its distance to the codeword in nearly its direction.
 
     Both get a gradient (DiVeQ, figure 1).
     """
-    error = codes - x
+    error = codewords - x
     noised = error + variance**0.5 * torch.randn_like(error, memory_format=torch.contiguous_format)
     result: torch.Tensor = x + F.normalize(noised, dim=-1, eps=1e-6).detach() * error.norm(
         dim=-1, keepdim=True

@@ -79,8 +79,8 @@ class ExtensibleCodebook(Float32Module):
 
         The parts that were added first come first.
         """
-        codes: torch.Tensor = self._weight(client)[: self._sizes[client]]
-        return codes
+        codewords: torch.Tensor = self._weight(client)[: self._sizes[client]]
+        return codewords
 
     def rows(self, part: int, client: str) -> slice:
         """Return the rows of a part in the codebook of a client that sees it."""
@@ -94,16 +94,16 @@ class ExtensibleCodebook(Float32Module):
         By default this is the copy of the first client that sees the part.
         """
         client = next(iter(self._rows[part])) if client is None else client
-        codes: torch.Tensor = self._weight(client)[self.rows(part, client)]
-        return codes
+        codewords: torch.Tensor = self._weight(client)[self.rows(part, client)]
+        return codewords
 
     @torch.no_grad()
-    def extend(self, clients: str | Sequence[str], codes: torch.Tensor) -> int:
+    def extend(self, clients: str | Sequence[str], codewords: torch.Tensor) -> int:
         """Show a client, or several, a new part.
 
         Args:
             clients: a name, or some.
-            codes: ``[v, d]``, finite.
+            codewords: ``[v, d]``, finite.
 
         Returns:
             The number of the part.
@@ -113,38 +113,40 @@ class ExtensibleCodebook(Float32Module):
                 values that are not finite.
         """
         names = [clients] if isinstance(clients, str) else list(clients)
-        if codes.dim() != 2 or len(codes) == 0 or codes.shape[1] != self.dim:
+        if codewords.dim() != 2 or len(codewords) == 0 or codewords.shape[1] != self.dim:
             raise ValueError(
-                f"ExtensibleCodebook: a part must have shape [v, {self.dim}], got {list(codes.shape)}"
+                f"ExtensibleCodebook: a part must have shape [v, {self.dim}], got {list(codewords.shape)}"
             )
         for name in names:
-            if self.size(name) + len(codes) > self.capacity:
+            if self.size(name) + len(codewords) > self.capacity:
                 raise ValueError(
-                    f"ExtensibleCodebook: {len(codes)} more codewords for {name!r} make"
-                    f" {self.size(name) + len(codes)}, and capacity is {self.capacity}; give it more"
+                    f"ExtensibleCodebook: {len(codewords)} more codewords for {name!r} make"
+                    f" {self.size(name) + len(codewords)}, and capacity is {self.capacity}; give it more"
                 )
         if not names or len(set(names)) != len(names):
             raise ValueError(
                 f"ExtensibleCodebook: a part must have distinct clients, at least one, got {names}"
             )
-        if not bool(torch.isfinite(codes).all()):
+        if not bool(torch.isfinite(codewords).all()):
             raise ValueError("ExtensibleCodebook: the part holds NaN or infinity")
         self.part_clients.append(frozenset(names))
-        self._rows.append({name: slice(self._sizes[name], self._sizes[name] + len(codes)) for name in names})
+        self._rows.append(
+            {name: slice(self._sizes[name], self._sizes[name] + len(codewords)) for name in names}
+        )
         self._sizes.update({name: rows.stop for name, rows in self._rows[-1].items()})
-        self.set_part(len(self.part_clients) - 1, codes)
+        self.set_part(len(self.part_clients) - 1, codewords)
         return len(self.part_clients) - 1
 
     @torch.no_grad()
-    def set_part(self, part: int, codes: torch.Tensor) -> None:
+    def set_part(self, part: int, codewords: torch.Tensor) -> None:
         """Replace the codewords ``[v, d]`` of a part for every client that sees it."""
-        if codes.shape != self.part(part).shape:
+        if codewords.shape != self.part(part).shape:
             raise ValueError(
                 f"ExtensibleCodebook: part {part} has shape {list(self.part(part).shape)}, got"
-                f" {list(codes.shape)}"
+                f" {list(codewords.shape)}"
             )
         for client in self._rows[part]:
-            self.part(part, client).copy_(codes)
+            self.part(part, client).copy_(codewords)
 
     @torch.no_grad()
     def average(self, part: int = 0, mass: Sequence[float] | torch.Tensor | None = None) -> torch.Tensor:
@@ -197,8 +199,8 @@ class ExtensibleCodebook(Float32Module):
         if client is None and len(self.clients) > 1:
             raise ValueError(f"ExtensibleCodebook: name the client, one of {', '.join(self.clients)}")
         name = self.clients[0] if client is None else self._known(client)
-        codes = self.weights()[self.clients.index(name)][: self._sizes[name]]
-        return vq(x, codes, **options)
+        codewords = self.weights()[self.clients.index(name)][: self._sizes[name]]
+        return vq(x, codewords, **options)
 
     def _weight(self, client: str) -> torch.Tensor:
         weight: torch.Tensor = self.weights[self.clients.index(self._known(client))]

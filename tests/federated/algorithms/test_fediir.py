@@ -39,9 +39,9 @@ def test_the_values_of_two_features():
     batch = Batch(features, torch.arange(2), labels)
     plain = nn.functional.cross_entropy(head(features), labels)
     assert plain.item() == pytest.approx(0.6931472)
-    gradient = FedIIR(part="last")._gradient(work, plain, create_graph=False)
+    gradient = FedIIR(layers="last")._gradient(work, plain, create_graph=False)
     assert gradient.tolist() == pytest.approx([0.25, -0.25, 0.0, 0.0])
-    term = FedIIR(part="last", invariance=1.0).loss(work, batch) - nn.functional.cross_entropy(
+    term = FedIIR(layers="last", invariance=1.0).loss(work, batch) - nn.functional.cross_entropy(
         head(features), labels
     )
     assert term.item() == pytest.approx(0.125)
@@ -63,7 +63,7 @@ def test_gradients_equal_the_closed_form():
     )
     batch = Batch(h, torch.arange(images), labels)
     work = turn(head, average)
-    term = FedIIR(part="last", invariance=1.0).loss(work, batch) - nn.functional.cross_entropy(
+    term = FedIIR(layers="last", invariance=1.0).loss(work, batch) - nn.functional.cross_entropy(
         head(h), labels
     )
     found = torch.autograd.grad(term, [head.weight, head.bias, h])
@@ -88,8 +88,8 @@ def test_the_term_is_zero_for_a_full_batch_at_the_global_model():
     """With one client, one batch, decay 0 and no dropout, the average is the gradient of the first step."""
     fed = federation(sizes=(48,), noise=(0.1,))
     keys = {"batch_size": 48, "local_steps": 1, "dropout": 0.0, "optimizer": "sgd", "lr": 1.0}
-    for part in ("last", "head"):
-        own = arm(settings("fediir", part=part, decay=0.0, invariance=1.0, **keys), fed)[0]
+    for layers in ("last", "head"):
+        own = arm(settings("fediir", layers=layers, decay=0.0, invariance=1.0, **keys), fed)[0]
         average = arm(settings("fedavg", **keys), fed)[0]
         own.turn(), average.turn()
         assert torch.allclose(values(own), values(average), atol=1e-5)
@@ -128,7 +128,7 @@ def test_clients_count_by_their_batches():
 
 
 def test_the_exchange_is_counted_and_the_term_changes_the_model():
-    own, average = arm(settings("fediir", part="last", invariance=1.0))[0], arm(settings("fedavg"))[0]
+    own, average = arm(settings("fediir", layers="last", invariance=1.0))[0], arm(settings("fedavg"))[0]
     own.turn(), average.turn()
     assert not torch.equal(values(own), values(average))
     mine, theirs = (one.turn()[0] for one in (own, average))
@@ -154,6 +154,6 @@ def test_a_client_without_a_reply_is_rejected():
     assert state(one).tensors["gradient"].norm() > 0
 
 
-def test_a_network_without_such_a_part_is_refused():
-    with pytest.raises(UserError, match=r"key 'arms.arm.part': .*'head'"):
-        FedIIR(part="head").check(federation(), "arm", nn.Sequential(nn.Flatten(), nn.Linear(64, 3)))
+def test_a_network_without_such_layers_is_refused():
+    with pytest.raises(UserError, match=r"key 'arms.arm.layers': .*'head'"):
+        FedIIR(layers="head").check(federation(), "arm", nn.Sequential(nn.Flatten(), nn.Linear(64, 3)))

@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 
 from ...client.work import Batch, Work
-from ...models.parts import FrozenStatistics
+from ...models.layers import FrozenStatistics
 from ..base import register
 from .fedllp import FedLLP
 from .sets import SetParameters

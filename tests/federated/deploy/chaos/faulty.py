@@ -96,7 +96,7 @@ DAMAGE: dict[str, Callable[[Reply], None]] = {
     "silent": _after(10**6),
     "name": _of_another,
     "dies": _dies,
-    "answering": _sent("dies"),
+    "replying": _sent("dies"),
     "parts": _sent("parts"),
     "twice": _sent("twice"),
     "earlier": lambda reply: None,

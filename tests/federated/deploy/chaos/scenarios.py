@@ -147,7 +147,7 @@ def _resumed(sandbox: Sandbox) -> str:
 
 
 def _superlink_away(leave: Callable[[LocalCluster], None], found: str) -> Callable[[Path, LocalCluster], str]:
-    """Test a SuperLink that does not answer for a while: the run waits, or ends and continues."""
+    """Test a SuperLink that does not reply for a while: the run waits, or ends and continues."""
 
     def execute(folder: Path, cluster: LocalCluster) -> str:
         with open_sandbox(folder, cluster) as sandbox:
@@ -473,10 +473,10 @@ SCENARIOS = {
     "client": Scenario(
         "a client killed -9 in a round, started again", "the same run, bit for bit", _client_killed("dies")
     ),
-    "answering": Scenario(
+    "replying": Scenario(
         "a client killed -9 in the middle of its reply, started again",
         "the same run, bit for bit",
-        _client_killed("answering"),
+        _client_killed("replying"),
     ),
     "gone": Scenario("a client killed -9, not started again", _GOES_ON, _client_gone),
     "quorum": Scenario("fewer valid updates than the quorum", "the run stops, exit code 1", _quorum),

@@ -1,4 +1,4 @@
-"""Parts of a network by kind, for algorithms that treat them separately."""
+"""Layers of a network by kind, for algorithms that treat them separately."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import nn
 
 from ..errors import UserError
 
-NetworkPart = Literal["last", "head", "all"]
+LayerChoice = Literal["last", "head", "all"]
 
 
 def linear_layers(net: nn.Module) -> list[nn.Linear]:
@@ -16,28 +16,30 @@ def linear_layers(net: nn.Module) -> list[nn.Linear]:
     return [module for module in net.modules() if isinstance(module, nn.Linear)]
 
 
-def layers(net: nn.Module, part: NetworkPart, key: str) -> list[nn.Module]:
-    """Return the modules of a part.
+def layers(net: nn.Module, choice: LayerChoice, key: str) -> list[nn.Module]:
+    """Return the modules of a choice of layers.
 
-    The part is the ``last`` linear layer, the ``head`` (a module of that name), or ``all`` of the network.
+    The choice is the ``last`` linear layer, the ``head`` (a module of that name), or ``all`` of the network.
 
     Raises:
-        UserError: the part has no parameters; the message names ``key``, the configuration key of the part.
+        UserError: the layers have no parameters; the message names ``key``, the key of the configuration.
     """
     head = getattr(net, "head", None)
-    choices: dict[NetworkPart, list[nn.Module]] = {
+    choices: dict[LayerChoice, list[nn.Module]] = {
         "last": [*linear_layers(net)[-1:]],
         "head": list(head.modules()) if isinstance(head, nn.Module) else [],
         "all": list(net.modules()),
     }
-    chosen = choices[part]
+    chosen = choices[choice]
     if not any(True for module in chosen for _ in module.parameters(recurse=False)):
         what = {
             "last": "no linear layer",
-            "head": "no part called 'head' that has parameters",
+            "head": "no module called 'head' that has parameters",
             "all": "no parameters",
-        }[part]
-        raise UserError(f"key {key!r}: the network has {what}, so {part!r} names nothing; choose another one")
+        }[choice]
+        raise UserError(
+            f"key {key!r}: the network has {what}, so {choice!r} names nothing; choose another one"
+        )
     return chosen
 
 
