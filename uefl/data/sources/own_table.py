@@ -190,7 +190,7 @@ def inputs_of(frame: pandas.DataFrame, path: Path, data: Data) -> Vectors:
 
 
 def data_set(path: Path, frame: pandas.DataFrame, data: Data, client: str | None) -> DataSet:
-    """Return a table as a data set: of one client, of the clients in its column, or to be dealt.
+    """Return a table as the data set of one client, of the clients in ``silo``, or for a partition.
 
     Raises:
         UserError: the table has no labels, or values that are not numbers.
