@@ -82,7 +82,7 @@ def normal(*shape: int, offset: float = 0.0) -> torch.Tensor:
 
 
 def middle_third(x: torch.Tensor, codebook: torch.Tensor) -> torch.Tensor:
-    """Return every second row and its middle third, sliced on the device.
+    """Search the middle third of every second row, sliced on the device.
 
     A copy from the CPU would be dense.
     """
@@ -303,7 +303,7 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--paths",
         type=lambda text: text.split(","),
-        help=f"of {', '.join(names)} (all but Triton); default: all that run here",
+        help=f"paths: {', '.join(names)} (all but Triton); default: all paths that run here",
     )
     parser.add_argument("--only", default="", metavar="REGEX", help="only checks with a matching name")
     parser.add_argument("--limit", type=float, default=20.0, help="seconds for each (default: %(default)s)")
@@ -311,7 +311,7 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
         "--triton-limit",
         type=float,
         default=60.0,
-        help="seconds where Triton compiles (default: %(default)s)",
+        help="seconds for each on the path triton, which compiles (default: %(default)s)",
     )
     parser.add_argument("--jobs", type=int, default=4, help="processes at once (default: %(default)s)")
     parser.add_argument("--out", type=Path, help="folder for the output of failed checks")

@@ -1,7 +1,7 @@
 """Draw the picture of the README: ``python -m benchmarks.overview``.
 
-The picture compares each kernel with its fastest peer, on a CPU and on a GPU. It shows losses too. All
-numbers come from ``results/``.
+The picture compares each kernel with its fastest peer, on a CPU and on a GPU. It also
+shows kernels that are slower than the peer. All numbers come from ``results/``.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ ROWS = (
     OverviewRow("ten Lloyd iterations", "kmeans_lloyd", "262144x64x256", "1048576x64x256"),
 )
 SHOWN = {"addmm+argmin": "torch"}
-"""names of providers in the picture, where they differ"""
+"""provider: its name in the picture, if the names differ"""
 
 
 def ratio(rows: list[dict[str, str]], op: str, shape: str) -> tuple[float, str]:
     """Return how many times faster our exact kernel is than its fastest peer, and the name of the peer.
 
-    A row without an error, for example of a bare matrix product, gives no answer. Such a row is not a peer.
+    A row with an empty column ``error``, such as a bare matrix product, computes no result and is not a peer.
     """
     found = [row for row in rows if (row["op"], row["shape"]) == (op, shape)]
     found = [row for row in found if row["threads"] == max((row["threads"] for row in found), key=int)]

@@ -1,6 +1,6 @@
-"""The machine code that the compiler makes of csrc/cuda, as lists of instructions.
+"""Compile csrc/cuda to machine code, and list the instructions.
 
-Needs nvcc, no GPU; to list it a disassembler too, CUDA's own or the one in Triton's package.
+This needs nvcc, but no GPU. A listing also needs the disassembler of CUDA or of Triton's package.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from threading import Lock
 import torch
 
 ROOT = Path(__file__).parents[1]
-# the one that takes longest
+# the source with the longest compilation is first
 SOURCES = sorted((ROOT / "csrc" / "ops" / "cuda").glob("*.cu"), key=lambda path: path.name != "vq_assign.cu")
 NVCC = shutil.which("nvcc")
-# made of the PTX for another, as a driver does for a GPU that a wheel lacks
+# compiled from the PTX of another architecture, as a driver does for a GPU without code in the wheel
 SAME_PTX = {"86": "80", "89": "80", "120": "100"}
 _LOCKS: defaultdict[tuple[str, str], Lock] = defaultdict(Lock)
-# made here, not when first asked for: sources are compiled by several threads
+# created at import, because several threads compile sources
 _FOLDER = tempfile.TemporaryDirectory(prefix="uefl-cubin-")
 
 
@@ -144,7 +144,7 @@ def innermost_loop(lines: list[str], pattern: str | tuple[str, ...], but: str = 
 def without(lines: list[str], pattern: str) -> list[str]:
     """Leave out the blocks that a branch jumps over and that match the pattern.
 
-    The smallest blocks go first, so the rest of a block around them stays.
+    The smallest blocks are removed first, so the rest of a block around them stays.
     """
     while True:
         labels = {line: i for i, line in enumerate(lines) if line.startswith(".L_")}
@@ -169,14 +169,15 @@ def tile_loop(lines: list[str]) -> list[str]:
 
 
 SCORES = 64  # of a thread in tile_loop()
-# of search_wgmma: another codebook, rows that are not equally far apart, and rows less the center
+# rare blocks of search_wgmma: a change of the codebook, rows at unequal distances in memory, and the
+# subtraction of the center from the rows
 _SELDOM = r"MUFU\.RCP|SHFL\.IDX|\bLDG\b"
 
 
 def preparing(lines: list[str]) -> list[str]:
     """Return the instructions of a warp of search_wgmma that prepares 16 rows, 64 elements of each.
 
-    They include the ends of rows of x, which few turns execute.
+    The instructions include the ends of rows of x, which few turns of the loop execute.
     """
     return operations(without(innermost_loop(lines, ("F2FP", "LDGSTS"), "HMMA"), _SELDOM))
 
@@ -184,8 +185,8 @@ def preparing(lines: list[str]) -> list[str]:
 def finishing(lines: list[str], *, certain: bool = True) -> list[str]:
     """Return the instructions of a warp of search_wgmma that finishes 16 rows.
 
-    The copies of the codebook are left out: one thread makes them, while its warp waits. So are the lists of
-    open rows where all rows are certain.
+    The copies of the codebook are left out: one thread makes them, while its warp waits. With
+    ``certain``, the lists of open rows are left out, too.
     """
     loop = innermost_loop(lines, ("UBLKCP", "STG"))
     return operations(without(loop, f"UBLKCP|{_SELDOM}{'|POPC' if certain else ''}"))

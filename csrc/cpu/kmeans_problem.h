@@ -1,4 +1,4 @@
-// The values of a k-means problem that do not change during a fit, as Data of ops/kmeans/reference.py.
+// The values of a k-means problem that do not change during a fit, like Data in ops/kmeans/reference.py.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace uefl::cpu {
 
-// Returns the squared norm, as square_norms() of ops/kmeans_step/reference.py.
+// Returns the squared norm, like square_norms() in ops/kmeans_step/reference.py.
 double square_norm(const double* values, int64_t d);
 
 // Scales a row to length 1. Returns false and changes nothing if the row is zero.
@@ -36,7 +36,7 @@ class KMeansCenters {
   void widen(double* values) const { widen(0, k_, values); }
   // Rounds values [d] to the dtype of the rows, and makes them a center.
   void set(int64_t k, const double* values);
-  // Makes `rows`, of the dtype of the rows, all centers.
+  // Replaces all centers by `rows` [k, d], in the dtype of the rows.
   void set(const void* rows) { std::memcpy(data_.data(), rows, bytes()); }
 
  private:
@@ -50,7 +50,7 @@ class KMeansCenters {
 // if one is not finite or exceeds kLargest.
 KMeansCenters given_centers(const void* init, int64_t k, int64_t d, bool wide, bool spherical);
 
-// Return the grid of the seeding: the bits of an element without its sign, and the steps in 1.0.
+// Return the bits of an element on the grid of the seeding, without the sign, and the scale: steps per unit.
 int64_t grid_bits(int64_t n, int64_t d);
 double grid_scale(const KMeansScales& scales, int64_t n, int64_t bits);
 

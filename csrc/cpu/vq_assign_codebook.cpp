@@ -1,6 +1,6 @@
 // Prepares a codebook for a search: converts it to float64, subtracts its mean, and packs it for the phases
-// of the plan. All of this runs in parallel, including the first touch of the memory. Nothing is zeroed
-// before it is filled.
+// of the plan. All of this runs in parallel. The large arrays are allocated without zeros, so that the
+// threads touch the memory first.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -14,7 +14,7 @@
 namespace uefl::cpu {
 namespace {
 
-// Returns the largest value, or infinity if a value is not finite, as after a mean that overflowed.
+// Returns the largest value, or infinity if a value is not finite, for example after the mean overflowed.
 double largest_of(const std::vector<double>& values) {
   const bool finite =
       std::all_of(values.begin(), values.end(), [](double value) { return std::isfinite(value); });
@@ -93,8 +93,8 @@ void Search::require(bool valid, const std::string& op) {
                            "those codewords again, or lower the learning rate");
 }
 
-// Packs every codeword into its lane of a block. pack_codeword(k, block) returns the squared error of its
-// first part.
+// Packs every codeword into its lane of a block. pack_codeword(k, block) returns the squared error of the
+// codeword's first part.
 template <class PackCodeword>
 void Search::pack(Panels& panels, int64_t block_bytes, const Parallel& parallel,
                   const PackCodeword& pack_codeword) const {
@@ -128,8 +128,8 @@ double Search::center(const PreparedCodebook& codebook, int64_t k, float* code) 
   return (square[0] + square[1]) + (square[2] + square[3]);
 }
 
-// Returns the mean of the codewords, or zeros for cosine. It is summed in portions that do not depend on the
-// threads.
+// Returns the mean of the codewords, or zeros for cosine. The portions of the sum do not depend on the number
+// of threads.
 std::vector<float> Search::mean(const PreparedCodebook& codebook, const Parallel& parallel) const {
   constexpr int64_t kPortion = 512;  // codewords
   const int64_t portions = metric_ == Metric::l2 ? (k_ + kPortion - 1) / kPortion : 0;

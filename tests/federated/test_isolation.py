@@ -1,6 +1,6 @@
 """A run computes the same bits in any context and with any settings of its caller.
 
-It leaves them as they were.
+The run does not change these settings.
 """
 
 import hashlib
@@ -158,7 +158,7 @@ def test_caller_of_many_contexts(tmp_path, alone):
 
 
 def test_resumed_in_a_context(tmp_path, alone):
-    """The second half of the run has another caller than the first half."""
+    """The caller has other settings when the run is resumed."""
 
     class StopTraining(Exception):
         pass
@@ -277,7 +277,7 @@ def test_predictions_of_several_clients_in_threads(tmp_path):
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("own", [False, True], ids=["amp", "autocast of a network"])
 def test_step_in_bfloat16_has_the_parameters_of_its_own(autocast, own):
-    """Torch keeps the copy of a parameter until the outermost context of autocast ends."""
+    """Torch keeps the bfloat16 copy of a parameter until the outermost context of autocast ends."""
     workspace = workspace_of(settings("fedavg", precision="bf16"))
     caller = torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast)
     found = []

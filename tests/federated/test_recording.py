@@ -1,6 +1,6 @@
 """Steps are recorded once and replayed.
 
-The bits are the same as without a record, for every algorithm that says its steps can be repeated.
+The bits are the same as without a recording, for every algorithm with static steps.
 """
 
 import pytest
@@ -159,7 +159,7 @@ def test_replay_is_exact_for_pooled_images():
 
 
 class Waits(Algorithm):
-    """Makes a false claim: its loss needs a number."""
+    """Makes a false claim: its loss reads a number on the host."""
 
     static_step = True
 
@@ -169,7 +169,7 @@ class Waits(Algorithm):
 
 
 class Draws(Algorithm):
-    """Makes a false claim: its numbers come from the host."""
+    """Makes a false claim: the host draws its random numbers."""
 
     static_step = True
 
@@ -199,7 +199,7 @@ class Renews(Algorithm):
 
 
 class FollowsCount(Algorithm):
-    """Makes a false claim: its loss follows a count of Python's."""
+    """Makes a false claim: its loss depends on a counter in Python."""
 
     static_step = True
 

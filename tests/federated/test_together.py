@@ -1,4 +1,4 @@
-"""Several clients that train at once: as one after the other, up to rounding."""
+"""Clients that train at once have the results of clients one after the other, up to rounding."""
 
 import importlib
 import math
@@ -96,7 +96,7 @@ def test_codebooks_of_clients_at_once(keys):
 
 
 def test_codebooks_in_one_search(monkeypatch):
-    """GPUs use this way."""
+    """On a GPU, one search has the codebooks of all clients."""
     monkeypatch.setattr(importlib.import_module("uefl_kernels.ops.vq"), "_JOINED_ON", ("cpu",))
     check_alike(name="uefl", rounds=[2])
 
@@ -158,7 +158,7 @@ def test_dropout_of_maps_has_the_masks_of_each_client():
 
 
 class DropsInPlace(Convolutions):
-    """Uses what dropout has written, not what it returns."""
+    """Uses the tensor that dropout changes in place, not the result of the call."""
 
     def forward(self, images):
         maps = self.body(images)
@@ -233,7 +233,7 @@ def test_stack_on_a_gpu_asks_for_no_layout(encoder, norm):
     """The tensors claim to be on a GPU, and have shapes and layouts, but no values."""
     model = {"encoder": encoder, "norm_layer": norm}
     if encoder != "cnn5x5":
-        model |= {"dropout": 0.0}  # its states of generators have values
+        model |= {"dropout": 0.0}  # the states of dropout's generators have values
     cfg = settings("fedavg", {**KEYS, "model": model}).model
     with FakeTensorMode(allow_non_fake_inputs=True), torch.device("cuda"):
         net = Net(cfg, (1, 32, 32), 3)
@@ -264,7 +264,7 @@ class Branches(Convolutions):
 
 
 class DrawsNoise(Convolutions):
-    """DrawsNoise noise that no seed of a client determines."""
+    """Draws noise that no seed of a client determines."""
 
     def forward(self, images):
         return super().forward(images + torch.rand_like(images))
@@ -321,14 +321,14 @@ class ReplacesData(Convolutions):
     [(ReplacesBuffer, "'level'", "'level'"), (ReplacesData, "'weight'", "vmap")],
 )
 def test_network_that_replaces_a_tensor_is_refused(network, name, at_once):
-    """The saved model would lack it, and one client would pass it on to the next."""
+    """The saved model would lack the new tensor, and a client would pass it on to the next client."""
     assert at_once in refused(Given(network))
     with pytest.raises(TypeError, match=name):
         trained(1, algorithm=Given(network), rounds=[1])
 
 
 def test_bfloat16_is_refused():
-    """Vmap computes convolutions in float32 then."""
+    """In a run in bfloat16, vmap would compute convolutions in float32."""
     assert "run.precision" in refused(precision="bf16")
 
 

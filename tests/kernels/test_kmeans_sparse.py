@@ -1,4 +1,4 @@
-"""Sparse rows: centers and labels equal the ones of dense rows bit for bit, and few rows are made dense."""
+"""Sparse rows give the same bits of centers and labels as dense rows, and few rows are made dense."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_equal_rows_and_ties(seed):
 def test_labels_are_right_if_float64_products_are_too_close():
     """Rows lie so close to the middle of two centers that rounding exceeds the difference.
 
-    The rounding is the one of |c|^2 - 2 x.c.
+    This is the rounding of |c|^2 - 2 x.c.
     """
     rng = np.random.default_rng(0)
     centers = rng.standard_normal((2, 50)) * 1e4

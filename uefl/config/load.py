@@ -68,10 +68,10 @@ def load(
         overrides: ``"key=value"`` in TOML syntax (a bare word is taken as a string); the key is
             ``SECTION.key``, ``arms.NAME.key``, or a bare key that only one section has. A bare parameter of
             algorithms goes to every arm that has it.
-        given: the network is an object in Python. It takes the place of the section ``[model]`` of a preset;
-            keys of that section that stand elsewhere would be lost, and are refused.
-        keys: further keys, already of their type; a section as a mapping is merged, ``arms`` as a mapping
-            replaces; None is ignored.
+        given: the network is an object in Python. The network replaces the section ``[model]`` of a preset.
+            Keys of this section in other places would have no effect, and are refused.
+        keys: further keys, with values of their types. A mapping for a section is merged with the section. A
+            mapping for ``arms`` replaces all arms. None is ignored.
 
     Raises:
         UserError: unknown preset or key, an ambiguous key, a value of the wrong type or out of its range.
@@ -119,7 +119,7 @@ def _override(table: dict[str, Any], items: list[str]) -> None:
 
 
 def load_whole(path: Path) -> Config:
-    """Read the configuration of a run folder, which names every section.
+    """Read the configuration of a run folder, which has every key.
 
     Raises:
         UserError: the file cannot be read, is cut off, or comes from another version.
@@ -196,7 +196,7 @@ def _put_arm(table: dict[str, Any], rest: str, value: Any) -> None:
 
 
 def _picked(value: Any, arms: dict[str, Any]) -> dict[str, Any]:
-    """Return the arms of ``arms``, a mapping or a list of names, as a mapping."""
+    """Return the arms of ``value``, a mapping or a list of names in ``arms``, as a mapping."""
     if isinstance(value, Mapping):
         return {str(name): _copy(keys) for name, keys in value.items()}
     # a shell may have removed the quotes of a list

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 class Section(BaseModel):
     """Keys with their types, ranges and meaning.
 
-    Anything else is refused.
+    Unknown keys and wrong values are refused.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
@@ -59,7 +59,7 @@ class RunSection(Section):
         ge=1,
         le=10_000,
         description=(
-            "clients that this process trains at once, for a GPU or a tiny network: those with "
+            "clients that this process trains at once, for a GPU or a tiny network: clients with "
             "batches of the same sizes take each step in one batched network; the results differ by "
             "rounding"
         ),
@@ -153,7 +153,7 @@ class RunSection(Section):
     max_epsilon: float = Field(
         0.0,
         ge=0,
-        description="with `privacy`: an arm ends before the round that would spend more; 0: no bound",
+        description="with `privacy`: an arm ends before the round that would exceed it; 0: no bound",
     )
     uncertainty: Literal["mc_dropout", "ensemble"] = Field(
         "mc_dropout",
@@ -204,7 +204,7 @@ class RunSection(Section):
         ),
     )
     target_accuracy: float = Field(
-        0.0, ge=0, le=1, description="report the first round whose mean accuracy reaches this; 0: none"
+        0.0, ge=0, le=1, description="report the first round with at least this mean accuracy; 0: none"
     )
 
 
@@ -247,7 +247,7 @@ class Model(Section):
     logit_dropout: bool = Field(
         False,
         description=(
-            "a second dropout on the logits, for published results; it bounds the accuracy with dropout on"
+            "a second dropout on the logits, for published results; it limits the accuracy of dropout passes"
         ),
     )
 
@@ -255,7 +255,9 @@ class Model(Section):
 class Training(Section):
     """The local training of the clients."""
 
-    optimizer: Literal["adam", "adamw", "sgd"] = Field("adam", description="a new one in every round")
+    optimizer: Literal["adam", "adamw", "sgd"] = Field(
+        "adam", description="every round starts with a new optimizer"
+    )
     lr: float = Field(1e-4, gt=0, description="learning rate")
     lr_schedule: Literal["constant", "cosine"] = Field(
         "constant",

@@ -19,7 +19,7 @@ def visible(folder: Path) -> list[Path]:
     """Return the visible entries of a folder, sorted by name.
 
     Files that operating systems create count as hidden. A broken link with the name of an image is an entry,
-    so that its reader names it among all damaged images.
+    so that the reader of images reports the link with all damaged images.
 
     Raises:
         UserError: the folder cannot be read, or has a pipe, a socket, a device, another broken link or a name
@@ -88,7 +88,7 @@ def unused_paths(folders: Iterable[Path], used: Collection[Path] = ()) -> tuple[
     empty = [path for path in inside if path.is_dir() and not visible(path)]
     return tuple(
         f"ignored {what}: {paths[0]}" + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
-        for what, paths in (("beside the folders", files), ("without an image", empty))
+        for what, paths in (("files among the folders", files), ("folders without an image", empty))
         if paths
     )
 
@@ -102,7 +102,7 @@ def case_conflicts(classes: Sequence[str]) -> tuple[str, ...]:
     pairs = [(first.setdefault(_folded(name), name), name) for name in classes]
     return tuple(
         f"classes {_shown(a, b)} and {_shown(b, a)} differ in case, spaces, zeros or form only; if they"
-        " are one, write it the same everywhere"
+        " are one class, write its name the same everywhere"
         for a, b in pairs
         if a != b
     )

@@ -1,7 +1,7 @@
 """The record of a partition: the images of every client in each split, and the SHA-256 of their content.
 
-Plain values for JSON. An image is known by its file below the source, or by its position in the source, which
-counts the training images first, then the test images, each in file order.
+The values can be written as JSON. The file below the source identifies an image, or the position in the
+source. Positions count the training images first, then the test images, each in file order.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def check_disjoint(manifest: ManifestEntry) -> None:
 
     The places are two clients, two splits of one client, or a client and the server.
 
-    Two settings allow it: ``legacy_holdout`` takes the test split as the holdout, and sets may ``overlap``.
+    Two settings allow this: ``legacy_holdout`` takes the test split as the holdout, and sets may ``overlap``.
 
     Raises:
         UserError: an image is in two places.

@@ -45,7 +45,7 @@ _SCHEMA = 2
 _CAUGHT_UP = 0.95  # share of the mean accuracy of the other clients
 _WORST = 0.1  # share of the clients
 _LARGEST = 2.0**1000
-_SAME = 1e-6  # versions may add in another order
+_SAME = 1e-6  # other versions may add numbers in another order
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class RunFolder:
 
     @cached_property
     def findings(self) -> dict[str, Findings]:
-        """Return the section that the algorithm of an arm adds to a report, for arms with one."""
+        """Return, by arm, the sections that algorithms add to a report."""
         histories = {
             arm: History(self.of(arm), self.labels, len(self.classes), self.finished) for arm in self.arms
         }
@@ -256,8 +256,8 @@ def summarize(
     - ``rounds_to_target``: first round with the accuracy ``target``, null if there is none.
     - ``arrival_accuracy``, ``late_accuracy``: mean accuracy of the clients of ``joins`` before their first
       round of training and after the last. ``rounds_to_catch_up``: mean number of rounds that they train
-      until their accuracy is at least 95 % of the mean accuracy of the other clients; null if one never
-      gets there.
+      until their accuracy is at least 95 % of the mean accuracy of the other clients; null if one of
+      them never reaches it.
     - ``rejected``, ``reasons``: number of rejected replies, in total and by reason.
     - ``clients``: accuracy, entropy and columns by client.
     """
@@ -332,7 +332,7 @@ def _course(
 ) -> list[tuple[int, float, float]]:
     """Return the rounds that a client has trained, its accuracy, and a mean accuracy to compare with.
 
-    The mean is over the clients that took part from the start.
+    The mean is over the clients that do not join later.
     """
     found = []
     for i, chunk in enumerate(rounds):
@@ -505,7 +505,7 @@ def _read_summary(path: Path, expected: dict[str, Record]) -> dict[str, Record]:
         )
     if not _agrees(arms, expected):
         raise UserError(
-            f"{path} does not go with metrics.jsonl: it was edited, or another version of uefl wrote it;"
+            f"{path} does not match metrics.jsonl: it was edited, or another version of uefl wrote it;"
             " delete it to report from metrics.jsonl"
         )
     return arms

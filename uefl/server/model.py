@@ -33,8 +33,8 @@ from .turn import Turn
 _NAME = re.compile("([0-9a-f]{32})?")
 # In a round of training that does not diverge, the largest element grows by less than this factor.
 _GROWTH = 1e3
-# The same for outputs. Large logits make the loss of other clients large, and squares of large outputs of a
-# layer overflow.
+# The same factors for outputs. Large logits make the loss of other clients large, and squares of large
+# outputs of a layer overflow.
 _OUTPUTS = {"logit": 1e4, "layer": 1e6}
 
 
@@ -75,7 +75,7 @@ class ServerModel:
     def prepare(self, turn: Turn) -> None:
         """Begin a turn.
 
-        The algorithm may ask the clients first.
+        The algorithm may exchange messages with the clients first.
         """
         self.turn = turn
         self.state.scratch.clear()
@@ -172,7 +172,7 @@ class ServerModel:
         for what, growth in _OUTPUTS.items():
             if not after[what] <= growth * max(before[what], 1.0):
                 pair = f"{after[what]:.3g}, before the round {before[what]:.3g}"
-                return f"with its values the largest output ({what}) is {pair}"
+                return f"with the updated values the largest output ({what}) is {pair}"
         return None
 
     def begin_averages(self, rule: Rule | Privacy) -> None:
@@ -196,8 +196,8 @@ class ServerModel:
 
         Args:
             largest: the largest element of each update, by client.
-            predict: whether to test the new model on an image; noise that hides clients may spoil its
-                prediction.
+            predict: whether to test the new model on an image; the noise of differential privacy may spoil
+                the prediction.
 
         Raises:
             RunError: the new state is not a model. The message names a client if its update is far larger
@@ -236,7 +236,7 @@ class ServerModel:
     # --- results -------------------------------------------------------------------------------------------
 
     def network(self, workspace: Workspace) -> tuple[Tensors, Lazy[Tensors]]:
-        """Return the weights by name, private ones as the clients' mean, and the tensors of each client."""
+        """Return the weights by name, with means of the private weights, and the tensors of each client."""
         model = {name: self.state.tensors[name] for name in ("values", "buffers")}
         trained = sorted(self._have_trained)
         reference = (
@@ -267,7 +267,7 @@ class ServerModel:
         return {"tensors": sorted(self.state.tensors), "plain": self.state.plain, "private": private}
 
     def restore(self, tensors: Mapping[str, torch.Tensor], plain: dict[str, Any]) -> None:
-        """Take the state of a checkpoint: all tensors, and what :meth:`plain` returned."""
+        """Restore the state from all tensors of a checkpoint and the result of :meth:`plain`."""
         self.state.tensors = {name: tensors[f"state.{name}"].to(self._device) for name in plain["tensors"]}
         self.state.plain = plain["plain"]
         self.private.named = dict(plain["private"])

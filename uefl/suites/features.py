@@ -63,7 +63,8 @@ def panels(
     All clients share the first ``shared`` codewords.
 
     If each segment has its own codebook, one panel shows all of them. With ``residual``, new codewords
-    quantize residuals. A residual is a difference of features, so these codewords are drawn from the mean.
+    quantize residuals. A residual is a difference of features, so these codewords are plotted as offsets
+    from the mean.
     """
     every = np.concatenate([tokens.reshape(-1, codebooks[name].shape[-1]) for name, tokens in found.items()])
     center = every.mean(0)

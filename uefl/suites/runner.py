@@ -26,7 +26,7 @@ from .suite import Job
 from .worker import work
 
 _LOOK = 0.1  # seconds between two checks of the processes
-# it imports torch once, which takes longer than a small run
+# the fork server imports torch once, which takes longer than a small run
 _FORK = multiprocessing.get_context("forkserver")
 _FORK.set_forkserver_preload([work.__module__])
 _TAIL = 1 << 16  # bytes; holds the last line of metrics.jsonl
@@ -38,7 +38,7 @@ class JobResult(NamedTuple):
     job: Job
     seconds: float
     error: str | None
-    """the last line of its output; None: the run is finished"""
+    """the last line of the run's output; None: the run is finished"""
 
 
 def run(
@@ -103,8 +103,8 @@ def check_own(out: Path, suite: str, jobs: list[Job]) -> None:
     """Refuse to overwrite the report of another suite.
 
     Raises:
-        UserError: the folder belongs to a run or to another suite, or lies inside a suite; a suite that
-            was interrupted before its report is known by its runs.
+        UserError: the folder belongs to a run or to another suite, or lies inside a suite. The runs
+            identify a suite that was interrupted before its report.
     """
     for parent in out.absolute().parents[:3]:
         if around := _suite_of(parent / "results.json"):
@@ -134,7 +134,7 @@ def _suite_of(path: Path) -> str | None:
 
 
 def check_configurations(jobs: list[Job]) -> None:
-    """Refuse finished runs in the folder with another configuration than today's.
+    """Refuse runs in the folder with another configuration than their jobs.
 
     Raises:
         UserError: some runs have another configuration, for example after a change of the suite's file; the
@@ -167,7 +167,7 @@ def _differing(job: Job) -> list[str]:
 
 
 def _start_server() -> None:
-    """Start the fork server with Ctrl-C ignored: it imports for seconds and would print a traceback."""
+    """Start the fork server with Ctrl-C ignored, which would print a traceback during seconds of imports."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         forkserver.ensure_running()
@@ -178,7 +178,7 @@ def _start_server() -> None:
 def _start(job: Job, device: str, data_root: Path | None) -> ForkServerProcess:
     job.folder.parent.mkdir(parents=True, exist_ok=True)
     check_regular(_log(job))
-    _log(job).open("ab").close()  # an error is one of the suite
+    _log(job).open("ab").close()  # if the log cannot be written, the suite raises the error
     process = _FORK.Process(
         target=work, args=(job.config.to_toml(), job.folder, device, data_root, _log(job)), daemon=True
     )

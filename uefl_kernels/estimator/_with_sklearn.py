@@ -1,6 +1,6 @@
 """Provide base classes that inherit from scikit-learn.
 
-They give parameters, set_output, metadata routing, tags, and representations in notebooks.
+The classes add parameters, set_output, metadata routing, tags, and representations in notebooks.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class MCDropout(nn.Module):
     The next call traces the model again if its modules are replaced or get hooks, if a dropout is switched on
     or off, or if a parameter or buffer that its own ``forward`` reads is replaced, as by
     ``load_state_dict(assign=True)``. New values in place need no new trace. After other changes of its
-        ``forward``, or of tensors that are neither parameters nor buffers, make another ``MCDropout``.
+    ``forward``, or of tensors that are neither parameters nor buffers, make another ``MCDropout``.
 
     A model that ``torch.compile`` made is compiled once for all passes and seeds. Inductor draws from its own
     generator, so its masks differ from the masks of the plain model with the same seed. With

@@ -62,7 +62,7 @@ def program(folder, name):
 def joined(monkeypatch, programs, *, silos=2, wait=5.0, keys=None):
     """Start a run over these programs.
 
-    Return its output lines, and the messages that each program has received.
+    Yield the run, its output lines, and the messages that the programs have received.
     """
     said, got = [], []
 
@@ -250,7 +250,7 @@ def test_a_resumed_run_keeps_the_key_of_each_name(folder, monkeypatch):
     ):
         assert run.federation(settings(folder), None, known).digest == digest
         assert run.silos == known
-    programs.insert(0, program(folder, "a"))  # is heard first
+    programs.insert(0, program(folder, "a"))  # the server hears this silo first
     with joined(monkeypatch, programs, keys={10: b"key of c", 11: b"key of a", 12: b"key of b"}) as (
         run,
         said,
@@ -280,7 +280,7 @@ def test_the_run_folder_records_how_each_silo_computes(folder, monkeypatch):
 def test_returning_silo_that_computes_otherwise_is_noted(folder, monkeypatch):
     """The server notes a change in the middle of a run, too.
 
-    It greets a new activation of the node again.
+    The server greets a new activation of the node again.
     """
     with joined(monkeypatch, [program(folder, name) for name in "ab"]) as (run, said, _):
         run.federation(settings(folder), None, {})

@@ -82,7 +82,7 @@ def test_a_header_of_another_form_is_refused(table):
 
 
 def test_a_repeated_name_has_bytes_of_its_own():
-    """A part of the frame is not copied as often as it is named."""
+    """The bytes of a tensor are not copied for each repetition of its name."""
     assert list(decode(framed(2 * [["x", "float32", [2]]])).groups["p"]) == ["x"]
     with pytest.raises(Unreadable):
         decode(framed(3 * [["x", "float32", [2]]]))

@@ -4,7 +4,7 @@ Images are generated when they are read, so they need no memory and no disk.
 
 An image is the pattern of its class, plus half a pattern of its client, plus noise. The patterns of the
 classes are the same in every run; all else follows from the seed of the run and the name of the client. Use
-it to try a federation of many devices with little data. Its accuracy has no meaning for real images.
+this source to try a federation of many devices with little data. The accuracy has no meaning for real images.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _COUNTED = 32  # number of clients that give the mean and the deviation of the p
 def generated(root: Path | None) -> DataSet:
     """Generate 1x8x8 images of ten classes when a client is read: for runs with thousands of clients.
 
-    They need no data root and no partition.
+    The images need no data root and no partition.
     """
     raise UserError(
         f"key 'source': {NAME!r} makes the images of each client and has no list of images to be dealt; leave"

@@ -40,7 +40,7 @@ def read(path: Path, data: Data) -> DataSet:
 
     The column ``data.label`` has the class of each row. A column ``silo`` has the name of its client, and a
     column ``test`` is true for test rows and false for others. All other columns are inputs. Without
-    ``silo`` the rows are dealt by a partition.
+    ``silo`` a partition deals the rows.
 
     Raises:
         UserError: a file cannot be read, has no labels, or has values that are not numbers.
@@ -152,7 +152,7 @@ def _read_parquet(path: Path) -> pandas.DataFrame:
 
 
 def _read_csv(path: Path, label: str) -> pandas.DataFrame:
-    """Read a CSV file, but rename, move and drop no column as pandas would, and read no name as a number."""
+    """Read a CSV file without renaming, moving or dropping a column, and without reading names as numbers."""
     import pandas
 
     header = pandas.read_csv(path, header=None, nrows=1, dtype=str).iloc[0].dropna().tolist()
@@ -175,8 +175,8 @@ def inputs_of(frame: pandas.DataFrame, path: Path, data: Data) -> Vectors:
     """Return the input columns of a table, without labels, clients and the split.
 
     Raises:
-        UserError: a name differs from one of these only in capitals, or :func:`uefl.data.vectors.of_frame`
-            raises the error.
+        UserError: an input differs from a column of these only in capitals or blanks, or
+            :func:`uefl.data.vectors.of_frame` raises the error.
     """
     others = (data.label, "silo", "test")
     inputs = frame.drop(columns=list(others), errors="ignore")
@@ -190,7 +190,7 @@ def inputs_of(frame: pandas.DataFrame, path: Path, data: Data) -> Vectors:
 
 
 def data_set(path: Path, frame: pandas.DataFrame, data: Data, client: str | None) -> DataSet:
-    """Return a table as a data set: of one client, of the clients in its column, or to be dealt.
+    """Return a table as the data set of one client, of the clients in ``silo``, or for a partition.
 
     Raises:
         UserError: the table has no labels, or values that are not numbers.
@@ -235,7 +235,7 @@ def data_set(path: Path, frame: pandas.DataFrame, data: Data, client: str | None
 
 
 def _texts(frame: pandas.DataFrame, column: str, path: Path) -> list[str]:
-    """Return a column as texts, and whole numbers as integers.
+    """Return a column as texts, with whole numbers written as integers.
 
     If a column had an empty cell, pandas stores its whole numbers as floats.
 

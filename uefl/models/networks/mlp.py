@@ -19,7 +19,7 @@ class MLP(Network):
 
 
 def mlp(columns: int, width: int) -> nn.Sequential:
-    """Build linear, batch norm, ReLU, twice: columns [B, F] -> features [B, width, 1, 1]."""
+    """Build two blocks of linear layer, batch norm and ReLU: columns [B, F] -> features [B, width, 1, 1]."""
     layers: list[nn.Module] = []
     for inputs in (columns, width):
         layers += [nn.Linear(inputs, width), nn.BatchNorm1d(width), nn.ReLU()]

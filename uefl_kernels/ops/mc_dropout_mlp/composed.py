@@ -32,7 +32,7 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "tanh": torch.tanh,
 }
 aten = torch.ops.aten
-# gradient, input of the activation
+# arguments: the gradient, and the input of the activation
 _SLOPES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "gelu": aten.gelu_backward,
     "relu": lambda gradient, z: aten.threshold_backward(gradient, z, 0),
@@ -49,7 +49,7 @@ class Arguments(NamedTuple):
     parameters: torch.Tensor
     """weights ``[out, in]`` and bias ``[out]`` of each layer, flat, one after the other"""
     widths: Sequence[int]
-    """of the input and of each layer"""
+    """number of elements of the input, and of the output of each layer"""
     p: Sequence[float]
     """drop rate before each layer, and on the logits"""
     passes: int
@@ -151,7 +151,7 @@ def mc_dropout_mlp_backward(gradients: Gradients, given: Arguments) -> tuple[tor
 
     keep: Keep = torch.ops.uefl.dropout_mask.default
     for t in range(passes):
-        # of each layer: the input of the activation before it, and its own input
+        # for each layer: the input of the activation before the layer, and the input of the layer
         sums, inputs = [start], []
         for i, (weight, bias) in enumerate(head):
             inputs.append(drop(given, ACTIVATIONS[activation](sums[i]) if i > 0 else start, t, i, keep))

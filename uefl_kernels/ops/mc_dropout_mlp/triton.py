@@ -2,11 +2,11 @@
 
 Small cases gave correct results on an H100; no times were measured.
 
-A head of one layer (or of none) and at most 256 classes is one launch: a program takes ROWS rows through all
-passes. In each pass it draws masks of UNITS units at a time, multiplies kept units by the weights, and adds
-the probabilities to statistics in registers. Other heads are a launch for each layer and pass, and one
-that adds the pass to the statistics: what lies between two layers is in memory for one pass. In neither is
-anything of the size of the passes, or are masks, in memory.
+A head of at most one layer and 256 classes takes one launch: a program takes ROWS rows through all passes. In
+each pass, the program draws masks of UNITS units at a time, multiplies kept units by the weights, and adds
+the probabilities to statistics in registers. Other heads take a launch for each layer and pass, and one
+launch to add a pass to the statistics. Memory then holds the hidden units of one pass. No kernel stores masks
+or the predictions of all passes.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -19,11 +19,11 @@ from . import composed
 
 _ROWS, _UNITS = 64, 32  # rows of a program, units of a step: a multiple of 8
 _COLUMNS = 64  # outputs of a program, or classes of a step
-_FEW_ROWS = 16  # of a program that adds up a pass: more spill
+_FEW_ROWS = 16  # rows of a program that adds a pass to the statistics; more rows spill registers
 _MOST_CLASSES = 256
 _PROGRAMS = {"num_warps": 4}
-# Run-time values: another number of rows or passes does not recompile. Widths and strides stay special, as
-# they decide the loads.
+# Arguments without specialization: another number of rows or passes does not recompile. Widths and strides
+# are specialized, because they decide the loads.
 _RUN = ["rows", "passes", "pass_", "stream", "threshold", "logit_threshold"]
 
 
@@ -31,7 +31,7 @@ _RUN = ["rows", "passes", "pass_", "stream", "threshold", "logit_threshold"]
 def _bits(seed, row, column, pass_, stream):
     """Return 16 random bits for each unit, as ``reference.py`` draws them.
 
-    Row and column broadcast, and count words of 32 bits.
+    Row and column broadcast, and are words of 32 bits in the counter.
     """
     zero = (row * 0 + column * 0).to(tl.int32)
     block = zero + (column // 8).to(tl.int32)
@@ -306,7 +306,7 @@ def mc_dropout_mlp(given: composed.Arguments) -> composed.Result:
     mean, variance = (torch.empty(rows, classes, device=x.device) for _ in range(2))
     entropy = torch.empty(rows, device=x.device)
     if rows > 0:
-        weights, bias = head[0] if head else (parameters, parameters)  # of none: not read
+        weights, bias = head[0] if head else (parameters, parameters)  # a head without layers reads neither
         with torch.cuda.device_of(x):
             _statistics[(triton.cdiv(rows, _ROWS),)](
                 x,

@@ -1,9 +1,8 @@
 """The operands of the Triton phases of ``vq_assign``.
 
-They are a codebook centered, scaled into the range of float16 and measured for the certificate.
-
-Two launches and no wait for the host: ``_center`` finds the mean codeword and the largest element, ``_pack``
-writes the parts.
+The codebook is centered, scaled into the range of float16, and measured for the certificate. This takes two
+launches, and the host does not wait: ``_center`` finds the mean codeword and the largest element, and
+``_pack`` writes both float16 parts of the codewords.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -14,14 +13,15 @@ import torch
 import triton
 import triton.language as tl
 
-# The score of padding: beaten by every finite one that passes the certificate.
+# The score of padding. Every finite score that passes the certificate is lower.
 _NEVER = tl.constexpr(2.0**127)
-# Fields of the header of a codebook, 64 bits each: rows on the list, and as the bits of doubles the largest
-# |c - mu| of an element, |b|^2 / 2, |b|, and |b| less its first, and less its first and second float16 part,
-# these in units of the packed codebook.
+# Fields of the header of a codebook, 64 bits each. The first field is the number of rows on the list. The
+# others are bits of doubles, maxima over the codewords b = c - mu: an element of |b|, |b|^2 / 2, |b|, the
+# length of b less its first float16 part, and less both parts. The last two are in units of the packed
+# codebook.
 _COUNT, _PEAK, _HALF_SQUARE, _RADIUS, _REST, _LAST = (tl.constexpr(i) for i in range(6))
 _FIELDS = tl.constexpr(6)
-# Codewords are padded to this many, tiles of 64 and 128 divide it.
+# K is padded to a multiple of this number, so that tiles of 64 and 128 codewords fit.
 _PADDING = 128
 
 
@@ -41,7 +41,7 @@ def _field(header, codebook, FIELD: tl.constexpr):
 
 @triton.jit
 def _raise(header, codebook, FIELD: tl.constexpr, value):
-    """Raise a field to a double that is not negative: those order as their bits do."""
+    """Raise a field to a non-negative double, because the bits of such doubles have the same order."""
     tl.atomic_max(header + codebook * _FIELDS + FIELD, value.to(tl.int64, bitcast=True), sem="relaxed")
 
 
@@ -117,7 +117,7 @@ def _pack(
 ):
     """Pack the codebook as the phases read it (see _Packed).
 
-    Launched without contraction to FMA, so that norms match the definition.
+    Launch it without contraction to FMA, so that norms match the definition.
     """
     padded_k = (k + 127) // 128 * 128
     program = tl.program_id(0).to(tl.int64)
