@@ -240,9 +240,9 @@ def test_layers_made_in_inference_mode(name, later):
     x = normal(2, 8, 8)
     with torch.inference_mode():
         vq = OFFLOADED[name]().eval()
-        expected = [part.clone() for part in parts(vq(x))]
+        expected = [piece.clone() for piece in pieces(vq(x))]
     with later():
-        assert all(map(torch.equal, parts(vq(x)), expected))
+        assert all(map(torch.equal, pieces(vq(x)), expected))
 
 
 RESIDUAL = {"dim": 8, "num_quantizers": 2, "codebook_size": 16, "kmeans_init": True}
