@@ -8,7 +8,7 @@ import re
 import pytest
 import torch
 
-from tests.federated.deploy.silos_in_memory import Silos
+from tests.federated.deploy.silos_in_memory import SilosInMemory
 from tests.federated.engine_wrappers import TamperingEngine
 from tests.federated.tiny import arm, federation, finish, settings
 from uefl.algorithms.fedavg import FedAvg
@@ -284,7 +284,7 @@ def test_update_that_spoils_the_training_of_others_is_rejected(algorithm, norm, 
     one, *_ = arm(
         cfg,
         fed,
-        lambda _: changed(Silos(cfg, fed, tmp_path), {"silo-1": constant("values", value)}),
+        lambda _: changed(SilosInMemory(cfg, fed, tmp_path), {"silo-1": constant("values", value)}),
         clients_keep_states=True,
     )
     assert means(finish(one))

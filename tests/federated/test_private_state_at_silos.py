@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.federated.deploy.silos_in_memory import NAMES, Silos
+from tests.federated.deploy.silos_in_memory import NAMES, SilosInMemory
 from tests.federated.engine_wrappers import RecordingEngine, TamperingEngine
 from tests.federated.tiny import arm, federation, finish, settings
 from uefl.errors import RunError
@@ -41,7 +41,7 @@ def configured(name):
 def test_it_trains_as_the_local_engine(name, tmp_path):
     cfg, fed = configured(name), federation()
     local = arm(cfg, fed)[0]
-    remote = arm(cfg, fed, lambda _: Silos(cfg, fed, tmp_path), clients_keep_states=True)[0]
+    remote = arm(cfg, fed, lambda _: SilosInMemory(cfg, fed, tmp_path), clients_keep_states=True)[0]
     assert repr(finish(remote)) == repr(finish(local))
     for key, tensor in local.state()[0].items():
         assert torch.equal(remote.state()[0][key], tensor), key
@@ -55,13 +55,15 @@ def test_it_trains_as_the_local_engine(name, tmp_path):
 def test_run_resumes_after_every_turn_bit_for_bit(name, tmp_path):
     """The silos are started again, and have already done the turn that the server requests again."""
     cfg, fed = configured(name), federation()
-    whole = finish(arm(cfg, fed, lambda _: Silos(cfg, fed, tmp_path / "whole"), clients_keep_states=True)[0])
-    records, one = [], arm(cfg, fed, lambda _: Silos(cfg, fed, tmp_path), clients_keep_states=True)[0]
+    whole = finish(
+        arm(cfg, fed, lambda _: SilosInMemory(cfg, fed, tmp_path / "whole"), clients_keep_states=True)[0]
+    )
+    records, one = [], arm(cfg, fed, lambda _: SilosInMemory(cfg, fed, tmp_path), clients_keep_states=True)[0]
     while not one.finished:
         tensors, plain = one.state()
         tensors, plain = {k: v.clone() for k, v in tensors.items()}, json.loads(json.dumps(plain))
         one.turn()  # the server is killed after it, before its checkpoint
-        one = arm(cfg, fed, lambda _: Silos(cfg, fed, tmp_path), clients_keep_states=True)[0]
+        one = arm(cfg, fed, lambda _: SilosInMemory(cfg, fed, tmp_path), clients_keep_states=True)[0]
         one.restore(tensors, plain)
         records += one.turn()
     assert repr(records) == repr(whole)
@@ -92,7 +94,10 @@ def test_codewords_of_one_client_stay_at_its_silo(name, tmp_path):
     fed, engines = federation(), []
     local = arm(cfg, fed)[0]
     remote = arm(
-        cfg, fed, lambda _: engines.append(Silos(cfg, fed, tmp_path)) or engines[0], clients_keep_states=True
+        cfg,
+        fed,
+        lambda _: engines.append(SilosInMemory(cfg, fed, tmp_path)) or engines[0],
+        clients_keep_states=True,
     )[0]
     for mine, theirs in zip(finish(local), finish(remote), strict=True):
         moved = ("bytes_sent", "bytes_received")
@@ -112,7 +117,7 @@ def test_codewords_of_one_client_stay_at_its_silo(name, tmp_path):
 
 def test_few_states_are_kept(tmp_path):
     cfg, fed = settings("scaffold", rounds=[8]), federation()
-    finish(arm(cfg, fed, lambda _: Silos(cfg, fed, tmp_path), clients_keep_states=True)[0])
+    finish(arm(cfg, fed, lambda _: SilosInMemory(cfg, fed, tmp_path), clients_keep_states=True)[0])
     for name in NAMES:
         assert len(list((tmp_path / name).glob("states/*/*.safetensors"))) == 3
         assert all(path.stat().st_mode & 0o077 == 0 for path in (tmp_path / name).glob("*"))
@@ -120,7 +125,7 @@ def test_few_states_are_kept(tmp_path):
 
 def test_silo_with_a_lost_state_is_left_out(tmp_path):
     cfg, fed = settings("scaffold", quorum=0.5), federation()
-    one, _, notices = arm(cfg, fed, lambda _: Silos(cfg, fed, tmp_path), clients_keep_states=True)
+    one, _, notices = arm(cfg, fed, lambda _: SilosInMemory(cfg, fed, tmp_path), clients_keep_states=True)
     one.turn()
     for path in (tmp_path / "silo-1").glob("states/*/*.safetensors"):
         path.write_bytes(b"x")
@@ -134,7 +139,7 @@ def test_silo_with_a_lost_state_is_left_out(tmp_path):
 def test_server_cannot_request_private_state(how, tmp_path):
     """The server leaves out the name of the state, sends its own state, or names a file."""
     cfg, fed = configured("fedper"), federation()
-    silos = Silos(cfg, fed, tmp_path)
+    silos = SilosInMemory(cfg, fed, tmp_path)
 
     def ask(messages):
         for message in messages.values():
@@ -157,7 +162,7 @@ def test_server_cannot_request_private_state(how, tmp_path):
 @pytest.mark.parametrize("states", [[], ["x"], ["../../x"], [32 * "0", 32 * "0"], [32 * "0"]])
 def test_invalid_names_of_states_are_rejected(states, tmp_path):
     cfg, fed = configured("scaffold"), federation()
-    silos = TamperingEngine(Silos(cfg, fed, tmp_path), lambda reply: replace(reply, states=states))
+    silos = TamperingEngine(SilosInMemory(cfg, fed, tmp_path), lambda reply: replace(reply, states=states))
     one, _, notices = arm(settings("scaffold", quorum=0.1), fed, lambda _: silos, clients_keep_states=True)
     if states == [32 * "0"]:
         one.turn()
@@ -175,7 +180,10 @@ def test_reported_tensors_equal_sent_tensors(tmp_path):
     cfg, fed = settings("fedper", private_mean=False, personal="all", hidden=256), federation()
     engines = []
     one = arm(
-        cfg, fed, lambda _: engines.append(Silos(cfg, fed, tmp_path)) or engines[0], clients_keep_states=True
+        cfg,
+        fed,
+        lambda _: engines.append(SilosInMemory(cfg, fed, tmp_path)) or engines[0],
+        clients_keep_states=True,
     )[0]
     records = finish(one)
     reported = [sum(record[key] for record in records) for key in ("bytes_sent", "bytes_received")]

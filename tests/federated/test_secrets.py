@@ -144,7 +144,7 @@ def test_a_client_sends_no_update_if_only_the_server_trains(name):
     client = fed.clients[0].name
     message = asked(Message(workspace.initial(0)[0], options), cfg, fed, client)
     reply = program(fed, client)(message)
-    assert (reply.header["error"], reply.parts["update"]) == ("data", {})
+    assert (reply.header["error"], reply.groups["update"]) == ("data", {})
 
 
 @pytest.mark.parametrize("accepted", [("fedavg", "fedprox"), ("fedbr",), None])

@@ -95,6 +95,6 @@ def test_a_network_without_a_personal_part_is_rejected():
     convolutions = nn.Sequential(nn.Conv2d(1, 3, 8), nn.Flatten())
     with pytest.raises(UserError, match=r"key 'personal': .*'last'"):
         arm(settings("fedper"), algorithm=own(convolutions))
-    with pytest.raises(UserError, match=r"part .*'head'"):
+    with pytest.raises(UserError, match=r"personal.*'head'"):
         arm(settings("fedper"), algorithm=own(nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), personal="head"))
     assert arm(settings("fedper"), algorithm=own(convolutions, personal="none"))[1].private_names() == []
