@@ -97,7 +97,19 @@ def _transition_backward(_grad: Any, *arguments: Any, out_val: Any) -> int:
     return 2 * _transition(*arguments, out_val=None)
 
 
+def _lfq(rows: torch.Tensor, *_: Any, out_val: Any) -> int:
+    """Count the products of every row with every code, as the definition computes them."""
+    return 2 * rows.numel() << rows.shape[-1]
+
+
+def _lfq_backward(rows: torch.Tensor, *_: Any, out_val: Any) -> int:
+    """Count the forward pass again, and a product with the codes."""
+    return 2 * _lfq(rows, out_val=None)
+
+
 _FORMULAS: dict[str, Callable[..., int]] = {
+    "lfq_entropy": _lfq,
+    "lfq_entropy_backward": _lfq_backward,
     **dict.fromkeys(
         ("vq", "vq_assign", "vq_forward", "kmeans_step", "kmeans_labels", "kmeans_distances"), _search
     ),

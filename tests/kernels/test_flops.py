@@ -14,6 +14,7 @@ import uefl_kernels
 from uefl_kernels import KMeans, _flops, _library, backend
 from uefl_kernels.nn import MCDropout, ResidualVQ, VectorQuantize
 from uefl_kernels.ops.kmeans_labels import kmeans_distances, kmeans_labels
+from uefl_kernels.ops.lfq_entropy import lfq_entropy
 
 from .conftest import normal
 
@@ -51,6 +52,7 @@ CASES = {
     "linear": (lambda: LINEAR(normal(6, 8), normal(3, 8), normal(3)), 2 * 6 * 8 * 3),
     "kmeans_labels": (lambda: kmeans_labels(normal(200, 8), normal(5, 8)), 2 * 200 * 8 * 5),
     "kmeans_distances": (lambda: kmeans_distances(normal(200, 8), normal(5, 8)), 2 * 200 * 8 * 5),
+    "lfq_entropy": (lambda: lfq_entropy(normal(6, 2, 3)), 2 * 6 * 2 * 3 * 8),
     "predict": (lambda: FITTED.predict(ROWS), 2 * 60 * 8 * 5),
     "transform": (lambda: FITTED.transform(ROWS), 2 * 60 * 8 * 5),
     "score": (lambda: FITTED.score(ROWS), 2 * 60 * 8 * 5),

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from .._checks import check_dense
+from ..ops.lfq_entropy import lfq_entropy
 from . import _distributed
 from ._codebook import Coder
 from ._shared import (
@@ -346,16 +347,17 @@ class LFQ(ConstantBuffers, Coder):
         if self.frac_per_sample_entropy < 1:
             wanted = max(1, int(len(rows) * self.frac_per_sample_entropy))
             rows = rows[torch.randn(len(rows), device=rows.device, dtype=torch.float32).argsort() < wanted]
-        codebook = self.maybe_l2norm(self.codebook.to(rows.dtype))
-        probs = (2 * (rows @ codebook.t()) * inv_temperature).softmax(-1)
-        mean = probs.mean(0) if len(probs) > 0 else probs.sum(0)
+        size = self._codebook_scale / (
+            math.sqrt(self._bits) if self.spherical else 1
+        )  # of an element of a code
+        entropy, mean = lfq_entropy(rows * (2 * size * inv_temperature))
         if _distributed.rank_and_size()[1] > 1:
             from torch.distributed.nn.functional import all_reduce  # absent from builds without it
 
-            counted = mean.new_full((1,), float(len(probs) > 0))
+            counted = mean.new_full((1,), float(len(rows) > 0))
             message = all_reduce(torch.cat([mean.flatten(), counted]))  # type: ignore[no-untyped-call]
             mean = message[:-1].view_as(mean) / message[-1].clamp(min=1)
-        return LFQLosses(_mean(_entropy(probs)), _entropy(mean).mean(), commitment)
+        return LFQLosses(entropy, _entropy(mean).mean(), commitment)
 
 
 def _mean(values: torch.Tensor) -> torch.Tensor:
