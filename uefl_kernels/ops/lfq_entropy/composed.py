@@ -46,7 +46,7 @@ class _Half(NamedTuple):
 
 
 def signs(bits: int, like: torch.Tensor) -> torch.Tensor:
-    """Return ``[2^bits, bits]``: +1 for each bit of the index that is set, else -1; the highest bit first."""
+    """Return the bits of each index as +1 and -1, ``[2^bits, bits]``, the highest bit first."""
     places = 2 ** torch.arange(bits - 1, -1, -1, device=like.device)
     values = torch.arange(2**bits, device=like.device).unsqueeze(-1)
     return (values.bitwise_and(places) != 0).to(like.dtype) * 2 - 1
