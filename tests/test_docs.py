@@ -204,6 +204,12 @@ def test_every_kept_result_that_a_page_names_is_there():
     index = (ROOT / "reproduction" / "results" / "README.md").read_text(encoding="utf-8")
     kept = {path.name for path in (ROOT / "reproduction" / "results").glob("*.md")} - {"README.md"}
     assert kept == set(re.findall(r"\]\(([^/)]+\.md)\)", index))
+    titles = {
+        path.stem: path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+        for path in (ROOT / "reproduction").rglob("*.toml")
+    }
+    rows = dict(re.findall(r"^\| \[([\w-]+)\]\(.*?\) \| (.*) \|$", index, re.MULTILINE))
+    assert [name for name in rows if rows[name] != titles.get(name, rows[name])] == []
 
 
 def test_signs_of_docstrings_become_markdown(monkeypatch):
