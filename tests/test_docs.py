@@ -223,6 +223,7 @@ def test_signs_of_docstrings_become_markdown(monkeypatch):
         markdown("Args:\n    a, b: one\n        two\n")
         == "Args:\n    a: one\n        two\n    b: one\n        two\n"
     )
+    assert markdown("Source: a\n    b\n    c\n\nArgs:\n    d: e\n") == "Source: a b c\n\nArgs:\n    d: e\n"
 
 
 def formulas(text: str) -> list[str]:
