@@ -257,7 +257,7 @@ def test_a_wide_formula_scrolls(monkeypatch):
 def test_names_of_functions_and_primes_have_their_usual_places(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "tools")
     shown = importlib.import_module("formulas").rendered(
-        '<span class="arithmatex">\\(\\operatorname{sg}[z] + f\' + \\pi\'_k\\)</span>'
+        "<span class=\"arithmatex\">\\(\\operatorname{sg}[z] + f' + \\pi'_k\\)</span>"
     )
     assert '<mo lspace="0.1em" rspace="0.1em">sg</mo>' in shown
     assert shown.count('<mo lspace="0" rspace="0">&#x02032;</mo>') == 2
