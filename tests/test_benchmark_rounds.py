@@ -180,3 +180,20 @@ def test_runs_at_once_are_compared_with_one_run(most, code, monkeypatch, capsys)
 def test_two_runs_are_timed_in_processes(capsys):
     assert two_runs.main(["kmeans", "--turns", "1", "--most", "0", *options(*SMALL["kmeans"])]) == 1
     assert "kmeans" in capsys.readouterr().out
+
+
+def test_the_page_of_a_round_has_the_saved_ratios():
+    page = (results.FOLDER.parents[1] / "docs" / "design" / "federated-round.md").read_text(encoding="utf-8")
+    saved = {
+        (row["round"], row["loop"]): float(row["cpu_ratio"])
+        for path in results.ROUNDS.glob("*.csv")
+        for row in results.load(path)
+    }
+    rows = re.findall(r"^\| (\d+) x (\d+), (\d+), (\d+) \| (.*) \|$", page, re.MULTILINE)
+    assert len(rows) == 2
+    for clients, images, cohort, batch, cells in rows:
+        name = f"fedavg {clients}x{images} cohort {cohort} batch {batch}"
+        loops = ("plain loop", "uefl", "pfl", "fluke", "flower")
+        for loop, cell in zip(loops, cells.split(" | "), strict=True):
+            digits = len(cell.partition(".")[2])
+            assert f"{saved[name, loop] / saved[name, 'plain loop']:.{digits}f}" == cell

@@ -204,6 +204,12 @@ def test_every_kept_result_that_a_page_names_is_there():
     index = (ROOT / "reproduction" / "results" / "README.md").read_text(encoding="utf-8")
     kept = {path.name for path in (ROOT / "reproduction" / "results").glob("*.md")} - {"README.md"}
     assert kept == set(re.findall(r"\]\(([^/)]+\.md)\)", index))
+    titles = {
+        path.stem: path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+        for path in (ROOT / "reproduction").rglob("*.toml")
+    }
+    rows = dict(re.findall(r"^\| \[([\w-]+)\]\(.*?\) \| (.*) \|$", index, re.MULTILINE))
+    assert [name for name in rows if rows[name] != titles.get(name, rows[name])] == []
 
 
 def test_signs_of_docstrings_become_markdown(monkeypatch):
@@ -217,6 +223,7 @@ def test_signs_of_docstrings_become_markdown(monkeypatch):
         markdown("Args:\n    a, b: one\n        two\n")
         == "Args:\n    a: one\n        two\n    b: one\n        two\n"
     )
+    assert markdown("Source: a\n    b\n    c\n\nArgs:\n    d: e\n") == "Source: a b c\n\nArgs:\n    d: e\n"
 
 
 def formulas(text: str) -> list[str]:
@@ -245,6 +252,16 @@ def test_a_wide_formula_scrolls(monkeypatch):
     name = re.match(r'<div class="(\w+)"><math', shown)[1]
     style = (ROOT / "docs" / "stylesheets" / "tables.css").read_text(encoding="utf-8")
     assert re.search(rf"div\.{name} {{\s*overflow-x: auto;", style)
+
+
+def test_names_of_functions_and_primes_have_their_usual_places(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    shown = importlib.import_module("formulas").rendered(
+        "<span class=\"arithmatex\">\\(\\operatorname{sg}[z] + f' + \\pi'_k\\)</span>"
+    )
+    assert '<mo lspace="0.1em" rspace="0.1em">sg</mo>' in shown
+    assert shown.count('<mo lspace="0" rspace="0">&#x02032;</mo>') == 2
+    assert "sup>" not in shown
 
 
 FETCHED = re.compile(

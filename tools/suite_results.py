@@ -34,7 +34,7 @@ def keep(folder: Path, place: Path = PLACE) -> None:
     name = found["suite"]
     found["missing"] = {run: _PATH.sub("ROOT", why) for run, why in found["missing"].items()}
     text = (folder / "report.md").read_text(encoding="utf-8")
-    pages = [text.partition("## Curves")[0].partition("## Not there")[0].rstrip()]
+    pages = [text.partition("## Curves")[0].partition("## Missing runs")[0].rstrip()]
     picture = next(
         (p for p in (folder / "plots" / f"{kind}.png" for kind in ("sweep", "curves")) if p.exists()), None
     )
@@ -44,7 +44,7 @@ def keep(folder: Path, place: Path = PLACE) -> None:
         pages.append(f"![{what}, {name}]({name}.png)")
     pages.append(f"Every number by seed: [{name}.json]({name}.json)")
     if found["missing"]:
-        pages += ["## Not there", "\n".join(f"- {line}" for line in report.reasons(found["missing"]))]
+        pages += ["## Missing runs", "\n".join(f"- {line}" for line in report.reasons(found["missing"]))]
     (place / f"{name}.json").write_text(_short(found), encoding="utf-8")
     (place / f"{name}.md").write_text("\n\n".join(pages) + "\n", encoding="utf-8")
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _GROUPS = {
     "start": "to start with",
     "codebooks": "the published tables of UEFL",
-    "sets": "those of FedUL",
+    "sets": "the published tables of FedUL",
     "own": "your own data",
 }
 _OUTPUT_CLOSED = 128 + signal.SIGPIPE
@@ -66,7 +66,7 @@ def _in_a_line() -> Iterator[None]:
         _silence_stdout()
         raise typer.Exit(_OUTPUT_CLOSED) from None
     except MemoryError:
-        _say("this process may not use more memory; take fewer or smaller inputs")
+        _say("not enough memory for this process; use fewer or smaller inputs")
         raise typer.Exit(1) from None
     except OSError as error:  # a folder that cannot be written, a full disk, no network for a download
         where = f"{error.filename}: " if error.filename else ""
@@ -119,8 +119,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     help=(
-        "Federated learning: extensible codebooks (UEFL), its comparators, and learning from unlabeled sets"
-        " (FedUL)."
+        "Train and compare algorithms of federated learning: UEFL (extensible codebooks), FedUL (learning"
+        " from unlabeled sets), FedAvg and others."
     ),
 )
 
@@ -161,7 +161,8 @@ _Wait = Annotated[
 _SiloImages = Annotated[
     Path | None,
     typer.Option(
-        metavar="DIR", help="This silo's images: DIR/CLASS/*, DIR/train|test/CLASS/*, or sets in DIR/clients."
+        metavar="PATH",
+        help="This silo's data: a folder with CLASS/*, train|test/CLASS/* or clients/NAME/SET/*, or a table.",
     ),
 ]
 _SiloAlgorithms = Annotated[
@@ -215,6 +216,14 @@ def _options(
     pass
 
 
+_Source = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="PRESET|CONFIG.toml",
+        help="A preset (`uefl presets` lists them) or your own file.",
+        show_default=False,
+    ),
+]
 _Settings = Annotated[
     list[str] | None,
     typer.Option(
@@ -242,13 +251,16 @@ _Workers = Annotated[
     typer.Option(min=1, help="Distributed: number of processes; default: one per GPU, or per core."),
 ]
 _SuperLink = Annotated[
-    str | None, typer.Option(metavar="HOST:PORT", help="Flower: use the silos at this SuperLink.")
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT", help="Flower: SuperLink (message server) of the silos; default: a new one."
+    ),
 ]
 
 
 @app.command(cls=_Command)
 def train(
-    source: Annotated[str | None, typer.Argument(metavar="PRESET|CONFIG.toml", show_default=False)] = None,
+    source: _Source = None,
     settings: _Settings = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; default: runs/<preset>.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Continue the run in this folder.")] = None,
@@ -266,7 +278,10 @@ def train(
     strict: _Strict = False,
     wait: _Wait = 600.0,
 ) -> None:
-    """Run every arm of a preset or a configuration, and report."""
+    """Train every arm of a preset or of a configuration file, and write a report.
+
+    An arm is an algorithm with its settings.
+    """
     options: dict[str, Any] = {"superlink": superlink, "silos": silos, "root_certificates": root_certificates}
     options |= {"secret": secret, "insecure": insecure, "strict": strict}
     _check_engine(engine, options, workers)
@@ -396,8 +411,8 @@ _Client = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="Client of the private parts; default: a new client. If clients have codebooks, an export needs"
-        " a name.",
+        help="Use the layers and codewords of this client; default: a new client. If clients have codebooks,"
+        " an export needs a name.",
         show_default=False,
     ),
 ]
@@ -430,7 +445,7 @@ def predict(
 ) -> None:
     """Predict classes of images, or of the rows of tables, with their uncertainty.
 
-    Images are read and resized as the model takes them.
+    Images are resized to the size that the model takes.
     """
     from . import predict as predictions
     from .progress import bar
@@ -472,8 +487,7 @@ def export(
 ) -> None:
     """Write a trained model as a plain module.
 
-    The module takes images (float32 on the scale 0 to 255), columns (float64) or tokens (int64), and returns
-    probabilities.
+    The module maps images (float32, 0 to 255), columns (float64) or tokens (int64) to probabilities.
     """
     from . import export as exporting
 
@@ -489,7 +503,7 @@ def fetch(
     ],
     data_root: _DataRoot = None,
 ) -> None:
-    """Download published data sets through torchvision into the data root."""
+    """Download published data sets through torchvision into the folder of --data-root."""
     from .fetch import fetch as download
 
     download(names, data_root, typer.echo)
@@ -518,7 +532,7 @@ def silo(
     ] = None,
     label: Annotated[str, typer.Option(metavar="COLUMN", help="Tables: column with the classes.")] = "label",
     key: Annotated[
-        Path | None, typer.Option(help="Private key that identifies this silo to the SuperLink.")
+        Path | None, typer.Option(help="File of the private key that identifies this silo to the SuperLink.")
     ] = None,
     root_certificates: _RootCertificates = None,
     insecure: _Insecure = False,
@@ -534,7 +548,7 @@ def silo(
     ] = None,
     delta: Annotated[float, typer.Option(help="Privacy: delta of the epsilon that this silo prints.")] = 1e-5,
     max_epsilon: Annotated[
-        float, typer.Option(help="Privacy: send no update that would spend more, over all runs; 0: no bound.")
+        float, typer.Option(help="Privacy: send no update that would exceed it, over all runs; 0: no limit.")
     ] = 0.0,
     spent: Annotated[
         Path | None, typer.Option(help="Privacy: file that counts the updates; default: next to the data.")
@@ -549,7 +563,7 @@ def silo(
     simulate: Annotated[str | None, typer.Option(hidden=True)] = None,
     data_root: Annotated[Path | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Serve as one client for runs at a SuperLink, with the images of one folder, until Ctrl-C."""
+    """Take part as one client in the runs at a SuperLink, with data of this machine, until Ctrl-C."""
     options = SimpleNamespace(**{**locals(), "device": device.value})
     from .deploy.command import silo as serve
 
@@ -584,8 +598,12 @@ def _silence_stdout() -> None:
 
 
 @app.command(cls=_Command)
-def presets(name: Annotated[str | None, typer.Argument(metavar="[NAME]", show_default=False)] = None) -> None:
-    """List the presets, or print one to start a file from."""
+def presets(
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="Preset to print.", show_default=False)
+    ] = None,
+) -> None:
+    """List the presets, or print one as a template for your own file."""
     if name is not None:
         typer.echo(config.preset_text(name), nl=False)
         return
@@ -597,8 +615,18 @@ def presets(name: Annotated[str | None, typer.Argument(metavar="[NAME]", show_de
 
 
 @app.command(cls=_Command)
-def keys(section: Annotated[str, typer.Argument(metavar="[SECTION]", show_default=False)] = "") -> None:
-    """List the keys of a configuration, or of the sections with a word in their title, such as training."""
+def keys(
+    section: Annotated[
+        str,
+        typer.Argument(
+            metavar="SECTION", help="Word in the title of sections, such as training.", show_default=False
+        ),
+    ] = "",
+) -> None:
+    """List the keys of a configuration.
+
+    With a word, list only the sections with this word in their title.
+    """
     from .config.docs import sections
 
     found = [text for title, text in sections() if section in title]
@@ -614,7 +642,12 @@ class _Scale(StrEnum):
 
 @app.command(cls=_Command)
 def suite(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME|SUITE.toml]", show_default=False)] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="NAME|SUITE.toml", help="A suite of the papers or your own file.", show_default=False
+        ),
+    ] = None,
     scale: Annotated[
         _Scale, typer.Option(help="cpu: small, for two cores; paper: the size of the paper, for a GPU.")
     ] = _Scale.cpu,
@@ -626,7 +659,7 @@ def suite(
     device: _OnDevice = _Device.auto,
     data_root: _DataRoot = None,
 ) -> None:
-    """Run every arm of a suite with several seeds, and report.
+    """Train every arm of a suite, a table of runs, with several seeds, and write a report.
 
     Without a name, list the suites of the papers. A second call continues where the first one stopped.
     """
@@ -680,7 +713,7 @@ def report(
         ),
     ] = None,
 ) -> None:
-    """Write the report of runs again and print their tables.
+    """Write the reports of runs again, and print their tables.
 
     For several runs, also write one page that compares them.
     """

@@ -102,7 +102,7 @@ def check_file(path: Path, what: str, expected: str = "expected a file") -> None
     kind = _other_kind(path)
     if kind is None and path.is_file():
         return
-    found = f"is {kind}" if kind else f"is not there{other_capitals(path)}"
+    found = f"is {kind}" if kind else f"does not exist{other_capitals(path)}"
     raise UserError(f"{what} {path} {found}; {expected}")
 
 

@@ -21,7 +21,7 @@ def network() -> SvgDrawing:
         d.arrow((x0, 90), (x1 - 1, 90))
     d.frame(380, 165, 330, 140, "codebook of this client")
     d.box(392, 200, 150, 80, "shared codewords", "averaged by the", "server every round", kind="green")
-    d.box(550, 200, 150, 80, "added codewords", "of this client alone,", "if it is uncertain", kind="orange")
+    d.box(550, 200, 150, 80, "added codewords", "of this client only,", "if it is uncertain", kind="orange")
     d.arrow((545, 165), (545, 122))
     d.arrow((730, 122), (730, 235), (712, 235))
     d.text(738, 200, "entropy over T", "small", "start")

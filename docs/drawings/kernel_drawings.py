@@ -11,7 +11,7 @@ def search_gpu() -> SvgDrawing:
     d.text(20, 28, "global memory", "small", "start")
     d.box(20, 40, 250, 46, "rows x", "float32, float16 or bfloat16")
     d.box(350, 40, 250, 46, "codebook", "float16 tiles, packed once")
-    d.frame(10, 108, 600, 360, "a thread block: one per multiprocessor")
+    d.frame(10, 108, 600, 360, "a thread block")
     d.box(
         20,
         140,

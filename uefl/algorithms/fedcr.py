@@ -63,7 +63,7 @@ class FedCR(GaussianFeatures):
             description="epochs in which every client trains only its head, after the last round; 0: none",
         )
         gradient_bound: float = Field(
-            10.0, ge=0, description="L2 norm to which a longer gradient of a step is clipped; 0: no bound"
+            10.0, ge=0, description="L2 norm to which a longer gradient of a step is clipped; 0: no limit"
         )
 
         @model_validator(mode="after")

@@ -105,7 +105,7 @@ class RunSection(Section):
         ge=0,
         description=(
             "reject an update with a larger L2 distance to the sent values (over all "
-            "returned tensors); 0: no bound"
+            "returned tensors); 0: no limit"
         ),
     )
     aggregation: Literal["mean", "median", "trimmed_mean", "krum"] = Field(
@@ -153,7 +153,7 @@ class RunSection(Section):
     max_epsilon: float = Field(
         0.0,
         ge=0,
-        description="with `privacy`: an arm ends before the round that would exceed it; 0: no bound",
+        description="with `privacy`: an arm ends before the round that would exceed it; 0: no limit",
     )
     uncertainty: Literal["mc_dropout", "ensemble"] = Field(
         "mc_dropout",

@@ -37,7 +37,7 @@ def visible(folder: Path) -> list[Path]:
         check_name(path, "the entry")
         kind = special(path)
         if kind is None and path.is_symlink() and not path.exists() and not _is_image(path):
-            kind = "a link to a path that is not there"
+            kind = "a link to a path that does not exist"
         if kind is not None:
             raise UserError(f"{path} is {kind}; expected images and folders of images, remove it")
     return entries

@@ -43,7 +43,7 @@ def prepare_for(
     assert len(vectors) == len(sources)
     if image_size:
         kind = vectors[0].inputs.kind
-        raise UserError(f"key 'image_size': resizes images, and the data are {kind}; leave it out")
+        raise UserError(f"key 'image_size': the data are {kind}, which have no size; leave the key out")
     return NoPreparation(vectors[0].inputs, tuple(vectors[0].values.shape[1:]), standard)
 
 
@@ -69,7 +69,7 @@ class NoPreparation:
         if angle:
             kind = self.inputs.kind
             raise UserError(
-                f"key 'data.partition.angles': turns images, and the data are {kind}; leave it out"
+                f"key 'data.partition.angles': only images can be turned; leave it out for {kind}"
             )
         return source.values[torch.from_numpy(rows)]
 

@@ -81,7 +81,7 @@ def read(root: Path) -> PriorTable:
         return _read_json(root / "priors.json")
     for name in ("priors.csv", "priors.json"):
         if other := other_capitals(root / name):
-            raise InvalidPriors(f"{root / name} is not there{other}")
+            raise InvalidPriors(f"{root / name} does not exist{other}")
     return PriorTable("", {}, ())
 
 

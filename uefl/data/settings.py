@@ -88,8 +88,8 @@ class Data(BaseModel):
     normalize: Literal["standard", "imagenet", "centered", "raw"] = Field(
         default="standard",
         description=(
-            "scale of the pixels: mean and deviation of the training images, those of "
-            "ImageNet, from -1 to 1, or none (0-255)"
+            "scale of the inputs: by the mean and deviation of the training data (`standard`) or of ImageNet,"
+            " from -1 to 1 (`centered`), or unchanged (`raw`)"
         ),
     )
     augment: Literal["none", "rotate", "flip"] = Field(
@@ -110,8 +110,8 @@ class Data(BaseModel):
     priors: Literal["given", "estimated"] = Field(
         default="given",
         description=(
-            "class shares of each set: the realized ones, or estimates from its images and the server's"
-            " labeled images"
+            "class shares of each set: the real ones (`given`), or estimates from the images of the set and"
+            " the labeled images of the server"
         ),
         json_schema_extra=_OF_SETS,
     )

@@ -42,8 +42,8 @@ def check_asked(cfg: Config) -> None:
     data = cfg.data
     if isinstance(data.partition, LeaveOneOut) and data.clients is not None:
         raise UserError(
-            "key 'clients': the number of silos is not set here, every silo at the "
-            "SuperLink takes part; leave it out"
+            "key 'clients': every silo at the SuperLink takes part, so the number is not set here; leave the"
+            " key out"
         )
     if isinstance(data.partition, LeaveOneOut) and data.partition.per_domain:
         raise UserError("key 'per_domain': silos at a SuperLink use all of their images; leave it out")
@@ -62,7 +62,7 @@ def check_asked(cfg: Config) -> None:
         )
     if data.prior_noise:
         raise UserError(
-            "key 'prior_noise': is drawn over all clients in one process; leave it out, or run without"
+            "key 'prior_noise': one process draws it for all clients; leave the key out, or run without"
             " --superlink"
         )
 

@@ -42,7 +42,7 @@ def silo(options: SimpleNamespace) -> None:
     address = checked_address(options.superlink, options.root_certificates, options.insecure)
     _check_access(address, options.key, options.strict)
     if (options.data is None) == (options.simulate is None):
-        raise UserError("--data: name the folder of this silo's images")
+        raise UserError("--data: name the folder or the table with this silo's data")
     where = chosen_device(options.device)
     accepted = None if options.algorithms is None else _accepted(options.algorithms)
     source: ClientSource

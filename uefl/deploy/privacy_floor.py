@@ -43,7 +43,7 @@ class PrivacyFloor:
     Args:
         noise_multiplier: the least value that the silo accepts, with ``run.privacy = "local"``.
         delta: the delta of the stated epsilon.
-        max_epsilon: no update is sent that spends more; 0: no bound.
+        max_epsilon: no update is sent that exceeds it; 0: no limit.
         path: path of the file; if the file is moved or removed, the count starts again.
 
     Raises:

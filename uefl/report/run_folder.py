@@ -172,7 +172,9 @@ def read_run(path: Path) -> RunFolder:
     """
     check_name(path, "the run folder")
     if not path.exists():
-        raise UserError(f"{path} is not there{other_capitals(path)}; expected a run folder, with config.toml")
+        raise UserError(
+            f"{path} does not exist{other_capitals(path)}; expected a run folder, with config.toml"
+        )
     for name in ("config.toml", "metrics.jsonl"):
         if not (path / name).is_file():
             held = (

@@ -205,7 +205,7 @@ def content(result: SuiteResult, pictures: list[Picture]) -> Content:
         elements.append(_CPU)
     sections = [ReportSection("", elements), *([ReportSection("Curves", list(pictures))] if pictures else [])]
     if result.missing:
-        sections.append(ReportSection("Not there", [reasons(result.missing)]))
+        sections.append(ReportSection("Missing runs", [reasons(result.missing)]))
     warnings = (
         [f"{len(result.missing)} of {runs + len(result.missing)} runs are missing; see the end"]
         if result.missing

@@ -234,7 +234,7 @@ class Layout(NamedTuple):
         if lens is None:
             return mask
         if mask is not None:
-            raise ValueError(f"{self.layer}: mask and lens say the same; give one of them")
+            raise ValueError(f"{self.layer}: mask and lens have the same meaning; give one of them")
         check_tensor(self.layer, "lens", lens, (torch.int64, torch.int32))
         if x.dim() != 3 or self.spatial or lens.shape != x.shape[:1]:
             raise ValueError(

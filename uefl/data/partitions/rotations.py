@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Rotations(Scheme):
     """Clients get disjoint slices of the data set in its order, the same for every seed.
 
-    The images of each are turned by an angle.
+    The images of a client are turned by its angle.
 
     With fewer angles than clients each angle belongs to an equal number of consecutive clients: two angles
     and four clients are a, a, b, b.

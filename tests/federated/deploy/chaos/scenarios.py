@@ -499,7 +499,7 @@ SCENARIOS = {
         _superlink_away(_flood_superlink, "continues after the flood; same metrics, bit for bit"),
     ),
     "500": Scenario(
-        "the SuperLink fails (HTTP 500) in a round, but for its heartbeats",
+        "the SuperLink fails (HTTP 500) in a round, except for heartbeats",
         "the same run, bit for bit",
         _failing_superlink,
     ),
@@ -520,10 +520,12 @@ SCENARIOS = {
         _disk_full("tensors"),
     ),
     "clock": Scenario(
-        "two silos whose clocks are six hours off", "they are refused with the reason, exit code 2", _clock
+        "two silos with clocks that are six hours off",
+        "they are refused with the reason, exit code 2",
+        _clock,
     ),
     "certificate": Scenario("a SuperLink with another certificate", "refused, exit code 2", _certificate),
-    "key": Scenario("a silo whose key is not registered", "refused, exit code 2", _key),
+    "key": Scenario("a silo with a key that is not registered", "refused, exit code 2", _key),
     "port": Scenario("the port is taken", "a line, exit code 2", _port_taken),
     "two": Scenario("two runs at once", "both finish, bit for bit", _two_runs),
     "folder": Scenario("two runs in one folder", "the second is refused, the first continues", _same_folder),
