@@ -87,7 +87,7 @@ def test_server_methods_get_no_private_state():
 
 
 class Drawer(Algorithm):
-    """Draws from torch's generator in every method of both halves that the frame calls."""
+    """Draws from torch's generator in every method of both halves that the framework calls."""
 
     def server_state(self, values, buffers, net):
         state = super().server_state(values, buffers, net)
@@ -200,9 +200,9 @@ def test_an_untrained_client_is_measured_with_the_mean_state(name):
     assert len(first) == 2
     one_private = {client: dict(own) for client, own in one.members[0].private.items()}
     records = {record["client"]: record for record in one.turn()}
-    for piece, tensor in sent[1][never].reference.items():
+    for piece, tensor in sent[1][never].private_mean.items():
         torch.testing.assert_close(tensor, sum(one_private[client][piece] for client in first) / 2)
-        assert sent[1][first[0]].reference[piece].equal(tensor)
+        assert sent[1][first[0]].private_mean[piece].equal(tensor)
     assert sent[1][never].options["newcomer"] is True
     assert "newcomer" not in sent[1][first[0]].options
     # only dropout tells them apart
