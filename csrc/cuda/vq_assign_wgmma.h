@@ -219,7 +219,8 @@ __global__ void __launch_bounds__(WgmmaRoles<kGroups, kLong>::kThreads, 1)
     named_wait(kDoneBarrier, Roles::kThreads);
     const int warp = static_cast<int>(threadIdx.x / kWarp),
               team_warp = warp < kGroupWarps ? warp : warp - kGroups * kGroupWarps;
-    settle<kLong>(x, shape, packed, plan, few, team_warp, (Roles::kPreparers + 1) * kGroupWarps, indices);
+    decide_pairs<kLong>(x, shape, packed, plan, few, team_warp, (Roles::kPreparers + 1) * kGroupWarps,
+                        indices);
   };
   if (role == 0 || role == kGroups + 2) {
     warpgroup_reg_dealloc<Roles::kPrepare>();
