@@ -65,7 +65,7 @@ print(sorted(set(run.metrics["arm"])), len(set(run.metrics["client"])))
     ids=["algorithm", "source", "partition", "network", "metric"],
 )
 def test_a_recipe_is_complete(recipe, data, arms, said, tmp_path):
-    # a process: it registers a name
+    # in a new process, because the recipe registers a name
     words = {
         "DATA": data,
         "ARMS": arms,

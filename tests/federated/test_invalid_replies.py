@@ -1,6 +1,6 @@
-"""Numbers that no client of ours sends cost the sender its reply, never the run.
+"""The server rejects a reply with invalid numbers, and the run continues.
 
-A client may send them over the wire.
+Our clients do not send such numbers, but another program may send them over the network.
 """
 
 import re

@@ -145,7 +145,7 @@ def test_state_dict_round_trip():
         assert same.part_clients == codes.part_clients
         assert same.extend("silo.2", normal(1, 4)) == 2
         assert same.rows(2, "silo.2") == slice(11, 12)
-    # what safetensors takes
+    # safetensors saves only tensors
     assert all(isinstance(value, torch.Tensor) for value in codes.state_dict().values())
 
 

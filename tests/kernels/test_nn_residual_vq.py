@@ -1,4 +1,4 @@
-"""ResidualVQ without its peer."""
+"""ResidualVQ, without comparisons with its peer."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_gradients_reach_the_input_of_every_quantizer():
     )
     quantized, _, losses, codes = rvq(x, return_all_codes=True, freeze_codebook=True)
     ((quantized * weight).sum() + losses.sum()).backward()
-    # Every layer passes the gradient straight through, and each rest is x less constants.
+    # Every layer passes the gradient straight through, and each residual is x minus constants.
     rests = [x.detach() - codes[:q].sum(0) for q in range(1, 4)]
     torch.testing.assert_close(
         x.grad, 3 * weight + sum(0.5 * 2 / x.numel() * rest for rest in rests), rtol=1e-5, atol=1e-6
@@ -68,7 +68,7 @@ def test_images(options):
     assert rvq.eval().get_output_from_indices(indices).shape == x.shape
 
 
-def test_sizes_of_their_own():
+def test_each_quantizer_may_have_its_own_size():
     rvq = layer(codebook_size=[12, 5], num_quantizers=None)
     assert [len(codebook) for codebook in rvq.codebooks] == [12, 5]
     assert layer().codebooks.shape == (3, 12, 8)

@@ -59,7 +59,7 @@ def test_row_of_nan_gets_codeword_zero_and_a_nan_loss(kind, training, options):
     codes, x[3, 0] = vq.codebook.clone(), torch.nan
     quantized, indices, loss = vq(x)
     assert loss.isnan()
-    if "stochastic_sample_codes" not in options:  # its straight-through estimator adds x
+    if "stochastic_sample_codes" not in options:  # its straight-through estimator adds the NaN of x
         assert quantized.isfinite().all()
     if not (training and "stochastic_sample_codes" in options):
         assert not indices[3].flatten()[0]

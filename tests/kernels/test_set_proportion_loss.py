@@ -109,7 +109,7 @@ def test_logits_of_minus_infinity_are_classes_ruled_out(name):
     with backend(name):
         loss, gradient = loss_and_gradient(logits, torch.tensor([0, 2, 4, 5]), proportions)
         expected, _ = loss_and_gradient(logits[2:4, [0, 2]], torch.tensor([0, 2]), proportions[1:2, [0, 2]])
-    assert loss[0].isfinite()  # one of its rows has the class
+    assert loss[0].isfinite()  # row 1 of this set allows class 1
     torch.testing.assert_close(loss[1:2], expected)
     assert loss[2] == torch.inf
     assert gradient.isnan().any(1).tolist() == [False] * 4 + [True]

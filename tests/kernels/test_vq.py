@@ -26,7 +26,7 @@ def compare(x: torch.Tensor, codebook: torch.Tensor, metric: str = "l2", with_su
             tolerance = 1e-12 if x.dtype == torch.float64 else 1e-6
             torch.testing.assert_close(got, want, rtol=tolerance, atol=0, equal_nan=True)
         else:
-            # sums and quantized to the bit
+            # sums and quantized have equal bits
             assert torch.equal(got.nan_to_num(nan=-1.0), want.nan_to_num(nan=-1.0)), name
 
 
@@ -252,7 +252,7 @@ def test_gradient_of_the_codebook_without_its_sums_raises(name):
     op = getattr(torch.ops, name).vq
     with pytest.raises(RuntimeError, match=r"^vq: with_sums=False.*gradient"):
         op(x, codebook, "l2", True, False, 1.0, 0.25, False)[2].backward()
-    op(x, codebook, "l2", True, False, 0.0, 0.25, False)[2].backward()  # needs none
+    op(x, codebook, "l2", True, False, 0.0, 0.25, False)[2].backward()  # a weight of 0 needs no sums
     assert not codebook.grad.any()
     assert x.grad.any()
 
@@ -330,7 +330,7 @@ def test_compile_fullgraph(full_graph):
 @pytest.mark.skipif(not COMPILED, reason="the compiled kernels are absent")
 def test_number_of_threads_does_not_change_a_bit():
     x = normal(30000, 24)
-    x[::1000] *= 1e16  # units that differ from codeword to codeword
+    x[::1000] *= 1e16  # then codewords have different units
     arguments = (x, normal(16, 8, seed=1), "l2", True, True, 1.0, 0.25, False)
     before = torch.get_num_threads()
     try:

@@ -62,7 +62,7 @@ def check_asked(cfg: Config) -> None:
         )
     if data.prior_noise:
         raise UserError(
-            "key 'prior_noise': is drawn over all clients in one process; leave it out, or run without"
+            "key 'prior_noise': one process draws the noise of all clients; leave it out, or run without"
             " --superlink"
         )
 

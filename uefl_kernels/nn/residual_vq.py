@@ -79,7 +79,7 @@ class ResidualQuantizer(Coder):
 
     @property
     def quantize_dropout_multiple_of(self) -> int:
-        """Return the number of quantizers that are kept is a multiple of it."""
+        """Return the number of which the number of kept quantizers is a multiple."""
         return self._multiple
 
     @quantize_dropout_multiple_of.setter

@@ -1,4 +1,4 @@
-"""The published code's behavior, mistake by mistake."""
+"""UEFL as published behaves as the published code, with each of its mistakes."""
 
 from dataclasses import replace
 

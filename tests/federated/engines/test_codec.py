@@ -86,7 +86,7 @@ def test_reply_round_trip():
     assert repr(found.metrics) == repr(reply.metrics)
     assert found.states == reply.states
     assert found.training == reply.training
-    # none is forgotten
+    # the reply of this test has a value in every field
     assert all(getattr(found, field.name) or field.name == "error" for field in fields(Reply))
 
 

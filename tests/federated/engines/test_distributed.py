@@ -80,7 +80,7 @@ def test_a_tensor_that_was_changed_in_place_is_sent_again(workers):
     values = asked["silo-0"].tensors["values"]
     ways = [[], []]
     for changed, found in enumerate(ways):
-        message = {"silo-0": asked["silo-0"], "silo-2": asked["silo-2"]}  # of one worker
+        message = {"silo-0": asked["silo-0"], "silo-2": asked["silo-2"]}  # both clients belong to one worker
         broken = Lazy(
             message,
             lambda name, changed=changed, message=message: _halved(

@@ -125,7 +125,7 @@ def test_a_returning_client_gets_its_message_again(run, monkeypatch):
     monkeypatch.setattr("uefl.engines.flower.engine._RETURN", 0.1)
     tiny.check_errors(one.round(asked), None, None, "gone")
 
-    def dies(packet):  # and another process takes its place, under another number
+    def dies(packet):  # a new process of the silo connects as another node
         there.nodes_there[20], there.activated[20] = program, "2"
         one._roster._looked = 0.0
 
@@ -201,7 +201,7 @@ def test_too_large_report_is_refused(run, monkeypatch):
 def test_a_node_that_ends_as_it_is_greeted_is_not_a_stranger(run):
     cfg, federation = run
     there = MemoryLink(programs(federation))
-    there.activated[40] = "1"  # it is there no more
+    there.activated[40] = "1"  # the list names node 40, which has gone
     roster = ClientNodes(there, greeting(cfg), lambda report: None)
     roster.refresh()
     assert roster.refused == {}
