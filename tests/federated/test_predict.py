@@ -1,6 +1,6 @@
 """A trained model predicts.
 
-The tests cover uncertainty, sites that were not trained on, files, and the commands predict and export.
+The tests cover uncertainty, unseen clients, files, and the commands predict and export.
 """
 
 import csv

@@ -123,7 +123,7 @@ def test_few_states_are_kept(tmp_path):
         assert all(path.stat().st_mode & 0o077 == 0 for path in (tmp_path / name).glob("*"))
 
 
-def test_silo_with_a_lost_state_is_left_out(tmp_path):
+def test_silo_with_a_lost_state_is_rejected(tmp_path):
     cfg, fed = settings("scaffold", quorum=0.5), federation()
     one, _, notices = arm(cfg, fed, lambda _: SilosInMemory(cfg, fed, tmp_path), clients_keep_states=True)
     one.turn()

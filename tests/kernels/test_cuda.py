@@ -230,9 +230,12 @@ def test_a_new_shape_does_not_recompile(forced):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_vq_agrees_with_the_cpu(dtype):
     results = []
-    start, codes = torch.randn(300, 12, dtype=dtype), torch.randn(20, 4)
+    start, codewords = torch.randn(300, 12, dtype=dtype), torch.randn(20, 4)
     for device in ("cpu", "cuda"):
-        x, codebook = start.to(device).detach().requires_grad_(), codes.to(device).detach().requires_grad_()
+        x, codebook = (
+            start.to(device).detach().requires_grad_(),
+            codewords.to(device).detach().requires_grad_(),
+        )
         with backend("reference") if device == "cpu" else contextlib.nullcontext():
             out = vq(x, codebook)
         (out.loss + out.quantized.float().sum()).backward()

@@ -334,10 +334,10 @@ def test_an_optimizer_in_the_layer_steps_by_the_mean_gradient(states):
 
 
 def test_dead_codewords_take_rows_of_every_process(states):
-    codes = set(state_of(states, "rows")["_codebook.embed"][0, :, 0].tolist())
+    codewords = set(state_of(states, "rows")["_codebook.embed"][0, :, 0].tolist())
     for rank in range(len(states)):
         given = {float(10 * rank + i) for i in range(1, 7)}
-        assert len(codes & given) >= min(6, 19 // len(states))
+        assert len(codewords & given) >= min(6, 19 // len(states))
 
 
 def test_kmeans_init_refuses_what_is_not_finite_in_one_process(states):
@@ -363,8 +363,8 @@ def test_lfq_shares_the_probabilities_of_processes_with_rows(states):
     for step, sizes in enumerate(SIZES):
         shares = []
         for rank, size in enumerate(sizes[: len(states)]):
-            codes = LFQ(codebook_size=256).codebook
-            probs = (200 * rows(rank, step) @ codes.t()).softmax(-1)
+            codewords = LFQ(codebook_size=256).codebook
+            probs = (200 * rows(rank, step) @ codewords.t()).softmax(-1)
             shares += [probs.mean(0)] * (size > 0)
         for place, kept in ((2 * step, shares), (2 * step + 1, shares[: int(sizes[0] > 0)])):
             mean = torch.stack(kept).mean(0) if kept else torch.zeros(256)

@@ -21,8 +21,8 @@ SCALES = {
 }
 
 
-def distances(x, codes):
-    return (x.double().unsqueeze(-2) - codes.double()).square().sum(-1)
+def distances(x, codewords):
+    return (x.double().unsqueeze(-2) - codewords.double()).square().sum(-1)
 
 
 def scaled(name, **options):
@@ -156,9 +156,9 @@ def test_the_loss_of_the_k_nearest_moves_learned_codewords():
     x = normal(2, 10, 8)
     indices, losses = vq(x, topk=3)[1:]
     losses.sum().backward()
-    codes = vq.codebook.detach().clone().requires_grad_()
-    (x.unsqueeze(-2) - codes[indices]).square().mean(-1).sum().backward()
-    torch.testing.assert_close(vq._codebook.embed.grad[0], codes.grad)
+    codewords = vq.codebook.detach().clone().requires_grad_()
+    (x.unsqueeze(-2) - codewords[indices]).square().mean(-1).sum().backward()
+    torch.testing.assert_close(vq._codebook.embed.grad[0], codewords.grad)
 
 
 @pytest.mark.parametrize("shared", [False, True])

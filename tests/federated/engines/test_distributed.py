@@ -99,7 +99,7 @@ def _halved(message, really):
     return message
 
 
-class Answering:
+class Replying:
     """A worker without a process, which replies at once."""
 
     def __init__(self, asked):
@@ -114,7 +114,7 @@ class Answering:
 
 def test_at_most_four_messages_for_each_worker_run_ahead():
     asked, names = [], [f"client-{i:02}" for i in range(40)]
-    replies = DistributedEngine([Answering(asked), Answering(asked)], names, {}).round(
+    replies = DistributedEngine([Replying(asked), Replying(asked)], names, {}).round(
         {name: Message() for name in names}
     )
     assert next(replies).client == names[0]
@@ -143,7 +143,7 @@ def test_client_error_has_a_code_and_no_text(workers):
 
 
 @pytest.mark.slow
-def test_late_client_and_reply_are_dropped(workers):
+def test_late_client_and_reply_are_rejected(workers):
     cfg = tiny.settings("fedavg", seed=LATE)
     one, asked = engine(workers, cfg), messages(cfg)
     tiny.check_errors(one.round(asked, deadline=1.0), None, "deadline", None)

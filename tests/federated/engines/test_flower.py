@@ -93,7 +93,7 @@ def test_unreadable_and_foreign_replies_are_rejected(run):
     assert "script" not in replies[2].error
 
 
-def test_a_silent_client_is_dropped_at_the_deadline(run):
+def test_a_silent_client_is_rejected_at_the_deadline(run):
     cfg, federation = run
     nodes = programs(federation)
     honest = nodes[11]
@@ -103,7 +103,7 @@ def test_a_silent_client_is_dropped_at_the_deadline(run):
 
 
 @pytest.mark.parametrize(("deadline", "word"), [(2.5, "deadline"), (4.5, None)])
-def test_reply_after_the_deadline_is_dropped(run, monkeypatch, deadline, word):
+def test_reply_after_the_deadline_is_rejected(run, monkeypatch, deadline, word):
     """Each poll of the link takes a second, and the replies come with the fourth poll."""
     cfg, federation = run
     one, there = engine(cfg, federation, programs(federation))
