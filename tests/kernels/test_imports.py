@@ -84,8 +84,8 @@ def files_of(op):
 
 def test_an_op_has_at_most_12_files():
     counts = {op: len(files_of(op)) for op in OPS}
-    # kmeans has files for seeding, blocks, sparse rows and launches of kmeans_step. vq_assign has a search for
-    # each of six kinds of hardware. vq has a private op.
+    # kmeans has files for seeding, blocks, sparse rows and launches of kmeans_step. vq_assign has a search
+    # for each of six kinds of hardware. vq has a private op.
     pieces = {"kmeans": 16, "vq_assign": 15, "vq": 13}
     assert all(2 <= count <= pieces.get(op, 12) for op, count in counts.items()), counts
 

@@ -35,7 +35,9 @@ def eager(x, codebook, codebook_weight=1.0, commitment_weight=0.25, metric="l2")
     if codebook.dim() == 2:
         q = codebook[indices].reshape(x.shape)
     else:
-        q = torch.stack([codes[indices[..., s]] for s, codes in enumerate(codebook)], -2).reshape(x.shape)
+        q = torch.stack([codewords[indices[..., s]] for s, codewords in enumerate(codebook)], -2).reshape(
+            x.shape
+        )
     loss = codebook_weight * F.mse_loss(q, x.detach()) + commitment_weight * F.mse_loss(x, q.detach())
     return x + (q - x).detach(), loss
 
@@ -74,9 +76,9 @@ def test_fixed_point_unit_follows_the_number_of_rows(rows):
     compare(normal(rows, 5, offset=3), normal(2, 5, seed=1))
 
 
-@pytest.mark.parametrize("ratio", [1.0, 9.0, 100.0, 2.0**40])
-def test_fixed_point_unit_follows_rows_longer_than_codewords(ratio):
-    """In the unit of the codewords the sums would overflow."""
+@pytest.mark.parametrize("ratio", [0.1 * 2.0**-30, 1.0, 9.0, 100.0, 2.0**40])
+def test_fixed_point_unit_follows_the_length_of_the_rows(ratio):
+    """In the unit of the codewords, sums of long rows would overflow, and short rows would lose bits."""
     compare(torch.full((64, 4), ratio), torch.tensor([[1.0] * 4, [-1.0] * 4]))
 
 
@@ -110,9 +112,9 @@ def codebook_gradients(x, codebook, metric="l2"):
     """Return our result and the result of the formula, both in float64."""
     gradients = []
     for function in (lambda b: vq(x, b, metric=metric).loss, lambda b: eager(x, b, metric=metric)[1]):
-        codes = codebook.clone().requires_grad_()
-        function(codes).backward()
-        gradients.append(codes.grad)
+        codewords = codebook.clone().requires_grad_()
+        function(codewords).backward()
+        gradients.append(codewords.grad)
     return gradients
 
 
