@@ -126,16 +126,21 @@ def test_at_most_four_messages_for_each_worker_run_ahead():
 class Silent:
     """A worker without a process, which never replies."""
 
+    def __init__(self):
+        self.asked = []
+
     def ask(self, packet):
-        return Future()
+        self.asked.append(Future())
+        return self.asked[-1]
 
 
 def test_no_message_is_sent_past_the_deadline():
-    started = []
-    engine = DistributedEngine([Silent()], "abcdef", {}, started.append)
+    started, worker = [], Silent()
+    engine = DistributedEngine([worker], "abcdef", {}, started.append)
     replies = list(engine.round(dict.fromkeys("abcdef", Message()), deadline=0.01))
     assert ["deadline" in reply.error for reply in replies] == 6 * [True]
     assert started == ["a", "b", "c", "d"]
+    assert all(request.cancelled() for request in worker.asked)
 
 
 def test_client_error_has_a_code_and_no_text(workers):
