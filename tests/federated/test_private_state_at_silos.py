@@ -76,7 +76,7 @@ OWN_CODEWORDS = {
     "normal": {"new_codewords": "normal"},
     "double": {"growth": "double"},
     "residual": {"extension": "residual"},
-    "personal": {"personal": True},
+    "personal": {"personal": True, "weight_decay": 0.1},  # also moves codewords that no image uses
     "groups": {"personal": [["silo-0", "silo-2"], ["silo-1"]]},
     "segments": {"segments": 2, "segment_codebooks": True},
     "ensemble": {"uncertainty": "ensemble", "members": 2},
