@@ -108,8 +108,8 @@ PARTS = {"kmeans_lloyd": ITERATIONS}  # equal parts of a call; the times are for
 COUNTS: dict[str, PipeCounts] = {
     # a score: for search_wgmma in the whole loop over codewords, for search_mma after the product
     "cross, sm_90a": {"issue": 4.53, "alu": 1.83, "imad": 1.16, "fma": 1.0},
-    # search_wgmma: a score, for each 64 elements after the first 64; preparing an element of a float32 row, or
-    # of a float16 row; finishing a row with a certain index
+    # search_wgmma: a score, for each 64 elements after the first 64; preparing an element of a float32
+    # row, or of a float16 row; finishing a row with a certain index
     "chunk": {"issue": 1.47, "alu": 0.36, "imad": 0.31},
     "prepare, 4": {"issue": 15.0, "alu": 3.3, "imad": 1.7, "fma": 6.4},
     "prepare, 2": {"issue": 9.3, "alu": 2.6, "imad": 1.3, "fma": 2.4},
