@@ -122,9 +122,9 @@ def test_names_in_the_state():
 def test_codebook_can_be_set_and_read():
     for kind in ("shared", "per head"):
         vq = layer(**KINDS[kind])
-        codes = normal(*vq.codebook.shape, seed=3)
-        vq.codebook = codes
-        assert torch.equal(vq.codebook, codes)
+        codewords = normal(*vq.codebook.shape, seed=3)
+        vq.codebook = codewords
+        assert torch.equal(vq.codebook, codewords)
         with pytest.raises(ValueError, match=r"codebook.*\[.*10, .\].*\[3, 3\]"):
             vq.codebook = torch.zeros(3, 3)
 

@@ -82,10 +82,10 @@ def test_ema_pytorch():
     average = ema_pytorch.EMA(source, update_after_step=0, update_every=1)
     source(normal(40, 8))
     average.update()
-    codes = average.ema_model.codebook.clone()
+    codewords = average.ema_model.codebook.clone()
     average.eval()(normal(40, 8, seed=3))
-    assert codes.any()
-    assert torch.equal(average.ema_model.codebook, codes)
+    assert codewords.any()
+    assert torch.equal(average.ema_model.codebook, codewords)
 
 
 # --- offloading -------------------------------------------------------------------------------------------
