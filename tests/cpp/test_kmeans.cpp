@@ -93,7 +93,7 @@ static void threads_change_nothing(int64_t n, int64_t d, int64_t k) {
   }
 }
 
-// Labels from bounds equal the definition while centers settle, with ties, jumps, and numbers that overflow
+// Labels from bounds equal the definition while centers converge, with ties, jumps, and numbers that overflow
 // float32.
 template <class T>
 static void bounds_find_the_nearest(double scale) {
