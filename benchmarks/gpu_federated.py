@@ -258,7 +258,7 @@ def main(arguments: list[str] | None = None) -> int:
         with TemporaryDirectory() as folder:
             try:
                 facts[name] = {"ok": True} | PARTS[name](args.device, Path(folder))
-            except Exception as error:  # one part must not take the results of the others with it
+            except Exception as error:  # an error in one part must not lose the results of other parts
                 facts[name] = {"ok": False, "error": f"{type(error).__name__}: {error}"}
         facts[name]["seconds"] = round(time.perf_counter() - begin, 1)
         (args.out / "federated.json").write_text(json.dumps(facts, indent=1) + "\n")

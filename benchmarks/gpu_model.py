@@ -101,15 +101,15 @@ TARGETS: dict[tuple[str, str], float | None] = {
     ("kmeans_lloyd", "1048576x64x256"): 200,
     ("mc_dropout_mlp", "10000x512x512x10x100"): 300,
 }
-PARTS = {"kmeans_lloyd": ITERATIONS}  # of a call: the times belong to one
+PARTS = {"kmeans_lloyd": ITERATIONS}  # equal parts of a call; the times are for one part
 
-# Counts of sm_90a unless the name has another architecture; they are nearly right for others. Those up to
-# "square" are counted again if nvcc is installed.
+# Counts of sm_90a unless the name has another architecture. Other architectures have nearly the same counts.
+# If nvcc is installed, the counts up to "square" are read from the machine code.
 COUNTS: dict[str, PipeCounts] = {
-    # search_wgmma: a score, by the whole loop over codewords; search_mma: a score after its product
+    # a score: for search_wgmma in the whole loop over codewords, for search_mma after the product
     "cross, sm_90a": {"issue": 4.53, "alu": 1.83, "imad": 1.16, "fma": 1.0},
-    # search_wgmma: a score and 64 elements after the first 64; an element of a row that is prepared, of
-    # float32 and of float16; finishing a row with a certain index
+    # search_wgmma: a score, for each 64 elements after the first 64; preparing an element of a float32
+    # row, or of a float16 row; finishing a row with a certain index
     "chunk": {"issue": 1.47, "alu": 0.36, "imad": 0.31},
     "prepare, 4": {"issue": 15.0, "alu": 3.3, "imad": 1.7, "fma": 6.4},
     "prepare, 2": {"issue": 9.3, "alu": 2.6, "imad": 1.3, "fma": 2.4},
@@ -118,17 +118,17 @@ COUNTS: dict[str, PipeCounts] = {
     "four, sm_80": {"issue": 4.41, "alu": 2.12, "imad": 0.53, "fma": 1.0},
     "cross, sm_100": {"issue": 5.34, "alu": 2.34, "imad": 1.28, "fma": 1.0},
     "four, sm_100": {"issue": 3.97, "alu": 1.72, "imad": 0.53, "fma": 1.0},
-    # search_mma: the best four codewords of a row again, for 64 elements
+    # search_mma: scoring the best four codewords of a row again, for 64 elements
     "again": {"issue": 904, "alu": 376, "imad": 336, "fma": 32},
     # head: 32 units of two rows and two passes
     "masks": {"issue": 311, "alu": 164, "imad": 75, "fma": 16},
     # k-means: an element of row_sums, and of row_squares
     "sum": {"issue": 13.9, "alu": 4.6, "imad": 2.9, "f64": 2, "convert": 2},
     "square": {"issue": 10.8, "alu": 2.0, "imad": 1.5, "f64": 3, "convert": 2},
-    # Read in the listing, without the instructions that branches skip: for a score of search_mma the
-    # products of 64 elements, with loads and addresses; the conversion of an element of a row to float16,
-    # the rest per row, an element of gather, a score of the second phase, an element of a candidate there,
-    # and two passes of a row of the head, for its softmax.
+    # Counted by hand in the listing, without the instructions that branches skip. search_mma: the products of
+    # 64 elements for a score, with loads and addresses; converting an element of a row to float16; all other
+    # work for a row. Then: an element of gather, a score of the second phase, an element of a candidate of
+    # the second phase, and the softmax of a row in two passes of the head.
     "product, sm_80": {"issue": 6.1, "alu": 2.3, "imad": 1.7},
     "product, sm_100": {"issue": 4.3, "alu": 1.4, "imad": 0.8},
     "element": {"issue": 13.5, "alu": 3.3, "imad": 2.0, "fma": 6.0},
@@ -171,7 +171,7 @@ def counted() -> dict[str, PipeCounts]:
         return sass.operations(sass.innermost_loop(sass.instances(stem, code, kernel)[instance], inside, but))
 
     def comparison(code: str, instance: str) -> PipeCounts:
-        # The first phase. The second notes candidates. To score four codewords again, lanes shuffle.
+        # The loop of the first phase: the second phase has atomics, and scoring again has shuffles.
         search = loop("vq_assign", "search_mma", instance, "HMMA", "ATOMS|SHFL", code=code)
         return by_pipe(search[max(i for i, name in enumerate(search) if name.startswith("HMMA")) + 1 :], 32)
 
@@ -188,7 +188,7 @@ def counted() -> dict[str, PipeCounts]:
             for code in ("80", "100")
             for way, instance in MMA_WAYS.items()
         },
-        # a turn scores the codewords of two rows of each half of a warp's 16
+        # an iteration scores the codewords of two rows in each half of a warp's 16 rows
         "again": by_pipe(
             loop("vq_assign", "search_mma", MMA_WAYS["four"], ("HMMA", "SHFL"), "ATOMS"), 4 / 32
         ),
@@ -202,15 +202,15 @@ def counted() -> dict[str, PipeCounts]:
 class KernelWork:
     """The least work of one launch."""
 
-    name: str  # what its name begins with, a pattern
+    name: str  # a pattern for the beginning of the kernel's name
     bytes: float
     flops: float = 0
     counts: PipeCounts = field(default_factory=dict)
-    l2: float = 0  # bytes that the multiprocessors ask of the second-level cache
+    l2: float = 0  # bytes read from the second-level cache
     shared: float = 0  # bytes read from shared memory
-    reductions: float = 0  # of 64-bit integers, in the second-level cache
-    launched: bool = True  # else a later part of the kernel before it
-    flops_again: float = 0  # by mma.sync, where codewords are scored again
+    reductions: float = 0  # additions of 64-bit integers in the second-level cache
+    launched: bool = True  # False for a part of the kernel before it
+    flops_again: float = 0  # operations of mma.sync to score codewords again
 
 
 def total(*pieces: tuple[float, PipeCounts]) -> PipeCounts:
@@ -239,10 +239,10 @@ MMA_WAYS = {"cross": "fLb1ELb0E", "four": "fLb0ELb0E"}
 CHANGED = 0.12
 # share of the open rows that search_wgmma decides between two codewords: 0.71 to 0.85 in simulations
 SETTLED = 0.75
-# Of a row and 64 elements, to score four codewords again: 16 rows take 32 products of 16 x 8 x 16.
+# For 64 elements of a row, to score four codewords again: 16 rows take 32 products of 16 x 8 x 16.
 AGAIN_FLOPS, AGAIN_BYTES = 32 / 16 * 4096.0, 4 * 128.0
 PACK, WGMMA, MMA, OPEN = "pack_codebook", "search_wgmma", "search_mma<", "open rows"
-PRODUCT = "gemm"  # torch's, in float32: the same number of multiply-adds
+PRODUCT = "gemm"  # a product of torch in float32, which has the same multiply-adds
 SHOWN = {PRODUCT: "product of torch"}
 
 
@@ -269,7 +269,7 @@ def search(n: float, d: int, k: int, itemsize: int, code: str, of: dict[str, Pip
     some = n * open_share(k, itemsize, d)
     chunks, padded_k, dense = -(-d // 64), -(-k // 128) * 128, n * d * itemsize
     way = "four" if k > 512 * chunks and code != "90a" else "cross"
-    again = n * chunks if way == "four" else 0.0  # times 64 elements, to score the best four codewords again
+    again = n * chunks if way == "four" else 0.0  # blocks of 64 elements that are scored again
     moved, flops = n * (d * itemsize + 8), 2.0 * n * d * k
     halves = padded_k * chunks * 64 * 2  # bytes of the packed codebook
     counts = [(n * k, of[f"{way}, sm_{code}"])]
@@ -280,8 +280,8 @@ def search(n: float, d: int, k: int, itemsize: int, code: str, of: dict[str, Pip
         groups = groups_of(d, k, itemsize)
         stays = halves <= room_for_codewords(groups, d, itemsize)
         streamed = 0 if stays else n / (64 * groups) * halves
-        # Products read the codebook for 64 rows; long rows come from shared memory again for every 128
-        # codewords. Before, rows are copied, read and written as tiles.
+        # Products read the codebook for each 64 rows, and long rows for each 128 codewords. Before that, rows
+        # are copied to shared memory, read, and written as tiles.
         shared = n / 64 * (halves + 64 * chunks * 128 * (padded_k / 128) * (chunks > 1)) + 3 * dense
         found = KernelWork(WGMMA, moved, flops, total(*counts), streamed + dense, shared)
     else:
@@ -293,8 +293,7 @@ def search(n: float, d: int, k: int, itemsize: int, code: str, of: dict[str, Pip
         found = KernelWork(MMA, moved, flops, total(*counts), l2, n / 64 * 4 * halves + again * 128)
     found = replace(found, flops_again=again * AGAIN_FLOPS)
     pack = KernelWork(PACK, k * d * (itemsize + 10))
-    # The rest of the open rows, which a thread block decides after the first phase. Candidates: two as a
-    # rule.
+    # A thread block decides the other open rows after the first phase. They usually have two candidates.
     between_two = some * SETTLED if code == "90a" else 0.0
     scored = some - between_two
     second = total((scored * k, of["second"]), (scored * d, of["element"]), (2.1 * some * d, of["candidate"]))
@@ -308,7 +307,7 @@ def kernels(op: str, case: Any, code: str, of: dict[str, PipeCounts]) -> list[Ke
     The preparation of codewords, a few microseconds, is left out.
     """
     if op == "mc_dropout_mlp":
-        pairs = -(-case.batch // 16) * -(-case.passes // 2)  # of passes, for 16 rows of a warp
+        pairs = -(-case.batch // 16) * -(-case.passes // 2)  # pairs of passes, each for the 16 rows of a warp
         blocks = -(-case.hidden // 32)
         counts = total((32 * pairs * blocks, of["masks"]), (16 * pairs, of["softmax"]))
         # products of 16 x 8 x 16
@@ -323,7 +322,7 @@ def kernels(op: str, case: Any, code: str, of: dict[str, PipeCounts]) -> list[Ke
             head,
         ]
     d, itemsize = (case.d, 4) if op.startswith("kmeans") else (case.dim, case.itemsize)
-    searched = case.n * (1 + 1 / ITERATIONS if op == "kmeans_lloyd" else 1)  # once more for the labels
+    searched = case.n * (1 + 1 / ITERATIONS if op == "kmeans_lloyd" else 1)  # one more search for the labels
     found = search(searched, d, case.k, itemsize, code, of)
     size, rows = case.n * d, case.n * d * itemsize
     if op == "vq":

@@ -263,7 +263,7 @@ def in_process(name: str, path: str, device: str, limit: float, under: list[str]
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        start_new_session=True,  # so that its child processes end with it
+        start_new_session=True,  # end() ends all processes of the session
     )
     _running.add(process)
     try:

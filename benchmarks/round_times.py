@@ -177,7 +177,9 @@ def table(rows: list[dict[str, Any]], title: str) -> Table:
 
 
 def _time(loop: Loop) -> TurnTimes:
-    other_cpu: Callable[[], float] = getattr(loop, "other_cpu", float)  # of processes that work for it
+    other_cpu: Callable[[], float] = getattr(
+        loop, "other_cpu", float
+    )  # CPU seconds of other processes of the loop
 
     def cpu() -> float:
         return _cpu() + other_cpu()

@@ -18,10 +18,10 @@ from threading import Lock
 import torch
 
 ROOT = Path(__file__).parents[1]
-# the source with the longest compilation is first
+# the source that takes longest to compile comes first
 SOURCES = sorted((ROOT / "csrc" / "ops" / "cuda").glob("*.cu"), key=lambda path: path.name != "vq_assign.cu")
 NVCC = shutil.which("nvcc")
-# compiled from the PTX of another architecture, as a driver does for a GPU without code in the wheel
+# GPUs without machine code in the wheel: the driver compiles the PTX of another architecture for them
 SAME_PTX = {"86": "80", "89": "80", "120": "100"}
 _LOCKS: defaultdict[tuple[str, str], Lock] = defaultdict(Lock)
 # created at import, because several threads compile sources
@@ -48,7 +48,7 @@ def compiled(stem: str, architecture: str) -> tuple[Path, str]:
     Return the machine code and the output of nvcc and ptxas. A warning is an error.
     """
     base = SAME_PTX.get(architecture, architecture)
-    with _LOCKS[stem, base]:  # the threads that want it for another architecture wait
+    with _LOCKS[stem, base]:  # other threads wait for the same PTX
         ptx, said = _ptx(stem, base)
     target = Path(_FOLDER.name) / f"{stem}_{architecture}.cubin"
     return target, said + _nvcc(
@@ -125,7 +125,7 @@ def operations(lines: list[str]) -> list[str]:
 def innermost_loop(lines: list[str], pattern: str | tuple[str, ...], but: str = "$^") -> list[str]:
     """Return the shortest loop with an instruction that matches ``pattern``, and none that matches ``but``.
 
-    Of several patterns, the loop has an instruction for each.
+    If there are several patterns, the loop has an instruction for each of them.
     """
     patterns = (pattern,) if isinstance(pattern, str) else pattern
     labels = {line: i for i, line in enumerate(lines) if line.startswith(".L_")}
@@ -144,7 +144,7 @@ def innermost_loop(lines: list[str], pattern: str | tuple[str, ...], but: str = 
 def without(lines: list[str], pattern: str) -> list[str]:
     """Leave out the blocks that a branch jumps over and that match the pattern.
 
-    The smallest blocks are removed first, so the rest of a block around them stays.
+    The smallest block is removed first. A larger block around it may then no longer match, and stays.
     """
     while True:
         labels = {line: i for i, line in enumerate(lines) if line.startswith(".L_")}
@@ -177,7 +177,7 @@ _SELDOM = r"MUFU\.RCP|SHFL\.IDX|\bLDG\b"
 def preparing(lines: list[str]) -> list[str]:
     """Return the instructions of a warp of search_wgmma that prepares 16 rows, 64 elements of each.
 
-    The instructions include the ends of rows of x, which few turns of the loop execute.
+    The instructions include the code for the ends of rows, which few iterations of the loop execute.
     """
     return operations(without(innermost_loop(lines, ("F2FP", "LDGSTS"), "HMMA"), _SELDOM))
 

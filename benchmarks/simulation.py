@@ -68,7 +68,7 @@ class PlainLoop(TrainingLoop):
         self.model = [p.detach().clone() for p in self._net.parameters()]
 
     def train(self) -> None:
-        """Train every client of the cohort, and average."""
+        """Train every participant, and average."""
         parameters = list(self._net.parameters())
         sums, total = [torch.zeros_like(p) for p in self.model], 0
         self._net.train()
@@ -136,7 +136,7 @@ class PflLoop(TrainingLoop):
         self._training, self._iteration = training, 1  # iteration 0 would evaluate
 
     def train(self) -> None:
-        """Train every client of the cohort, and average."""
+        """Train every participant, and average."""
         contexts, _, _ = self._algorithm.get_next_central_contexts(
             self._model, self._iteration, self._params, self._training, None
         )
@@ -180,7 +180,7 @@ class FlukeLoop(TrainingLoop):
         self._cohort, self._clients = cohort, fluke_clients
 
     def train(self) -> None:
-        """Train every client of the cohort, and average."""
+        """Train every participant, and average."""
         self._server.fit(n_rounds=1, eligible_perc=self._cohort / len(self._clients), finalize=False)
 
 

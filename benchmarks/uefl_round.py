@@ -46,12 +46,12 @@ from .held import restrict
 _TEST_BATCH = 100
 
 
-class Answer(NamedTuple):
+class NetworkOutput(NamedTuple):
     """The output of the network for B images."""
 
     logits: torch.Tensor
     loss: torch.Tensor
-    """of the codebook and of the commitment to it"""
+    """codebook loss and commitment loss"""
     perplexity: torch.Tensor
 
 
@@ -99,7 +99,7 @@ class PublishedUEFLNet(nn.Module):
             nn.Linear(inputs * side * side, hidden), nn.GELU(), dropout, nn.Linear(hidden, classes), dropout
         )
 
-    def forward(self, x: torch.Tensor) -> Answer:
+    def forward(self, x: torch.Tensor) -> NetworkOutput:
         """Return the logits of images [B, C, H, W]."""
         features = self.encoder(x).permute(0, 2, 3, 1).contiguous()
         flat = features.view(-1, self.codebook.shape[1])
@@ -113,7 +113,7 @@ class PublishedUEFLNet(nn.Module):
         use = chosen.mean(0)
         perplexity = torch.exp(-(use * torch.log(use + 1e-10)).sum())
         passed = features + (quantized - features).detach()
-        return Answer(self.head(passed.permute(0, 3, 1, 2).flatten(1)), loss, perplexity)
+        return NetworkOutput(self.head(passed.permute(0, 3, 1, 2).flatten(1)), loss, perplexity)
 
 
 class PublishedUEFLLoop:
@@ -170,8 +170,8 @@ class PublishedUEFLLoop:
                 model.train()
                 for batch in torch.randperm(len(images)).split(self.training.batch_size):
                     optimizer.zero_grad()
-                    answer = self._answer(model, images[batch])
-                    loss = nn.functional.cross_entropy(answer.logits.float(), labels[batch]) + answer.loss
+                    output = self._forward(model, images[batch])
+                    loss = nn.functional.cross_entropy(output.logits.float(), labels[batch]) + output.loss
                     loss.backward()
                     loss.item()
                     optimizer.step()
@@ -198,16 +198,16 @@ class PublishedUEFLLoop:
         model.eval()
         images, labels = self.test_data[k]
         for x, y in zip(images.split(_TEST_BATCH), labels.split(_TEST_BATCH), strict=True):
-            answer = self._answer(model, x)
-            probs = answer.logits.float().softmax(1)
+            output = self._forward(model, x)
+            probs = output.logits.float().softmax(1)
             (probs.argmax(1) == y).sum().item()
             (-(probs * torch.log(probs + 1e-45)).sum()).item()
-            answer.perplexity.item()
+            output.perplexity.item()
 
-    def _answer(self, model: PublishedUEFLNet, x: torch.Tensor) -> Answer:
+    def _forward(self, model: PublishedUEFLNet, x: torch.Tensor) -> NetworkOutput:
         with torch.autocast(self.device, dtype=torch.bfloat16, enabled=self.bf16):
-            answer: Answer = model(x)
-        return answer
+            output: NetworkOutput = model(x)
+        return output
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -219,7 +219,7 @@ def main(arguments: list[str] | None = None) -> None:
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("argument --device: torch finds no GPU; leave it out to measure on the CPU")
     restrict(args.held, "benchmarks.uefl_round", arguments)
-    # as a run does, and the processes that have its clients
+    # as a run does, and the processes of its clients
     make_repeatable(args.threads, torch.device(args.device))
     cfg, device = config.load(args.preset, args.set), args.device
     cfg = cfg.with_run(precision="bf16" if uses_bf16(cfg.run.precision, torch.device(device)) else "fp32")

@@ -2,9 +2,9 @@
 
 They make small image folders, .npz files and IDX files, and find the real data sets where these are present.
 
-Every test begins with the same seeds and the same number of threads, whatever ran before it; a fixture that a
-module shares is made before that, so it must seed its own draws. And one import must be the first of its
-kind: Triton decides when it is imported whether its kernels are interpreted.
+Every test begins with the same seeds and the same number of threads, whatever ran before it. A fixture of a
+module is made before the seeds are set, so it must seed its own draws. This file imports Triton before all
+tests, because Triton decides at its import whether its kernels are interpreted.
 """
 
 import os

@@ -123,7 +123,7 @@ def test_a_round_of_the_published_loop_is_one_of_ours():
     for (name, mine), published, before in zip(
         other.server.named_parameters(), theirs.server.parameters(), start, strict=True
     ):
-        if name != "codebook":  # it stays with the silos
+        if name != "codebook":  # the codebook stays with the silos
             assert (mine - published).norm() < 0.05 * (published - before).norm(), name
     state = ours.arm.members[0].state
     for k, codebook in enumerate(theirs.codebooks):

@@ -1,6 +1,7 @@
 """The code of the recipes in CONTRIBUTING.md is complete and works."""
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -65,7 +66,7 @@ print(sorted(set(run.metrics["arm"])), len(set(run.metrics["client"])))
     ids=["algorithm", "source", "partition", "network", "metric"],
 )
 def test_a_recipe_is_complete(recipe, data, arms, said, tmp_path):
-    # a process: it registers a name
+    # in a new process, because the recipe registers a name
     words = {
         "DATA": data,
         "ARMS": arms,
@@ -102,6 +103,22 @@ def test_the_recipe_of_an_op_is_complete(tmp_path):
         "uefl::center_rows(Tensor x, float weight) -> Tensor centered",
     ], done.stderr
     assert done.returncode == 0, done.stderr
+
+
+def test_subjects_of_commits_are_imperatives():
+    """Only of the last commits, which can still be changed."""
+    log = subprocess.run(
+        ["git", "log", "-20", "--no-merges", "--format=%s"], cwd=ROOT, capture_output=True, text=True
+    )
+    if log.returncode != 0:
+        pytest.skip("not in a clone")
+    verbs = {"Embed", "Feed", "Need", "Seed", "Speed", "Bring", "Pass", "Process", "Compress", "Address"}
+    assert [
+        subject
+        for subject in log.stdout.splitlines()
+        if not re.match(r"[A-Z][a-z-]+ .*[^.]$", subject)
+        or (subject.split()[0].endswith(("ed", "ing", "s")) and subject.split()[0] not in verbs)
+    ] == []
 
 
 def test_the_row_of_the_checks_names_their_targets():

@@ -6,6 +6,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("csrc", "tests/cpp", "benchmarks")
+KNOWN = (*FOLDERS, "uefl_kernels")
+NAMED = re.compile(
+    r"((?:(?:\w+\(\)(?: and |, )?)+|[A-Z]\w+)(?: in | of | \())?"
+    r"(?<![\w.*/-])((?:\w+/)*[a-z]\w*(?:\.\w+)?\.(?:py|h|cpp|cu))\b"
+)
 CLASS = re.compile(
     r"^\s*(?:template <[^;{]*>\s*)?(?:struct|class|union|enum class|enum)\s+(?:alignas\(.*\)\s+)?"
     r"(\w+)\s*(?:final\s*)?(?::[^:{]*)?\{",
@@ -61,6 +66,40 @@ def test_a_cpp_class_name_occurs_once():
     assert len(found) > 200
     assert [name for name, count in found.items() if count > 1] == []
     assert found.keys() & {name for text in texts for name in parameters_and_aliases(text)} == set()
+
+
+def test_lines_of_cpp_have_at_most_110_columns():
+    assert [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in sources()
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if len(line) > 110
+    ] == []
+
+
+def test_comments_name_files_and_functions_that_exist():
+    """Such as ``f() and g() in vq.py``, ``A in vq.h`` or ``f() (vq.h)``."""
+    known = {path: path.as_posix() for folder in KNOWN for path in (ROOT / folder).rglob("*.*")}
+    found = [
+        (path, names, named)
+        for path in sources()
+        for names, named in NAMED.findall(" ".join(re.findall("//(.*)", path.read_text(encoding="utf-8"))))
+    ]
+    assert len(found) > 80
+    texts = {
+        named: [
+            path.read_text(encoding="utf-8") for path, place in known.items() if place.endswith(f"/{named}")
+        ]
+        for _, _, named in found
+    }
+    assert [
+        f"{path.relative_to(ROOT)}: {names}{named}"
+        for path, names, named in found
+        if not any(
+            all(name in text for name in re.findall(r"\w{3,}(?=\(\))|[A-Z]\w+", names))
+            for text in texts[named]
+        )
+    ] == []
 
 
 def test_functions_of_cpp_fit_a_screen():

@@ -123,7 +123,7 @@ def test_every_quantity_of_the_model_has_a_counter():
         case = case_of(type(REGISTRY[target.op].smoke), target.shape)
         names = {kernel.name for kernel in gpu_model.kernels(target.op, case, "90a", gpu_model.COUNTS)} - {
             gpu_model.PRODUCT,
-            gpu_model.OPEN,  # within the search
+            gpu_model.OPEN,  # the second phase, which is part of the search
         }
         assert [name for name in names if not re.search(pattern, name)] == []
 

@@ -154,7 +154,7 @@ def test_indices_are_read_as_the_kernel_writes_them(monkeypatch, name):
 
 
 def test_time_that_two_warpgroups_share():
-    begin = torch.tensor([[0, 100, 200], [100, 200, 300]])[None, :, None]  # of two warpgroups that take turns
+    begin = torch.tensor([[0, 100, 200], [100, 200, 300]])[None, :, None]  # two warpgroups in alternation
     assert gpu_micro.shared_time(begin.repeat(1, 1, 1, 1)) == 0.5, "the last comparison has nothing beside it"
     together = torch.tensor([0, 100, 200]).expand(1, 2, 1, 3)
     assert gpu_micro.shared_time(together) == 0
@@ -178,7 +178,7 @@ def test_calls_end_within_their_minutes():
         steps = "small|variants|counters|chosen|measure|federated|step"
         seconds = [int(found) for found in re.findall(rf"\b(?:{steps}) [\w-]+ (\d+)", body)]
         assert seconds, number
-        compiled = 60 if number == "1" else 0  # only where nothing was compiled beforehand
+        compiled = 60 if number == "1" else 0  # seconds of compilation, in the first call only
         assert sum(seconds) - compiled <= 60 * int(minutes), f"call{number}: {sum(seconds)} s"
 
 

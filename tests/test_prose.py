@@ -333,6 +333,46 @@ def test_the_glossary_has_at_most_forty_terms():
     assert 30 < len(terms) <= 40
 
 
+# what stands for a term of the glossary, and the folders in which it has no other meaning
+SYNONYMS = {
+    "(?i)answer": ("reply", "uefl", "tests/federated"),
+    "left_out|(?:dropped|discarded|ignored) (?:repl|update)": ("rejected", "uefl"),
+    "the frame (?:does|makes|calls|averages)": ("framework", "uefl", "tests/federated"),
+    r"(?i)\bsites?\b": ("client", "uefl"),
+    "(?i)centroid": ("center", "uefl", "uefl_kernels", "csrc", "tests/federated"),
+    "(?i)code ?vector|codebook entr|prototype": ("codeword", "uefl", "uefl_kernels", "csrc"),
+    r"\bCTAs?\b": ("thread block", "csrc", "uefl_kernels"),
+    "(?i)communication round": ("round", "uefl"),
+}
+
+
+@pytest.mark.parametrize("pattern", SYNONYMS)
+def test_terms_of_the_glossary_have_no_synonyms(pattern):
+    term, *folders = SYNONYMS[pattern]
+    assert [
+        f"{path.relative_to(ROOT)}: {found[0]}, expected {term}"
+        for folder in folders
+        for path in (ROOT / folder).rglob("*.*")
+        if path.suffix in (".py", ".h", ".cpp", ".cu")
+        for found in re.finditer(pattern, path.read_text(encoding="utf-8"))
+    ] == []
+
+
+def test_codes_are_indices():
+    """Layers call indices ``indices``, so a variable ``codes`` would have codewords.
+
+    It is the peer's name for the bits of BinaryMapper.
+    """
+    assert [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in files_below("uefl_kernels/nn")
+        if path.name != "binary_mapper.py"
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Name | ast.arg)
+        and "codes" in (getattr(node, "id", ""), getattr(node, "arg", ""))
+    ] == []
+
+
 def wide(text: str) -> list[str]:
     """Return the lines of more than 100 characters outside of tables, code and formulas."""
     text = re.sub(r"^( *)```.*?^ *```|^\$\$.*?\$\$$", "", text, flags=re.DOTALL | re.MULTILINE)

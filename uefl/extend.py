@@ -147,7 +147,7 @@ def discard(out: Path) -> None:
 
 
 def commit(out: Path) -> None:
-    """Make a finished run the one that was staged."""
+    """Replace a finished run by the extension that was staged."""
     os.replace(out / _STAGED, out / _LONGER)
     finish(out)
 

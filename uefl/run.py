@@ -346,15 +346,19 @@ def check_inputs(cfg: Config, federation: Federation) -> None:
                 f"arm {name!r}: {arm.algorithm} {why}, and the data are {kind}; choose another algorithm"
             )
     if cfg.data.augment != "none":
-        raise UserError(f"key 'data.augment': changes images, and the data are {kind}; leave it out")
+        raise UserError(
+            f"key 'data.augment': augmentation changes images, and the data are {kind}; leave it out"
+        )
     if cfg.data.priors == "estimated":
-        raise UserError(f"key 'data.priors': are estimated from images, and the data are {kind}; give them")
+        raise UserError(
+            f"key 'data.priors': priors are estimated from images, and the data are {kind}; give them"
+        )
 
 
 def _keeps_what_predicts(workspace: Workspace) -> bool:
     """Return True if every prediction of this arm needs private parts of a client, or their mean."""
     algorithm = workspace.algorithm
-    averaged = type(algorithm).reference is not Algorithm.reference
+    averaged = type(algorithm).private_mean is not Algorithm.private_mean
     return bool(workspace.private_names() or (algorithm.private_predicts and averaged))
 
 

@@ -24,9 +24,9 @@ def main() -> None:
 
 
 def spin_briefly() -> None:
-    """Let waiting threads leave the cores to other programs.
+    """Limit how long waiting threads of OpenMP spin, so that other programs get the cores.
 
-    OpenMP reads it when torch is imported.
+    OpenMP reads the variables when torch is imported.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")

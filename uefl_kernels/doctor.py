@@ -22,7 +22,7 @@ COMPILE = (
 
 
 def collect() -> dict[str, Any]:
-    """Return everything the doctor knows, as plain values.
+    """Return all facts about the installation, as plain values.
 
     Keys: ``versions``, ``compiled`` (``loaded``, ``reason`` and ``advice``), ``cpu`` (``variant``,
     ``features``, ``reason``), ``cuda`` (one entry per device), ``ops`` (op, device, backend and why),

@@ -192,7 +192,7 @@ def scikit_learn(inputs: OpInputs) -> Call:
     needs("cpu", x)
     rows, codewords = rows_of(x, codebook).numpy(), codebook.numpy()
     fitted = KMeans(len(codewords), init=codewords, n_init=1, max_iter=1).fit(codewords)
-    fitted.cluster_centers_ = codewords  # the fit rounds them
+    fitted.cluster_centers_ = codewords  # the fit has rounded the codewords
     return lambda: torch.from_numpy(fitted.predict(rows))
 
 

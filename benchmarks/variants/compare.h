@@ -1,6 +1,6 @@
-// Ways to reduce 64 scores of a thread for a search: 32 columns of each of two rows. In lane t of a quad,
-// score n of a row is column n / 2 * 8 + 2 t + n % 2. All scores of a launch have one exponent, so their bits
-// have the order of integers.
+// Two ways to find the two least of the scores of a thread, which has 32 columns of each of two rows. In lane
+// t of a quad, score n of a row is column n / 2 * 8 + 2 t + n % 2. All scores of a launch have one exponent,
+// so their bits have the order of integers.
 #pragma once
 
 #include "instructions.h"
@@ -8,28 +8,30 @@
 namespace uefl::variants {
 namespace {
 
-struct Two {
+// The two least packed scores.
+struct LeastTwo {
   int best = 0x7fffffff, second = 0x7fffffff;
 
-  __device__ void add(const Two& other) {
+  __device__ void add(const LeastTwo& other) {
     second = least(second, other.second, greater(best, other.best));
     best = lesser(best, other.best);
   }
 };
 
-struct Kept {
-  Two two;
+// The two least packed scores so far, and the tile of the least one.
+struct KeptScores {
+  LeastTwo two;
   int tile = 0;
 
-  __device__ void add(const Two& other, int number) {
+  __device__ void add(const LeastTwo& other, int number) {
     tile = other.best < two.best ? number : tile;
     two.add(other);
   }
 };
 
 template <int kCount>
-__device__ Two two_of(const int (&values)[kCount]) {
-  Two pairs[kCount / 2];
+__device__ LeastTwo least_two_of(const int (&values)[kCount]) {
+  LeastTwo pairs[kCount / 2];
   UEFL_UNROLL
   for (int i = 0; i < kCount / 2; ++i) {
     pairs[i].best = lesser(values[2 * i], values[2 * i + 1]),
@@ -51,12 +53,13 @@ __device__ int least_of(const int (&values)[kCount]) {
   return kCount % 2 == 0 ? lesser(found, values[kCount - 1]) : found;
 }
 
-// Every score has its number, as in the kernel today. It finds the least of four groups of eight, and of
-// eight groups of four across them. The second score of the row is the lesser of both seconds, since the
-// least score shares at most one of these groups with another score.
+// Packs each score with the number of its column, as search_wgmma does. Finds the least score of each of four
+// rows of eight, and of each of eight columns of four. Another score is not in the row of the least score, or
+// not in its column. So the second least score is the lesser of the second least row and the second least
+// column.
 struct Cross {
   static constexpr int kShift = 32;
-  __device__ static Two run(const float (&scores)[32], int shift) {
+  __device__ static LeastTwo run(const float (&scores)[32], int shift) {
     int packed[32], rows[4], columns[8];
     UEFL_UNROLL
     for (int i = 0; i < 32; ++i) packed[i] = multiply_add_integer(__float_as_int(scores[i]), shift, i);
@@ -74,8 +77,8 @@ struct Cross {
       for (int i = 0; i < 4; ++i) some[i] = packed[8 * i + column];
       columns[column] = least_of(some);
     }
-    const Two of_rows = two_of(rows), of_columns = two_of(columns);
-    Two found;
+    const LeastTwo of_rows = least_two_of(rows), of_columns = least_two_of(columns);
+    LeastTwo found;
     found.best = of_rows.best, found.second = lesser(of_rows.second, of_columns.second);
     return found;
   }
@@ -85,7 +88,7 @@ struct Cross {
 template <int kSize>
 struct Groups {
   static constexpr int kShift = 32 / kSize;
-  __device__ static Two run(const float (&scores)[32], int shift) {
+  __device__ static LeastTwo run(const float (&scores)[32], int shift) {
     int packed[32 / kSize];
     UEFL_UNROLL
     for (int group = 0; group < 32 / kSize; ++group) {
@@ -94,7 +97,7 @@ struct Groups {
       for (int i = 0; i < kSize; ++i) some[i] = __float_as_int(scores[group * kSize + i]);
       packed[group] = multiply_add_integer(least_of(some), shift, group);
     }
-    return two_of(packed);
+    return least_two_of(packed);
   }
 };
 

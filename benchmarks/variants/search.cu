@@ -147,7 +147,8 @@ __device__ int multiply(float (&sums)[64], uint32_t (&fragments)[V::kFragments][
 }
 
 template <class V>
-__device__ void compare(const float (&sums)[64], const float* starts, int shift, int tile, Kept (&kept)[2]) {
+__device__ void compare(const float (&sums)[64], const float* starts, int shift, int tile,
+                        KeptScores (&kept)[2]) {
   float scores[2][32];
   UEFL_UNROLL
   for (int n = 0; n < 32; n += 4) {
@@ -193,7 +194,7 @@ __device__ void search(const SearchWork& work, const VariantMemory<V>& memory) {
       for (int step = 0; step < V::kChunks * 4; ++step)
         load_fragment(fragments[step / 4][step % 4], rows + step / 4 * kRowsBytes, step % 4);
     }
-    Kept kept[2];
+    KeptScores kept[2];
     float sums[64];
     for (int tile = 0; tile < work.tiles; ++tile) {
       long long* mark = work.marks + ((blockIdx.x * V::kGroups + group) * kMarks + tile) * 3;

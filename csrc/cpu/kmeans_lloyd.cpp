@@ -68,8 +68,8 @@ double LloydAlgorithm::update() {
   return tree_sum(moves);
 }
 
-// Fills empty clusters as update() of the reference does. The first empty cluster takes the row that is
-// farthest from its center, the second empty cluster takes the next row, and so on.
+// Fills empty clusters as update() in ops/kmeans/composed.py does. The first empty cluster takes the row that
+// is farthest from its center, the second empty cluster takes the next row, and so on.
 void LloydAlgorithm::fill_empty(KMeansTotals& totals) const {
   const std::vector<double> distances = far_distances(totals.empty());
   const int64_t spread = (int64_t{1} << ceil_log2(n_)) - 1;

@@ -1,4 +1,4 @@
-// The values of a k-means problem that do not change during a fit, like Data in ops/kmeans/reference.py.
+// The values of a k-means problem that do not change during a fit, like Problem in ops/kmeans/composed.py.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace uefl::cpu {
 
-// Returns the squared norm, like square_norms() in ops/kmeans_step/reference.py.
+// Returns the squared norm, like square_norms() in ops/kmeans_step/composed.py.
 double square_norm(const double* values, int64_t d);
 
 // Scales a row to length 1. Returns false and changes nothing if the row is zero.

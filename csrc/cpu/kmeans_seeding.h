@@ -1,5 +1,5 @@
 // Seeding of k-means on integer rows. Distances and potentials are integers, so the order of additions does
-// not matter. Grid in ops/kmeans/reference.py defines the rules and the random counters.
+// not matter. Grid in ops/kmeans/grid.py defines the rules and the random counters.
 #pragma once
 
 #include <array>

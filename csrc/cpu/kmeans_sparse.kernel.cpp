@@ -8,7 +8,7 @@ namespace {
 
 constexpr int kTogether = 8;  // vectors of sums that stay in registers
 
-// Computes the products with the centers of kVectors vectors, which begin at `centers`.
+// Computes the products of a row and of kVectors vectors of centers, which begin at `centers`.
 template <class T, int kVectors>
 UEFL_INLINE void some_products(const T* values, const int32_t* columns, int64_t count, const double* centers,
                                int64_t pitch, double* out) {

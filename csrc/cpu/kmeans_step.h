@@ -54,7 +54,7 @@ class DenseRows {
   std::vector<double> memory_;
 };
 
-// The result of units() of ops/kmeans_step/reference.py: middle [d], scale [d], and the numbers.
+// The result of units() in ops/kmeans_step/composed.py: middle [d], scale [d], and the numbers.
 struct KMeansScales {
   std::vector<double> middle, scale;
   double mass_scale, weight_unit;

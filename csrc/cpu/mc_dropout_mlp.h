@@ -3,7 +3,7 @@
 //
 // In each pass, the inputs of each layer are kept or dropped, multiplied by the weights and activated. The
 // last logits become probabilities and enter the running statistics. Masks come from Philox, as
-// ops/mc_dropout_mlp/reference.py defines them, in a buffer of one tile. A tile of rows belongs to one thread
+// ops/mc_dropout_mlp/composed.py defines them, in a buffer of one tile. A tile of rows belongs to one thread
 // and its passes run in order, so results do not depend on the number of threads.
 #pragma once
 

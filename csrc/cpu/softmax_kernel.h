@@ -24,7 +24,7 @@ struct TransitionRun {
   int64_t lo, hi;
   const int64_t *targets, *groups;  // groups may be null
   int64_t ignore_index, m, padded_m;
-  const float *matrix, *transposed, *marginal, *matrix_scale, *marginal_scale;  // of LinearTransition
+  const float *matrix, *transposed, *marginal, *matrix_scale, *marginal_scale;  // of Transition
   float* out;               // loss [B] of nll, log g [B, m] of probs
   const float* grad;        // [B, m] of probs_backward
   char* gradient;           // [B, k], or null for nll without gradient

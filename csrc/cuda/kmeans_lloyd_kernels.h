@@ -1,6 +1,6 @@
 // The end of an iteration of Lloyd's algorithm on CUDA, after the search, in one launch. It updates the sums
 // for rows that changed their cluster, gives rows to empty clusters, moves the centers, and tests for the end
-// of the fit. The bits are the same as in advance() of ops/kmeans/composed.py.
+// of the fit. The bits are the same as in advance() in ops/kmeans/composed.py.
 //
 // Sums are integers. So a cluster's sum is its sum in the last iteration, minus the rows that have left the
 // cluster, plus the rows that have entered it.
@@ -190,9 +190,10 @@ __device__ void move_centers(const T* x, const Shape& shape, const Lloyd<Center>
   });
 }
 
-// Adds up the shifts of all centers by halves, as tree_sum() does. One thread block calls it.
+// Adds up the shifts of all centers by halves, as tree_sum() does, and tests for the end of the fit. One
+// thread block calls it.
 template <class Center>
-__device__ void settle(int64_t k, const Lloyd<Center>& fit) {
+__device__ void end_iteration(int64_t k, const Lloyd<Center>& fit) {
   int64_t half = 1;
   while (2 * half < k) half *= 2;
   for (; half > 0; half /= 2) {
@@ -216,7 +217,7 @@ __global__ void __launch_bounds__(kThreads, kAdvanceBlocks)
   const int moved = empty > 0 ? find_farthest(x, shape, fit, empty) : 0;
   move_centers(x, shape, fit, moved);
   grid_barrier();
-  if (blockIdx.x == 0) settle(shape.k, fit);
+  if (blockIdx.x == 0) end_iteration(shape.k, fit);
 }
 
 }  // namespace

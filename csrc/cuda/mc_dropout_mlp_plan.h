@@ -26,7 +26,7 @@ struct Plan {
   int64_t rows, slab;                            // all rows; rows at once, a multiple of kTileRows
   int inputs, n;                                 // n: n8 blocks of outputs
   float scale;                                   // of the dropout before the layer
-  int64_t weight_vectors, row_vectors, moments;  // sizes of Arrays
+  int64_t weight_vectors, row_vectors, moments;  // sizes of McArrays
   McProblem problem{};                           // except pointers and the current slab
 
   // Tests pass another value of slab_bytes. There are at most kWide classes.

@@ -1,5 +1,6 @@
-// vq_assign with mma.sync (sm_80 and later), for x of any type and any strides. It is a whole search, and on
-// every GPU also the second phase of one. The tests also run it on the CPU, instruction by instruction.
+// vq_assign with mma.sync (sm_80 and later), for x of any type and any strides. It is a complete search of
+// two phases, and the second phase also serves the search with wgmma. The tests also run it on the CPU,
+// instruction by instruction.
 //
 // A thread block keeps 64 rows in shared memory as float16. It reads the codebook in blocks of 128 codewords
 // x 64 elements, which stream through two buffers. Each of the eight warps computes 32 rows x 32 codewords of
@@ -60,7 +61,7 @@ struct MmaMemory {
 // Returns the number of this thread among the threads that search with mma.sync: all threads of a thread
 // block of search_mma, or 256 threads of search_wgmma.
 __device__ inline int mma_thread() { return static_cast<int>(threadIdx.x % kThreads); }
-__device__ inline void mma_meet() { named_wait(kMmaBarrier, kThreads); }
+__device__ inline void mma_barrier() { named_wait(kMmaBarrier, kThreads); }
 
 __device__ inline void copy_block(const uint16_t* block, uint16_t* buffer) {
   for (int i = mma_thread() * 8; i < kBlockHalves; i += kThreads * 8) copy_async(buffer + i, block + i);
@@ -70,7 +71,7 @@ __device__ inline void copy_block(const uint16_t* block, uint16_t* buffer) {
 // Returns the address that this lane passes to load_matrices() for the 16 x 16 elements from (row, j) on. An
 // operand of rows (of = 0) has the rows first and then the elements. An operand of codewords (of = 1) has the
 // elements first.
-__device__ inline const uint16_t* corner(const uint16_t* block, int row, int j, int of) {
+__device__ inline const uint16_t* matrix_address(const uint16_t* block, int row, int j, int of) {
   const int lane = threadIdx.x % kWarp, first = lane / 8 % 2 * 8, second = lane / 16 * 8;
   return block + swizzled(row + lane % 8 + (of == 0 ? first : second), j + (of == 0 ? second : first));
 }
@@ -162,7 +163,7 @@ __device__ void score_rows(const RowPart<T>& rows, const PackedCodebook& packed,
       float square = 0, rest = 0;
       rows.convert(chunk, memory.rows, square, rest);
     }
-    mma_meet();
+    mma_barrier();
     const uint16_t* row_block = memory.rows + (kStreamed ? 0 : chunk * kRowBlock);
     const uint16_t* code_block = memory.buffers + number % 2 * kBlockHalves;
     UEFL_UNROLL
@@ -170,8 +171,8 @@ __device__ void score_rows(const RowPart<T>& rows, const PackedCodebook& packed,
       uint32_t left[2][4], right[2][4];
       UEFL_UNROLL
       for (int i = 0; i < 2; ++i) {
-        load_matrices(left[i], corner(row_block, warp_row + 16 * i, j, 0));
-        load_matrices(right[i], corner(code_block, warp_code + 16 * i, j, 1));
+        load_matrices(left[i], matrix_address(row_block, warp_row + 16 * i, j, 0));
+        load_matrices(right[i], matrix_address(code_block, warp_code + 16 * i, j, 1));
       }
       UEFL_UNROLL
       for (int i = 0; i < 2; ++i) {
@@ -180,7 +181,7 @@ __device__ void score_rows(const RowPart<T>& rows, const PackedCodebook& packed,
           multiply_add(dot[i][c], left[i], right[c / 2][c % 2 * 2], right[c / 2][c % 2 * 2 + 1]);
       }
     }
-    mma_meet();  // before the next copy overwrites the buffer
+    mma_barrier();  // before the next copy overwrites the buffer
     if (chunk + 1 < chunks) continue;
     const Four<float> start[2] = {load_four(starts), load_four(starts + 4)};
     starts += kStarts;
@@ -270,9 +271,9 @@ __device__ void search_open(const T* x, const Shape& shape, const PackedCodebook
   for (int64_t codebook = 0; codebook < shape.codebooks; ++codebook) {
     if (thread == 0) known.read = 0;
     while (true) {
-      mma_meet();
+      mma_barrier();
       if (thread < kWarp) lists.read(shape, codebook, known);
-      mma_meet();
+      mma_barrier();
       if (known.rows == 0) break;
       if (thread < kMmaRows) known.found[thread] = 0;
       copy_block(packed.halves + codebook * shape.padded_k * mma_width(shape.d), memory.buffers);
@@ -291,7 +292,7 @@ __device__ void search_open(const T* x, const Shape& shape, const PackedCodebook
                               note_candidates(scores, part * int64_t{4 * kMmaColumns} + 2 * (threadIdx.x % 4),
                                               warp_row + 8 * r + g, limit[r], known);
                             });
-      mma_meet();
+      mma_barrier();
       decide(x, shape, packed, codebook, known, indices);
     }
   }
@@ -305,8 +306,7 @@ UEFL_HOST_DEVICE inline int64_t mma_room(const Shape& shape, unsigned blocks) {
   return (mma_tiles(shape) + blocks - 1) / blocks * kWarpRows;
 }
 
-// Keeps the least scores of a row among the scores of this thread: all of them (kCross), or the least of
-// every four.
+// Adds the scores of this thread for a row to `top`: all of them (kCross), or the least of every four.
 template <bool kCross>
 __device__ inline void compare(const float (&scores)[kMmaColumns], int part, int shift, TileTopTwo& top) {
   if constexpr (kCross) {
@@ -320,7 +320,7 @@ __device__ inline void compare(const float (&scores)[kMmaColumns], int part, int
 }
 
 // Stores the results of a warp for its rows. The warps that test rows read them.
-__device__ inline void leave_results(const TileTopTwo (&top)[4], MmaRows& known) {
+__device__ inline void store_results(const TileTopTwo (&top)[4], MmaRows& known) {
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   UEFL_UNROLL
   for (int r = 0; r < 4; ++r) {
@@ -344,14 +344,14 @@ __device__ TopTwo top_two(const Shape& shape, const PackedCodebook& packed, int6
   if constexpr (!kCross) {
     const int first_tile = first_tile_of(shape, codebook), warp = threadIdx.x / kWarp,
               chunks = static_cast<int>(mma_width(shape.d)) / kBlockElements;
-    Again again(found.index, static_cast<int>(threadIdx.x % kWarp));
+    GroupScores scores(found.index, static_cast<int>(threadIdx.x % kWarp));
     for (int chunk = 0; chunk < chunks; ++chunk) {
-      again.add(memory.rows + (chunk * kMmaRows + warp * kWarpRows) * kBlockElements, [&](int block) {
+      scores.add(memory.rows + (chunk * kMmaRows + warp * kWarpRows) * kBlockElements, [&](int block) {
         return packed.halves + int64_t{(first_tile + block) * chunks + chunk} * kBlockHalves;
       });
     }
-    const float* start = start_of(packed, first_tile, again.code());
-    const TopTwo four = again.result({start[0], start[1]}, down, packed.shift);
+    const float* start = start_of(packed, first_tile, scores.code());
+    const TopTwo four = scores.result({start[0], start[1]}, down, packed.shift);
     found = {four.best, lesser(found.second, four.second), four.index};
   }
   return found;
@@ -363,7 +363,7 @@ template <class T, bool kCross, bool kStreamed>
 __global__ void __launch_bounds__(kThreads, 2)
     search_mma(const T* x, const __grid_constant__ Shape shape, const __grid_constant__ PackedCodebook packed,
                bool exact, int64_t* indices) {
-  static_assert(kCross || !kStreamed, "to score four codewords again takes whole rows");
+  static_assert(kCross || !kStreamed, "scoring four codewords again needs whole rows");
   __shared__ int open[kMmaLists];
   const MmaMemory memory(kStreamed ? kBlockElements : shape.d);
   MmaRows& known = memory.known;
@@ -389,7 +389,7 @@ __global__ void __launch_bounds__(kThreads, 2)
                           [&](const float (&scores)[kMmaColumns], int r, int part) {
                             compare<kCross>(scores, part, packed.shift, top[r]);
                           });
-    leave_results(top, known);
+    store_results(top, known);
     __syncthreads();
     if (warp < kMmaLists) {
       const RowScale& scale = rows.scale;
@@ -397,12 +397,12 @@ __global__ void __launch_bounds__(kThreads, 2)
       const TopTwo found = top_two<kCross>(shape, packed, codebook, scale.down, memory, which);
       float square = 0, rest = 0;
       for (int i = 0; i < kParts; ++i) square += known.squares[i][which], rest += known.rests[i][which];
-      const Judge judge(shape, packed, codebook, scale.down);
-      const Verdict verdict(scale.norm(square, shape.d), scale.rest(rest, shape.d), judge);
+      const RowBounds bounds(shape, packed, codebook, scale.down);
+      const RowCertificate proof(scale.norm(square, shape.d), scale.rest(rest, shape.d), bounds);
       const int64_t output = lane % 2 == 0 ? output_of(which) : -1;
-      const bool certain = verdict.holds() && (!exact || verdict.apart(found.best, found.second));
+      const bool certain = proof.holds() && (!exact || proof.apart(found.best, found.second));
       if (output >= 0 && certain) indices[output] = found.index;
-      list.push(output >= 0 && !certain, output, verdict.limit(found.best, judge.base));
+      list.push(output >= 0 && !certain, output, proof.limit(found.best, bounds.base));
     }
     __syncthreads();
   }

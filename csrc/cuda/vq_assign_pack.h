@@ -202,11 +202,11 @@ __device__ inline float reach_of(const double* bounds) {
 }
 
 // The numbers base + score, where base = 1.5 * 2^e and |score| < 2^(e - 1) for all rows up to a length.
-struct Base {
+struct ScoreBase {
   float base, unit;  // unit: the distance of neighbors
 
-  Base() = default;
-  __device__ Base(float half_square, float radius, float longest) {
+  ScoreBase() = default;
+  __device__ ScoreBase(float half_square, float radius, float longest) {
     const float magnitude = 1.1f * (half_square + longest * radius);
     const int exponent = exponent_of(magnitude, -90, 100) + 2;
     base = 1.5f * power(exponent), unit = power(exponent - 23);
@@ -232,10 +232,10 @@ __device__ inline float longest_row(const double* bounds) {
 __device__ inline float longest_row(const PackedCodebook& packed, int64_t codebook) {
   return longest_row(packed.bounds + 4 * codebook);
 }
-__device__ inline Base base_of(const double* bounds) {
+__device__ inline ScoreBase base_of(const double* bounds) {
   return {1.01f * static_cast<float>(bounds[0]), 1.01f * static_cast<float>(bounds[1]), longest_row(bounds)};
 }
-__device__ inline Base base_of(const PackedCodebook& packed, int64_t codebook) {
+__device__ inline ScoreBase base_of(const PackedCodebook& packed, int64_t codebook) {
   return base_of(packed.bounds + 4 * codebook);
 }
 

@@ -253,13 +253,13 @@ __device__ inline int code_in_group(int first, int which) { return first + which
 
 // Scores the four codewords of the best group of every row again. A lane has two of the four, for the row of
 // row_of().
-struct Again {
+struct GroupScores {
   int best_code, lane;
   float dot[2] = {};
 
   // If scores are equal, the two lanes of a row may have chosen different groups: both take the first lane's
   // group.
-  __device__ Again(int code, int of_lane)
+  __device__ GroupScores(int code, int of_lane)
       : best_code(__shfl_sync(kAllLanes, code, of_lane & ~1)), lane(of_lane) {}
 
   // Adds a chunk of the 16 rows of the warp and of the blocks of codewords. One product serves rows g and g +
@@ -313,34 +313,34 @@ struct Again {
 
 // The bounds that certify the rows of a codebook. Their computation uses float64, so it runs once per
 // codebook.
-struct Judge {
+struct RowBounds {
   Certificate certificate;
-  Base base;
+  ScoreBase base;
   float longest, down;  // longest: the largest norm for which the bounds hold
 
-  Judge() = default;
-  __device__ Judge(const Shape& shape, const PackedCodebook& packed, int64_t codebook, float scale_down)
+  RowBounds() = default;
+  __device__ RowBounds(const Shape& shape, const PackedCodebook& packed, int64_t codebook, float scale_down)
       : certificate(shape, packed, codebook),
         base(base_of(packed, codebook)),
         longest(fminf(longest_row(packed, codebook), certificate.longest())),
         down(scale_down) {}
 };
 
-// The verdict on a row: `apart` tells whether a codeword is certainly farther away than the best one.
-struct Verdict {
+// The certificate of one row: `apart` tells whether a codeword is certainly farther away than the best one.
+struct RowCertificate {
   float error;  // infinite if nothing is certain
   float unit;
 
-  __device__ Verdict(float norm, float rest, const Judge& judge)
-      : error(norm <= judge.longest ? judge.certificate.error(norm, rest) + judge.base.unit : INFINITY),
-        unit(judge.base.unit) {}
+  __device__ RowCertificate(float norm, float rest, const RowBounds& bounds)
+      : error(norm <= bounds.longest ? bounds.certificate.error(norm, rest) + bounds.base.unit : INFINITY),
+        unit(bounds.base.unit) {}
   __device__ bool holds() const { return error < INFINITY; }
   __device__ bool apart(int best, int other) const {
     return static_cast<float>((other >> kColumnBits) - (best >> kColumnBits)) * unit > 2.02f * error;
   }
   // Returns the largest score, above the base, that a candidate can have. NaN means that the definition
   // scores all codewords.
-  __device__ float limit(int best, const Base& base) const {
+  __device__ float limit(int best, const ScoreBase& base) const {
     return holds() ? base.with_bits(best >> kColumnBits) + 2.2f * (error + unit) : NAN;
   }
 };

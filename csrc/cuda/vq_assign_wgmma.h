@@ -215,17 +215,18 @@ __global__ void __launch_bounds__(WgmmaRoles<kGroups, kLong>::kThreads, 1)
   __syncthreads();
   // At the end, the warps that do not multiply decide one kind of open rows, and two warpgroups that multiply
   // decide the other kind. Then the lists are complete, and the memory is free.
-  const auto settle_rows = [&] {
+  const auto decide_rows = [&] {
     named_wait(kDoneBarrier, Roles::kThreads);
     const int warp = static_cast<int>(threadIdx.x / kWarp),
               team_warp = warp < kGroupWarps ? warp : warp - kGroups * kGroupWarps;
-    settle<kLong>(x, shape, packed, plan, few, team_warp, (Roles::kPreparers + 1) * kGroupWarps, indices);
+    decide_pairs<kLong>(x, shape, packed, plan, few, team_warp, (Roles::kPreparers + 1) * kGroupWarps,
+                        indices);
   };
   if (role == 0 || role == kGroups + 2) {
     warpgroup_reg_dealloc<Roles::kPrepare>();
     const int which = Roles::kPreparers == 1 || role == 0 ? 0 : 1;
     prepare<T, kLong, Roles::kPreparers>(x, shape, packed, plan, memory, which);
-    settle_rows();
+    decide_rows();
   } else if (role <= kGroups) {
     warpgroup_reg_alloc<Roles::kMultiply>();
     Multiplier<kGroups, kLong>(packed, plan, memory).run(shape, is_half(T{}));
@@ -235,7 +236,7 @@ __global__ void __launch_bounds__(WgmmaRoles<kGroups, kLong>::kThreads, 1)
   } else {
     warpgroup_reg_dealloc<Roles::kFinish>();
     finish<T>(shape, packed, plan, memory, exact, indices, open, few);
-    settle_rows();
+    decide_rows();
   }
 #else
   asm("trap;");  // the host launches this kernel on sm_90 only

@@ -3,8 +3,8 @@
 // For each of the four lanes of a row, multiply() gives the two least scores and the codeword of the least
 // one. A row that is not certain goes on the list of the warp: from the end of the list if the row is open
 // only between the codewords of two lanes, otherwise from its beginning. When the rows of the thread block
-// are finished, settle() decides the first kind by the definition. Meanwhile other warps run the second phase
-// of vq_assign_mma.h for the other rows.
+// are finished, decide_pairs() decides the first kind by the definition. Meanwhile other warps run the second
+// phase of vq_assign_mma.h for the other rows.
 //
 // One thread of this role also copies the codebook, because it waits most of the time. If each block of the
 // codebook has a place, this thread copies all blocks at once.
@@ -88,8 +88,8 @@ __device__ inline RowCandidates candidates_of(const LaneScores (&found)[4], int 
 // call it, each with its number. A warp takes kAtOnce rows at once. few: the number of such rows on each
 // list.
 template <bool kLong, class T>
-__device__ void settle(const T* x, const Shape& shape, const PackedCodebook& packed, const WgmmaPlan& plan,
-                       const int* few, int warp, int warps, int64_t* indices) {
+__device__ void decide_pairs(const T* x, const Shape& shape, const PackedCodebook& packed,
+                             const WgmmaPlan& plan, const int* few, int warp, int warps, int64_t* indices) {
   constexpr int kAtOnce = 2, kRowLanes = kWarp / kAtOnce;
   const int lane = threadIdx.x % kWarp;
   int all = 0;
@@ -166,28 +166,29 @@ __device__ void finish(const Shape& shape, const PackedCodebook& packed, const W
   const int items = plan.items.number(blockIdx.x);
   OpenRows list(packed, static_cast<int>(blockIdx.x) * kGroupWarps + warp, plan.room);
   Ring tiles{plan.tiles};
-  Judge judge;
+  RowBounds bounds;
   CodewordBlocks blocks(packed, plan, memory, threadIdx.x % kGroupThreads == 0);
   blocks.copy();
   for (int number = 0; number < items; ++number, tiles.advance()) {
     const Item item = plan.items.at(blockIdx.x, number);
     if (number == 0 || shape.codebooks > 1)
-      judge = Judge(shape, packed, item.codebook, RowScale(shape, packed, item.codebook, is_half(T{})).down);
+      bounds =
+          RowBounds(shape, packed, item.codebook, RowScale(shape, packed, item.codebook, is_half(T{})).down);
     blocks.copy_until(memory.found(tiles.place), tiles.parity);
     const Slot* slot = memory.slot(tiles.place);
     const RowCandidates known = candidates_of(slot->found[row], lane);
     const int second = lesser(known.next, known.third);
     const float norm = slot->norm[row], rest = slot->rest[row];
     barrier_arrive_by_warp(memory.slot_free(tiles.place));
-    const Verdict verdict(norm, rest, judge);
+    const RowCertificate proof(norm, rest, bounds);
     const bool mine = lane % 2 == 0 && item.first + row < item.count;
-    const bool certain = verdict.holds() && (!exact || verdict.apart(known.best, second));
+    const bool certain = proof.holds() && (!exact || proof.apart(known.best, second));
     const int64_t output = item.output(shape, row);
     if (mine && certain) indices[output] = known.best_code;
     if (!__any_sync(kAllLanes, mine && !certain)) continue;
-    const bool between_two = verdict.holds() && !certain && verdict.apart(known.best, known.third);
+    const bool between_two = proof.holds() && !certain && proof.apart(known.best, known.third);
     list.push_few(mine && between_two, {output, {known.best_code, known.next_code}});
-    list.push(mine && !certain && !between_two, output, verdict.limit(known.best, judge.base));
+    list.push(mine && !certain && !between_two, output, proof.limit(known.best, bounds.base));
   }
   if (lane == 0) open[warp] = list.count, few[warp] = list.few;
 }

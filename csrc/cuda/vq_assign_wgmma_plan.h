@@ -157,7 +157,7 @@ struct WgmmaPlan {
   UEFL_HOST_DEVICE int barriers() const { return 2 * (codewords + tiles * (chunks + 1)); }
 };
 
-constexpr int kWgmmaStaticBytes = 1024;  // State in vq_assign_wgmma.h, and alignment
+constexpr int kWgmmaStaticBytes = 1024;  // the state of search_wgmma, and alignment
 
 // Lays the rings out in memory. At the end, the second phase reuses all memory except the barriers. Returns
 // true if they fit.

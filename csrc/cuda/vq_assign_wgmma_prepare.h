@@ -1,7 +1,7 @@
 // The first role of search_wgmma reads the rows of x, and converts them to float16 tiles.
 //
 // A warp takes 16 rows. Lane 8 g + p takes piece p of four of them: 16 bytes of a tile, which are eight
-// elements. A lane copies its pieces of the next chunks to a ring in shared memory, and nobody else reads
+// elements. A lane copies its pieces of the next chunks to a ring in shared memory, and only this lane reads
 // them. So no barrier is needed, and the copies that are under way take no registers.
 #pragma once
 
@@ -18,9 +18,10 @@ __device__ inline int first_row_of(int lane) { return lane / 8 % 2 * 4 + lane / 
 // Returns how far another row of the lane is from the first one.
 __device__ constexpr int row_after(int i) { return i % 2 * 2 + i / 2 * 8; }
 
-// The 16 bytes of x that a lane takes of each row and chunk. float32 elements are two parts of 16 bytes.
+// Where the elements that a lane takes of each row and chunk are in x and in the ring: 16 bytes, or two parts
+// of 16 bytes if the elements are float32.
 template <class T>
-struct Pieces {
+struct ChunkLayout {
   static constexpr int kParts = sizeof(T) / 2, kElements = 8 / kParts;
   static constexpr int kBytes = kRowsOfLane * kParts * kWarp * 16;  // of a chunk, for all lanes of a warp
 
@@ -62,7 +63,7 @@ struct RowCopies {
     const int last = static_cast<int>(after < kGroupRows ? after : kGroupRows) - 1;
     const auto row = [&](int number) { return number < last ? number : last; };
     if (plan.row_step != 0) {
-      const T* from = x + here.first * plan.row_step + Pieces<T>::column(lane, 0);
+      const T* from = x + here.first * plan.row_step + ChunkLayout<T>::column(lane, 0);
       const T* own = from + first * plan.row_step;
       UEFL_UNROLL
       for (int i = 0; i < kRowsOfLane; ++i) rows[i] = own + row_after(i) * plan.row_step;
@@ -76,8 +77,8 @@ struct RowCopies {
         plan.origin.begin(shape, here.output(shape, row(warp_row + lane % kWarpRows)), codebook);
     UEFL_UNROLL
     for (int i = 0; i < kRowsOfLane; ++i) {
-      rows[i] =
-          x + __shfl_sync(kAllLanes, begin, first_row_of(lane) + row_after(i)) + Pieces<T>::column(lane, 0);
+      rows[i] = x + __shfl_sync(kAllLanes, begin, first_row_of(lane) + row_after(i)) +
+                ChunkLayout<T>::column(lane, 0);
     }
   }
 
@@ -87,11 +88,11 @@ struct RowCopies {
       if (chunk == 0) find_rows();
       const int left = static_cast<int>(shape.d) - chunk * kBlockElements;
       UEFL_UNROLL
-      for (int part = 0; part < Pieces<T>::kParts; ++part) {
+      for (int part = 0; part < ChunkLayout<T>::kParts; ++part) {
         UEFL_UNROLL
         for (int i = 0; i < kRowsOfLane; ++i)
-          copy_async(ring + place + Pieces<T>::place(i, part), rows[i] + part * 32,
-                     Pieces<T>::column(lane, part) < left);
+          copy_async(ring + place + ChunkLayout<T>::place(i, part), rows[i] + part * 32,
+                     ChunkLayout<T>::column(lane, part) < left);
       }
       if (kLong) {
         UEFL_UNROLL
@@ -103,7 +104,7 @@ struct RowCopies {
     commit_copies();
   }
   __device__ int next(int from) const {
-    const int bytes = step * kGroupWarps * Pieces<T>::kBytes;
+    const int bytes = step * kGroupWarps * ChunkLayout<T>::kBytes;
     return from + bytes == plan.raw * bytes ? 0 : from + bytes;
   }
   // Waits until the oldest chunk has arrived.
@@ -129,7 +130,7 @@ __device__ inline float sum_of_eight(const float (&values)[kRowsOfLane], int lan
 // Writes the tiles in the order of the items, chunk by chunk.
 template <class T, bool kLong>
 struct TileWriter {
-  using Of = Pieces<T>;
+  using Of = ChunkLayout<T>;
   const Shape& shape;
   const PackedCodebook& packed;
   const WgmmaPlan& plan;
@@ -251,7 +252,7 @@ template <class T, bool kLong, int kPreparers>
 __device__ void prepare(const T* x, const Shape& shape, const PackedCodebook& packed, const WgmmaPlan& plan,
                         const WgmmaMemory& memory, int which) {
   const int warp = which * kGroupWarps + threadIdx.x / kWarp % kGroupWarps;
-  RowCopies<T, kLong> copies(x, shape, plan, kept_shared(memory.raw() + warp * Pieces<T>::kBytes), which,
+  RowCopies<T, kLong> copies(x, shape, plan, kept_shared(memory.raw() + warp * ChunkLayout<T>::kBytes), which,
                              kPreparers);
   TileWriter<T, kLong> writer(shape, packed, plan, memory, which, kPreparers);
   for (int i = 0; i < plan.raw; ++i) copies.copy_next();

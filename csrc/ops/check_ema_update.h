@@ -1,4 +1,4 @@
-// The arguments of ema_update, checked for a direct call of torch.ops on the CPU and on a GPU.
+// Checks the arguments of ema_update in a direct call of torch.ops, on the CPU and on a GPU.
 #pragma once
 
 #include <torch/csrc/stable/library.h>

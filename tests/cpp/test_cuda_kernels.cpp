@@ -473,8 +473,8 @@ static void few_blocks_in_a_long_ring() {
   run_wgmma<2, true>(codebook, x.data(), shape, plan, expected, true);
 }
 
-// On random data, the first phase must settle most rows.
-static void tensor_cores_settle_most_rows() {
+// On random data, the first phase must decide most rows.
+static void tensor_cores_decide_most_rows() {
   std::mt19937 random(7);
   tensor_rows = tensor_open = 0;
   compare("32 elements", normal<float>(300 * 32, random), 1, 1, normal<float>(70 * 32, random), 32);
@@ -488,7 +488,7 @@ static void tensor_cores_settle_most_rows() {
 }
 
 void run() {
-  tensor_cores_settle_most_rows();
+  tensor_cores_decide_most_rows();
   rings_turn();
   few_blocks_in_a_long_ring();
   shapes();

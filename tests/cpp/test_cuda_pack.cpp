@@ -65,7 +65,7 @@ static void bounds_hold() {
   const TestCodebook found(codewords, shape, x.data(), 4);
   for (int64_t codebook = 0; codebook < codebooks; ++codebook) {
     double longest = 0;
-    const cuda::Base base = cuda::base_of(&found.bounds[4 * codebook]);
+    const cuda::ScoreBase base = cuda::base_of(&found.bounds[4 * codebook]);
     for (int64_t code = 0; code < k; ++code) {
       double square = 0;
       for (int64_t j = 0; j < d; ++j) {

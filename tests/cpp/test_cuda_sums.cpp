@@ -406,7 +406,7 @@ static void ranges() {
   }
 }
 
-// Writes out square_norms() and tree_sum() of ops/kmeans_step/reference.py, and compares the bits.
+// Writes out square_norms() and tree_sum() in ops/kmeans_step/composed.py, and compares the bits.
 static void inertia() {
   std::mt19937 random(5);
   for (const int64_t n : {1, 2, 5, 150}) {

@@ -71,7 +71,7 @@ def killed_and_resumed(tmp_path: Path, arms: dict[str, Any], turns: Iterable[int
 
     The process is killed at the n-th turn of a client, for each n.
     """
-    from tests import fresh  # not above: the process to fork from would start for every federated test
+    from tests import fresh  # the import starts a process, which few tests need
 
     keys = KEYS | {"arms": arms}
     uefl.train(keys, out=tmp_path / "whole", **overrides)

@@ -2,9 +2,9 @@
 
 The operations of a step are written down with their tensors, and repeated on the same tensors.
 
-As on a GPU, what Python does in between is not repeated, nothing is computed while it is written down, and a
-value that Python asks for ends it, as do operations which ask for one themselves there, and draws of a
-generator of one's own, which is on the host.
+As on a GPU, a replay does not repeat the Python code between the operations, and recording computes nothing.
+Recording fails if Python reads a value of a tensor, if an operation waits for the device, or if numbers are
+drawn from a generator of the host.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ _WAITS = {
     "unique_consecutive",
     "bincount",
 }
-# with deterministic kernels, as a run has them; not the ops in the gradient of an index
+# They wait with deterministic kernels, which a run uses. The gradient of an index has the same ops without a
+# wait.
 _PUTS = {"index_put", "index_put_"}
 
 
 class Tape:
-    """In the place of :class:`uefl.client.recording.CudaRecorder`."""
+    """Replace :class:`uefl.client.recording.CudaRecorder` in tests on the CPU."""
 
     def __init__(self) -> None:
         self.recorded = self.replayed = 0
@@ -50,12 +51,12 @@ class Tape:
             operations()
         torch.set_rng_state(generator)
         with torch.no_grad():
-            for tensor, before in mode.before:  # the recording itself has changed nothing
+            for tensor, before in mode.before:  # undo the step, because a recording on a GPU computes nothing
                 tensor.copy_(before)
 
         def replay() -> None:
             self.replayed += 1
-            with torch._C._AutoDispatchBelowAutograd():  # that part is in the recording
+            with torch._C._AutoDispatchBelowAutograd():  # the recording has the operations of autograd
                 for operation in mode.operations:
                     operation()
 

@@ -95,7 +95,7 @@ def own(out, **keys):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     torch.set_num_threads(1)
-    with pytest.MonkeyPatch.context() as patch:  # with its pictures
+    with pytest.MonkeyPatch.context() as patch:  # this run draws its plots, unlike others
         patch.setattr("uefl.report.write.write_plots", write_plots)
         return own(tmp_path_factory.mktemp("api") / "run")
 
@@ -342,7 +342,7 @@ def test_an_error_on_a_client_names_client_and_method(tmp_path, caplog, kind):
         own(tmp_path / "run", arms={"broken": Broken()})
     (said,) = (record for record in caplog.records if record.levelname == "ERROR")
     assert re.search(rf"dataset: Broken\.loss .*{kind.__name__}", said.getMessage())
-    # the traceback of the others is that of the exception
+    # other exceptions end the run and have a traceback of their own
     assert (said.exc_info is not None) == (kind is RuntimeError)
     if said.exc_info:
         assert "in _term" in caplog.text

@@ -269,11 +269,11 @@ def test_live_progress_counts_every_client_and_keeps_notices(fake_run):
         )
         observer.round("fedavg", 0, [{"accuracy": 0.5, "entropy": 1.0}, {"accuracy": 0.7, "entropy": 2.0}])
         assert task.fields["measured"] == "accuracy 0.600  entropy 1.500"
-        observer.arm("uefl", 1)  # resumed
+        observer.arm("uefl", 1)  # a resumed arm has finished round 1
         assert (task.completed, task.description) == (9, "uefl")
         observer.client("uefl", 1, "a")
         assert task.completed == 9
-        observer.client("uefl", 2, "a")  # measures the last round
+        observer.client("uefl", 2, "a")  # a turn after the last round only measures
         assert (task.completed, task.fields["round"]) == (12, "round 2/2")
         observer.notice("extended [silo]")
     assert "extended [silo]" in console.export_text()
@@ -317,7 +317,7 @@ def test_report_counts_runs_of_one_seed_once(tmp_path):
         sample_runs.write(tmp_path / name)
     result = runner.invoke(app, ["report", str(tmp_path / "a"), str(tmp_path / "b")])
     assert f": {tmp_path / 'b'}" in result.output
-    assert "over runs" not in result.output  # one is left
+    assert "over runs" not in result.output  # one run is left, so there is no mean
 
 
 def test_presets_lists_each_with_what_it_runs():

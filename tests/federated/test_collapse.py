@@ -78,7 +78,7 @@ def test_lengths_angles_and_the_last_layer():
     assert longer.nc2a_weights == pytest.approx(math.sqrt(2 / 3) / 2)
     line = torch.tensor([[-1.0, 0.0], [0.0, 0.0], [1.0, 0.0], [0.0, 2.0], [0.0, -2.0]])
     flat = neural_collapse(*around(line[[0, 2]]), line[[2, 0]])
-    # the last layer is turned round: no two clients agree
+    # the last layer is reversed, so no two clients agree
     assert (flat.nc3, flat.nc4) == (pytest.approx(4), 1)
     square = neural_collapse(*around(line[[0, 2, 3, 4]]), line[[0, 2, 3, 4]])
     assert square.nc2b == pytest.approx((4 * abs(-1 + 1 / 3) + 8 / 3) / 12)

@@ -53,7 +53,7 @@ def test_a_public_function_documents_its_errors():
     for path in sorted(ROOT.rglob("*.py")):
         folders = path.relative_to(ROOT).parts
         if path.name in COMMANDS or "deploy" in folders or "sources" in folders:
-            continue  # deploy is for its commands; readers of data sets are of one type, which says it
+            continue  # no public functions; readers of data sets have one type, which documents the errors
         for function, owner in functions(ast.parse(path.read_text())):
             decorators = {ast.unparse(each).partition("(")[0] for each in function.decorator_list}
             errors = ERRORS.intersection(raised(function))

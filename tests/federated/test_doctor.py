@@ -182,7 +182,8 @@ def test_the_extra_lists_every_package_that_uefl_imports():
     federated = {re.split("[<>=]", line)[0] for line in project["optional-dependencies"]["federated"]}
     of_extras = {"flwr", "httpx", "cryptography", "opacus", "tensorboard", "google", "grpc", "pyarrow"}
     distributions = {"PIL": "pillow", "sklearn": "scikit-learn", "tomli_w": "tomli-w"}
-    distributions |= {"annotated_types": "pydantic", "scipy": "scikit-learn"}  # which bring them
+    # pydantic and scikit-learn install these
+    distributions |= {"annotated_types": "pydantic", "scipy": "scikit-learn"}
     imported = set()
     for path in (ROOT / "uefl").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

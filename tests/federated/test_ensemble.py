@@ -216,7 +216,7 @@ def test_the_saved_model_is_the_ensemble_that_was_measured(finished):
     assert len(model.members) == 3
     probs = model.predict(test.images, "silo-1")
     measured = json.loads((finished / "summary.json").read_text())["arms"]["uefl"]["clients"]["silo-1"]
-    # float32 here
+    # the saved model predicts in float32, the run may measure in bfloat16
     assert float((probs.argmax(1) == test.labels).double().mean()) == pytest.approx(
         measured["accuracy"], abs=0.1
     )

@@ -104,7 +104,7 @@ def test_reports_cover_measured_clients_also_after_resume(tmp_path):
     assert "nan" not in text
     lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
     assert run.summary["uefl"]["bytes_sent"] == sum(r["bytes_sent"] for r in lines if r["arm"] == "uefl")
-    # read as an unfinished one, rounds with fewer records than the first stay
+    # an unfinished run keeps rounds with fewer records than the first round
     (run.path / "summary.json").unlink()
     assert uefl.load(run.path).summary["fedper"]["rounds"] == run.summary["fedper"]["rounds"]
 

@@ -53,7 +53,7 @@ def test_extended_run_equals_a_longer_run(tmp_path, keys):
     start(tmp_path / "long", *keys[1:], longer)
     start(tmp_path / "run", *keys)
     extend(tmp_path / "run", 1)
-    extend(tmp_path / "run", 1)  # and once more
+    extend(tmp_path / "run", 1)  # extends the run a second time
     same(tmp_path / "run", tmp_path / "long")
     assert (tmp_path / "run" / "config.toml").read_text() == (tmp_path / "long" / "config.toml").read_text()
 

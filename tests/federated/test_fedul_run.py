@@ -67,7 +67,7 @@ def test_the_folder_of_a_finished_run(finished):
     assert len(lines) == 3 * 3 * 2
     for arm, values in json.loads((out / "summary.json").read_text())["arms"].items():
         mine = [r for r in lines if r["arm"] == arm]
-        best = max(mine, key=lambda r: r["validation_accuracy"])["round"]  # the first of equals
+        best = max(mine, key=lambda r: r["validation_accuracy"])["round"]  # the first one in a tie
         assert values["selected"]["round"] == best
         assert values["selected"]["accuracy"] == pytest.approx(
             sum(r["accuracy"] for r in mine if r["round"] == best) / 2
@@ -84,7 +84,8 @@ def test_the_saved_model_is_the_selected_one(finished):
     hits = (model.predict(validation.images).argmax(1) == validation.labels).double().mean()
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     best = max(r["validation_accuracy"] for r in lines if r["arm"] == "fedul-m2")
-    assert float(hits) == pytest.approx(best, abs=0.05)  # float32 here, bfloat16 there
+    # the model predicts in float32, the run may measure in bfloat16
+    assert float(hits) == pytest.approx(best, abs=0.05)
 
 
 @pytest.mark.slow
@@ -123,7 +124,7 @@ def test_own_sets_through_the_command(tmp_path):
     arms = json.loads((tmp_path / "run" / "summary.json").read_text())["arms"]
     assert set(arms["fedul"]["clients"]) == {"berlin", "madrid"}
     path = tmp_path / "run" / "config.toml"
-    # the folder brings its own
+    # the folder determines the clients and sets
     assert not [key for key in ("clients", "sets") if f"\n{key} = " in path.read_text()]
     assert config.load_whole(path) == cfg
     (tmp_path / "sets").rename(tmp_path / "elsewhere")  # a finished run is usable without its data

@@ -1,7 +1,7 @@
-"""The lines that a run has for a GPU run here on the CPU, with the bits of a run without them.
+"""The code of a run that is for GPUs runs here on the CPU, and the results have the same bits.
 
-Not here: the search of the codebooks of several clients in one call (``test_together``), the choice of a GPU
-by its number in a worker, and recordings and streams of CUDA itself.
+Not covered: the search of the codebooks of several clients in one call (``test_together`` covers it), the
+choice of a GPU by its number in a worker, and recordings and streams of CUDA itself.
 """
 
 from __future__ import annotations

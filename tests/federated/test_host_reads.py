@@ -2,8 +2,8 @@
 
 On a GPU the host waits for the device at each read.
 
-The count is of the calls in Python that read, on the CPU, where they cost nothing. The kernels of the ops
-have tests of their own.
+The tests count the calls in Python that read values. On the CPU, where the tests run, such a read does not
+wait. The kernels of the ops have tests of their own.
 """
 
 import sys
@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from .tiny import arm, settings
 
 _READS = {"tolist", "item", "cpu", "numpy", "__bool__", "__float__", "__int__", "__index__", "nonzero"}
-_CHECKED_ON_THE_CPU_ONLY = "_check"  # of uefl_kernels.metrics
+_CHECKED_ON_THE_CPU_ONLY = "_check"  # a function of uefl_kernels.metrics
 
 
 def _place() -> str | None:

@@ -216,7 +216,7 @@ def test_one_token_has_one_output_per_codeword():
     logits = net.classify(quantizer(net.tokens(images), codebook).values)
     known = net.classify(
         quantizer(net.tokens(images[:5]), codebook).values
-    )  # the rows of a batch are multiplied in blocks, which round each in its own way
+    )  # products are computed in blocks of rows, and rounding differs between blocks
     assert (torch.cdist(logits, known, compute_mode="donot_use_mm_for_euclid_dist") < 1e-5).sum(
         1
     ).tolist() == [1] * 200
@@ -252,7 +252,7 @@ def test_memory_that_a_step_frees_is_there_for_the_next_one():
         return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
     step()
-    assert min(step() for _ in range(3)) < 500  # of 5120 pages
+    assert min(step() for _ in range(3)) < 500  # the tensors have 5120 pages
 
 
 def test_flat_module_is_the_module():
@@ -425,7 +425,7 @@ class OddDigits(TiedNet):
     def __init__(self):
         super().__init__()
         self.out = torch.nn.Linear(4, 10)
-        self.same = self.out  # one module of two names
+        self.same = self.out  # one module with two names
 
 
 def test_frozen_statistics_leave_batch_norm_as_it_was():

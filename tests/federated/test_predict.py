@@ -1,6 +1,6 @@
 """A trained model predicts.
 
-The tests cover uncertainty, sites that were not trained on, files, and the commands predict and export.
+The tests cover uncertainty, unseen clients, files, and the commands predict and export.
 """
 
 import csv
@@ -352,7 +352,7 @@ def test_predict_of_a_run_folder(finished, files):
     out, *_ = finished
     assert cli("predict", out, files, "--arm", "uefl").exit_code == 0
     assert "several" in cli("predict", out, files).output
-    result = cli("predict", out, out, files, "--arm", "uefl")  # its plots are no images to predict
+    result = cli("predict", out, out, files, "--arm", "uefl")  # the plots of a run folder are not inputs
     assert (result.exit_code, result.stderr.count("\n"), str(out) in result.stderr) == (2, 1, True)
 
 

@@ -48,7 +48,7 @@ def whole(keyed, tmp_path_factory):
 def test_the_summary_lists_what_is_private_and_from_whom(whole):
     out, observer, summary = whole
     told, of_one = summary["privacy"], privacy(noise_multiplier=2.0)
-    assert told["epsilon"] == of_one.epsilon(2)  # both arms tell of the same clients
+    assert told["epsilon"] == of_one.epsilon(2)  # both arms spend the privacy of the same clients
     assert {arm["epsilon"] for arm in summary["arms"].values()} == {of_one.epsilon(1)}
     assert "one client" in told["hides"]
     assert "metrics.jsonl" in told["outside"]

@@ -76,7 +76,7 @@ OWN_CODEWORDS = {
     "normal": {"new_codewords": "normal"},
     "double": {"growth": "double"},
     "residual": {"extension": "residual"},
-    "personal": {"personal": True},
+    "personal": {"personal": True, "weight_decay": 0.1},  # also moves codewords that no image uses
     "groups": {"personal": [["silo-0", "silo-2"], ["silo-1"]]},
     "segments": {"segments": 2, "segment_codebooks": True},
     "ensemble": {"uncertainty": "ensemble", "members": 2},
@@ -123,7 +123,7 @@ def test_few_states_are_kept(tmp_path):
         assert all(path.stat().st_mode & 0o077 == 0 for path in (tmp_path / name).glob("*"))
 
 
-def test_silo_with_a_lost_state_is_left_out(tmp_path):
+def test_silo_with_a_lost_state_is_rejected(tmp_path):
     cfg, fed = settings("scaffold", quorum=0.5), federation()
     one, _, notices = arm(cfg, fed, lambda _: SilosInMemory(cfg, fed, tmp_path), clients_keep_states=True)
     one.turn()

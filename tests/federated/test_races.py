@@ -1,6 +1,6 @@
 """Two processes that begin at the same moment.
 
-One of them wins, the other gets one sentence, and no file is half-written.
+One of them runs, the other prints an error in one line, and no file is incomplete.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Every rejected reply stands in metrics.jsonl with its reason.
+"""metrics.jsonl has each rejected reply with its reason.
 
-This holds in a whole run, in an interrupted one, and in one that stops for it.
+This holds for a complete run, for an interrupted run, and for a run that stops because of the reply.
 """
 
 import json

@@ -98,7 +98,7 @@ STATES = {name: (name, {}) for name in registry()} | {
 
 @pytest.mark.parametrize(
     "case",
-    [  # one ensemble in the fast tests, and each of its algorithms alone
+    [  # the fast tests have one ensemble, and each of its algorithms without an ensemble
         pytest.param(case, marks=pytest.mark.slow if keys.get("members") and case != ONE_ENSEMBLE else ())
         for case, (_, keys) in STATES.items()
     ],
@@ -114,7 +114,7 @@ def test_a_run_that_is_resumed_is_the_uninterrupted_one(case):
         )
     else:
         cfg, make = settings(name, participation=0.6, quorum=0.5, **keys), arm
-        images = 48 if name == "fedbr" else 16  # it needs some for its means
+        images = 48 if name == "fedbr" else 16  # FedBR needs more images for its means
         fed = federation((images,) * 3, test_is_holdout=name == "uefl-published", unseen=int(name != "local"))
     records = finish(make(cfg, fed)[0])
     assert again(cfg, fed, make) == records
@@ -346,7 +346,7 @@ def test_a_model_is_loaded_once_in_a_turn(keys, monkeypatch):
     for _ in range(2):  # the second measures and trains
         loads.clear()
         algorithm.turn()
-        # once for each client, and once to see that their mean is a model
+        # once for each client, and once to check that the mean of their updates is a valid model
         assert len(loads) == (3 + 1) * keys.get("members", 1)
 
 

@@ -86,7 +86,7 @@ def test_any_number_of_images(model, monkeypatch):
     ],
     ids=["0-255", "normalized", "int64", "size", "channels", "one-image", "channels-last", "list"],
 )
-def test_images_that_would_give_a_wrong_answer_are_refused(model, images, message):
+def test_images_that_would_give_a_wrong_prediction_are_refused(model, images, message):
     with pytest.raises(UserError, match=message):
         model.predict(images, "silo-0")
 

@@ -1,4 +1,4 @@
-"""Many clients: the memory and the work of a run do not depend on their number."""
+"""The memory and the work of a run with many clients do not grow with their number."""
 
 import pytest
 import torch

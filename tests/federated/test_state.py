@@ -46,7 +46,7 @@ def test_state_of_any_shape_and_name_round_trip():
     cfg = settings("fedavg", participation=0.5, rounds=[4])
     one = make(cfg, Grower())
     records = finish(one)
-    # nothing is said to stand for all clients
+    # the algorithm has no private_mean, so there is no global accuracy
     assert all("global_accuracy" not in record for record in records)
     for client, own in one.members[0].private.items():
         assert (client in one.have_trained) == ("seen" in own)
@@ -81,13 +81,14 @@ def test_server_methods_get_no_private_state():
     one = make(settings("fedavg", rounds=[2]), Curious())
     finish(one)
     exchanges, updates = 3, 2 * 3
-    assert len(seen) == 3 * (exchanges + updates)  # rejection sees a message and a reply of each
+    # rejection gets a message and a reply each time, and add gets an update
+    assert len(seen) == 3 * (exchanges + updates)
     assert not any(piece.private for piece in seen)
     assert all("seen" in own for own in one.members[0].private.values())
 
 
 class Drawer(Algorithm):
-    """Draws from torch's generator in every method of both halves that the frame calls."""
+    """Draws from torch's generator in every method of both halves that the framework calls."""
 
     def server_state(self, values, buffers, net):
         state = super().server_state(values, buffers, net)
@@ -200,12 +201,12 @@ def test_an_untrained_client_is_measured_with_the_mean_state(name):
     assert len(first) == 2
     one_private = {client: dict(own) for client, own in one.members[0].private.items()}
     records = {record["client"]: record for record in one.turn()}
-    for piece, tensor in sent[1][never].reference.items():
+    for piece, tensor in sent[1][never].private_mean.items():
         torch.testing.assert_close(tensor, sum(one_private[client][piece] for client in first) / 2)
-        assert sent[1][first[0]].reference[piece].equal(tensor)
+        assert sent[1][first[0]].private_mean[piece].equal(tensor)
     assert sent[1][never].options["newcomer"] is True
     assert "newcomer" not in sent[1][first[0]].options
-    # only dropout tells them apart
+    # the two measurements differ only in the draws of dropout
     assert abs(records[never]["accuracy"] - records[never]["global_accuracy"]) < 0.2
     resumed = arm(cfg, fed)[0]
     resumed.restore(*one.state())

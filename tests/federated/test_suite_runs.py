@@ -42,13 +42,13 @@ def test_folders_of_other_suites_and_runs_keep_their_report(tmp_path: Path) -> N
     """A folder is recognized by its results, by its runs, or as a run."""
     whole = suite.load(tiny(tmp_path))
     jobs = suite.jobs(whole, "cpu", 1, tmp_path / "out", threads=1)
-    runner.check_own(tmp_path / "out", "tiny", jobs)  # not there yet
+    runner.check_own(tmp_path / "out", "tiny", jobs)  # the folder does not exist yet
     sample_runs.write(tmp_path / "out" / "other" / "uefl" / "seed-0")
     with pytest.raises(UserError, match=r"/out .*suite.*--out"):
         runner.check_own(tmp_path / "out", "tiny", jobs)
     results = tmp_path / "out" / "results.json"
     results.write_text(json.dumps(report.plain(report.SuiteResult(whole, "cpu", {}, {}))))
-    runner.check_own(tmp_path / "out", "tiny", jobs)  # its cases have other names now
+    runner.check_own(tmp_path / "out", "tiny", jobs)  # accepted, although the names of its cases have changed
     (tmp_path / "mine.toml").write_text(TINY)
     before = results.read_bytes()
     refused = CliRunner().invoke(app, ["suite", str(tmp_path / "mine.toml"), "--out", str(tmp_path / "out")])

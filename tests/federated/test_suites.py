@@ -71,7 +71,7 @@ def test_every_suite_is_a_list_of_runs(name: str) -> None:
         for case, cfg in configs.items():
             assert whole.cases[case].paper.keys() <= cfg.arms.keys(), case
             if any(arm.algorithm == "uefl-published" for arm in cfg.arms.values()):
-                assert cfg.training.max_iterations, case  # the published code has no last iteration
+                assert cfg.training.max_iterations, case  # the published code would extend without an end
         assert whole.against in {arm for cfg in configs.values() for arm in cfg.arms}
     assert (whole.axis is None) == all(case.x is None for case in whole.cases.values())
 

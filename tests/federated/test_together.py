@@ -233,7 +233,7 @@ def test_stack_on_a_gpu_asks_for_no_layout(encoder, norm):
     """The tensors claim to be on a GPU, and have shapes and layouts, but no values."""
     model = {"encoder": encoder, "norm_layer": norm}
     if encoder != "cnn5x5":
-        model |= {"dropout": 0.0}  # the states of dropout's generators have values
+        model |= {"dropout": 0.0}  # with dropout, the tensors include states of generators, which need values
     cfg = settings("fedavg", {**KEYS, "model": model}).model
     with FakeTensorMode(allow_non_fake_inputs=True), torch.device("cuda"):
         net = Net(cfg, (1, 32, 32), 3)

@@ -1,4 +1,4 @@
-"""A federation of unlabeled sets small enough to train in a test: three classes that a glance tells apart."""
+"""A federation of unlabeled sets of three distinct classes, small enough to train in a test."""
 
 from __future__ import annotations
 

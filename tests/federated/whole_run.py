@@ -72,7 +72,7 @@ def outcome(out: Path):
     summary = json.loads((out / "summary.json").read_text())
     for arm in summary["arms"].values():
         assert arm.pop("seconds") > 0
-        assert arm.pop("cpu_seconds", 1) > 0  # not of arms that train in other processes
+        assert arm.pop("cpu_seconds", 1) > 0  # absent if the arm trains in other processes
     models = {f.name: f.read_bytes() for f in sorted(out.glob("model-*.safetensors"))}
     return summary, (out / "metrics.jsonl").read_text(), models
 
@@ -97,7 +97,7 @@ start(Path(sys.argv[1]), observer=Killer())
 
 def killed(module: str, out: Path, *when: object) -> None:
     """Run a test of that module in a process that ends itself at the turn of this client in this round."""
-    from tests import fresh  # not above: the process to fork from would start for every federated test
+    from tests import fresh  # the import starts a process, which few tests need
 
     done = fresh.python(_CHILD.format(module=module, when=when), str(out))
     assert done.returncode == -signal.SIGKILL, done.stderr

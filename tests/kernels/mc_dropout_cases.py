@@ -38,7 +38,7 @@ def mlp(shape, dtype=torch.float32, offset=0.0):
 def stacked(
     x, weights, biases, *, p, passes, activation="gelu", logit_dropout=False, consistent=False, seed=0
 ):
-    """Compute the formula of the docstring in float64, differentiably, and keep all passes."""
+    """Compute the formula in the docstring of mc_dropout_mlp in float64, from all passes, with a gradient."""
     act, generator = composed.ACTIVATIONS[activation], torch.tensor(seed)
 
     def drop(value, t, stream):

@@ -230,9 +230,12 @@ def test_a_new_shape_does_not_recompile(forced):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_vq_agrees_with_the_cpu(dtype):
     results = []
-    start, codes = torch.randn(300, 12, dtype=dtype), torch.randn(20, 4)
+    start, codewords = torch.randn(300, 12, dtype=dtype), torch.randn(20, 4)
     for device in ("cpu", "cuda"):
-        x, codebook = start.to(device).detach().requires_grad_(), codes.to(device).detach().requires_grad_()
+        x, codebook = (
+            start.to(device).detach().requires_grad_(),
+            codewords.to(device).detach().requires_grad_(),
+        )
         with backend("reference") if device == "cpu" else contextlib.nullcontext():
             out = vq(x, codebook)
         (out.loss + out.quantized.float().sum()).backward()
@@ -257,7 +260,7 @@ def test_small_moving_averages_equal_the_cpu(forced, step, unit):
     )
     expected = torch.ops.uefl.ema_update(*state, counts, sums, None, step, 1e-5, unit)
     for one, other in zip(found, expected, strict=True):
-        if forced == "triton":  # torch's operations
+        if forced == "triton":  # this backend composes torch's operations, which round in another order
             torch.testing.assert_close(one.cpu(), other)
         else:
             assert torch.equal(one.cpu(), other)
@@ -281,7 +284,7 @@ def test_small_kmeans_equals_the_cpu(init, metric):
         assert torch.equal(one.cpu(), other)
 
 
-@pytest.mark.parametrize("rows", [1, 30, 3000])  # in one launch; by stages
+@pytest.mark.parametrize("rows", [1, 30, 3000])  # few rows take one launch, many rows one for each stage
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("segments", [1, 3])
 def test_small_stages_equal_the_reference(segments, dtype, rows):
@@ -360,7 +363,7 @@ def test_small_step_of_k_means_has_the_bits_of_the_reference(weighted):
 def test_small_graph_of_vq_replays_on_new_data():
     x, codebook = torch.randn(700, 12, device="cuda"), torch.randn(50, 12, device="cuda")
     graph, (found, sums) = captured(lambda: vq_with_sums(x, codebook))
-    for scale in (1.0, 1e3):  # the second time no unit serves that is made for rows like their codeword
+    for scale in (1.0, 1e3):  # units are chosen for rows of the codewords' size, which 1e3 exceeds
         x.copy_(torch.randn_like(x) * scale)
         codebook.copy_(torch.randn_like(codebook))
         graph.replay()

@@ -12,7 +12,7 @@ import pytest
 from benchmarks import sass
 
 ARCHITECTURES = ("80", "90a", "100")
-OTHERS = ("86", "89", "120")  # they compile what 80 and 100 do, with other numbers of registers and bytes
+OTHERS = ("86", "89", "120")  # they compile the code of 80 and 100, for other numbers of registers and bytes
 
 pytestmark = [
     pytest.mark.slow,

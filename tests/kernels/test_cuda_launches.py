@@ -42,7 +42,7 @@ def test_a_codebook_is_packed_by_one_launch():
     packing = body(source, "void launch_pack(")
     assert calls(packing, r"cudaLaunch\w+") == ["cudaLaunchCooperativeKernel"]
     assert "<<<" not in packing
-    # A launch for each search. A call takes one of them.
+    # each search is one launch, and a call runs one of the searches
     for search in ("void launch_mma(", "void launch_wgmma("):
         assert calls(body(source, search), r"<<<|cudaLaunch\w+|cudaMemset\w*") == ["<<<"], search
     assert len(calls(source, r"<<<")) == 2
@@ -64,12 +64,12 @@ def test_a_codebook_is_packed_by_one_launch():
     ("source", "function", "most"),
     [
         ("vq_assign.cu", "Tensor assign(const char* op", 1),  # the indices
-        ("vq_assign.cu", "PackedCodebook carve(", 1),  # and one workspace for all that is packed
-        ("vq_forward.cu", "VqResults run(", 5),  # what all calls return, and the units of the sums
+        ("vq_assign.cu", "PackedCodebook carve(", 1),  # one workspace for the packed codebook
+        ("vq_forward.cu", "VqResults run(", 5),  # the results of every call, and the units of the sums
         ("vq_forward.cu", "void quantize(", 1),  # the parts of the error
         ("vq_forward.cu", "vq_forward(const Tensor& x", 2),  # the error, and the counter of its parts
-        ("kmeans.cu", "> kmeans_step(const Tensor& x", 3),  # and the labels of the search
-        ("kmeans.cu", "> kmeans_lloyd(const Tensor& x", 9),  # of the whole fit, and labels of each iteration
+        ("kmeans.cu", "> kmeans_step(const Tensor& x", 3),  # in addition to the labels of the search
+        ("kmeans.cu", "> kmeans_lloyd(const Tensor& x", 9),  # each iteration also has labels
     ],
 )
 def test_allocations(source, function, most):

@@ -35,7 +35,7 @@ MATRIX, TARGETS = (
 )
 OFFSETS, SHARES = torch.tensor([0, 3, 6]), torch.full((2, 8), 1 / 8)
 HEAD = MCDropout(torch.nn.Sequential(torch.nn.Linear(8, 3)), insert=0.1)
-DIFFERENTIABLE = {  # by the op that speaks for it
+DIFFERENTIABLE = {  # by op, a function of its first argument
     "vq": lambda x: vq(x, CODES).loss,
     "rvq": lambda x: rvq(x, CODES.expand(2, 4, 8)).losses.sum(),
     "mc_dropout_mlp": lambda x: mc_dropout_mlp(x, WEIGHTS, p=0.3, seed=1, input_dropout=True).entropy.sum(),

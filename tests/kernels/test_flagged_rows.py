@@ -180,8 +180,8 @@ def test_few_patches_of_images_stay_open(fp16_error, images):
 def test_common_offset_must_be_subtracted(fp16_error, features):
     """Rows and codewords are centered because the certificate uses their lengths only."""
     x, codebook = normal(5000, 64, offset=3), normal(256, 64, seed=1, offset=3)
-    for rows, codes in ((x, codebook), (features, features[::20])):
-        raw, _ = open_rows(rows, codes, fp16_error, centered=False)
-        centered, _ = open_rows(rows, codes, fp16_error)
+    for rows, codewords in ((x, codebook), (features, features[::20])):
+        raw, _ = open_rows(rows, codewords, fp16_error, centered=False)
+        centered, _ = open_rows(rows, codewords, fp16_error)
         assert raw.double().mean() > 2 * centered.double().mean()
         assert centered.double().mean() < 0.05

@@ -102,7 +102,7 @@ print(most)
 )
 def test_one_thread_starts_no_other():
     done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, check=True)
-    assert int(done.stdout) <= 1  # the one that calls
+    assert int(done.stdout) <= 1  # the calling thread
 
 
 X, C = array(4, 6), array(5, 3)
@@ -166,7 +166,7 @@ def variant(
 
 def test_variant_is_forced_by_the_environment():
     assert variant("portable").stdout.strip() == "portable"
-    # a shape for which AMX and integers are too much
+    # for this small shape, the plan has a simpler variant than AMX or AVX512-VNNI
     best, asked = variant(None).stdout.strip(), "_host.plan(10, 3, 2)"
     unset, empty, named = (variant(name, asked) for name in (None, "", best))
     assert unset.stdout == empty.stdout == named.stdout != "", named.stderr

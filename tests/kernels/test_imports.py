@@ -22,7 +22,7 @@ OPS = sorted(path.parent.name for path in (ROOT / "ops").glob("*/__init__.py"))
 
 def test_there_is_no_circle():
     assert len(GRAPH) > 50
-    # raises CycleError, which names it
+    # prepare() raises CycleError, which names the circle
     TopologicalSorter({name: targets & set(MODULES) for name, targets in GRAPH.items()}).prepare()
 
 
@@ -34,7 +34,7 @@ def test_kernels_do_not_import_the_federated_layer():
 
 def test_only_references_import_references():
     definitions = {name for name in MODULES if name.endswith(".reference")}
-    assert len(definitions) == len(OPS) + 1  # vq has a private op
+    assert len(definitions) == len(OPS) + 1  # one more, because vq has a private op
     assert {
         name: targets & definitions
         for name, targets in GRAPH.items()
@@ -84,8 +84,8 @@ def files_of(op):
 
 def test_an_op_has_at_most_12_files():
     counts = {op: len(files_of(op)) for op in OPS}
-    # seeding, blocks, sparse rows, and launches of kmeans_step; the search on six kinds of hardware; a
-    # private op
+    # kmeans has files for seeding, blocks, sparse rows and launches of kmeans_step. vq_assign has a search
+    # for each of six kinds of hardware. vq has a private op.
     pieces = {"kmeans": 16, "vq_assign": 15, "vq": 13}
     assert all(2 <= count <= pieces.get(op, 12) for op, count in counts.items()), counts
 

@@ -61,7 +61,7 @@ def test_equals_the_reference(dtype, init, metric):
         x = blobs(n, d, 6, seed=n, dtype=dtype)
         weights = torch.rand(n, generator=torch.Generator().manual_seed(n))
         masses = (weights, None, (weights > 0.5).float() + (torch.arange(n) == 0))
-        # of the large problems each with one kind of weights, which differs from one case to the next
+        # a large problem has one kind of weights, which differs from one case to the next
         one = masses[(number + DTYPES.index(dtype)) % 3]
         for mass in masses if n < 50 else (one,):
             assert_as_reference(x, k, weights=mass, init=init, metric=metric, seed=n, n_init=2, max_iter=4)
@@ -554,7 +554,7 @@ def test_no_synchronization_with_the_host(monkeypatch, method, spherical):
     monkeypatch.setattr(composed, "square_root", torch.sqrt)
 
     def step(x, centers, weights, *units_and_inertia):
-        labels = x[:, 0].long()  # an answer of the right shape: a search has no value to ask for
+        labels = x[:, 0].long()  # labels of the right shape, because fake tensors cannot be searched
         return steps.after(steps.Arguments(x, centers, weights, *units_and_inertia), labels)
 
     with FakeTensorMode():

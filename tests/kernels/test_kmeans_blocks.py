@@ -166,7 +166,7 @@ data._BLOCK_BYTES = 1 << 22
 file = np.memmap(sys.argv[1], np.float32, "r", shape=(1 << 17, 512))
 blocks = lambda: (np.array(file[i : i + 1024]) for i in range(0, len(file), 1024))
 model = lambda: KMeans(4, random_state=0, max_iter=3, tol=0)
-model().fit(file[:1000])  # what is made once
+model().fit(file[:1000])  # allocates the memory that later fits reuse
 mapped, of_file = watched(lambda: model().fit(file))
 given, of_blocks = watched(lambda: model().fit_blocks(blocks))
 whole, of_memory = watched(lambda: model().fit(np.array(file)))

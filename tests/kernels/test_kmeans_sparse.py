@@ -138,7 +138,7 @@ def test_only_rows_in_doubt_are_made_dense(monkeypatch):
     model.predict(DATA)
     assert seen == []
     KMeans(9, random_state=0, max_iter=2).fit(DATA)
-    assert sum(seen) == 9 + 1 + 8 * 4  # the first centers, and the candidates of k-means++
+    assert sum(seen) == 9 + 1 + 8 * 4  # the centers, the first seed, and 4 candidates for each other seed
 
 
 def close(one, other):

@@ -152,8 +152,8 @@ WHOLE = {"labels", "sums", "masses", "keys", "taken", "iterations", "nearest", "
 report = []
 for name, x, centers, spherical in (
     ("_far", "*fp32", "*fp32", False), ("_far", "*fp64", "*fp64", False), ("_fill", None, None, False),
-    ("_move", "*bf16", "*fp32", False), ("_move", "*fp32", "*fp32", True), ("_settle", None, None, False),
-    ("_draw", None, None, False), ("_compare", None, None, False),
+    ("_move", "*bf16", "*fp32", False), ("_move", "*fp32", "*fp32", True),
+    ("_end_iteration", None, None, False), ("_draw", None, None, False), ("_compare", None, None, False),
     ("_take", None, None, False), ("_improve", None, None, False),
 ):
     kernel = getattr(kernels, name, None) or getattr(seeding, name)

@@ -25,7 +25,7 @@ def device(request):
 
 
 def rows_and_codebook(device):
-    """Repeat a few rows, so that a few answers hold for all."""
+    """Repeat a few rows, so that the reference needs only these rows."""
     few, codebook = normal(PERIOD, D, dtype=torch.bfloat16), normal(K, D, seed=1)
     x = few.to(device).repeat(-(-ROWS // PERIOD), 1)[:ROWS]
     assert x.numel() > 1 << 31
@@ -46,7 +46,7 @@ def test_vq(device):
     counts = torch.zeros(K, dtype=torch.int64).index_add_(0, indices, times)
     assert torch.equal(out.counts.cpu(), counts)
     exact = torch.zeros(K, D, dtype=torch.float64).index_add_(0, indices, few.double() * times[:, None])
-    # half a unit a row, and far less
+    # rounding a row adds an error of at most half a unit
     torch.testing.assert_close(sums.cpu(), exact, rtol=0, atol=ROWS * 2.0**-31 * 4)
     squares = ((few.double() - codebook.cpu()[indices].double()).square().sum(1) * times).sum()
     torch.testing.assert_close(out.loss.cpu().double(), 1.25 * squares / x.numel(), rtol=1e-6, atol=0)

@@ -53,7 +53,7 @@ def test_strided_operands():
 
 
 @compiled
-@pytest.mark.parametrize("largest", [3.0, 2.0**41])  # beyond what AMX takes
+@pytest.mark.parametrize("largest", [3.0, 2.0**41])  # AMX computes only values below 2^40
 @pytest.mark.parametrize("rows", [1, 40, N])
 def test_number_of_threads_does_not_matter(rows, largest):
     x, weight, bias = operands()
@@ -102,7 +102,7 @@ def test_autocast_and_forced_backends_use_torch():
 @compiled
 def test_number_of_rows_changes_bits_only_with_tiles():
     x, weight, bias = operands()
-    every_shape = os.environ.get("UEFL_CPU_EVERY_SHAPE")  # then 40 rows go through tiles as well
+    every_shape = os.environ.get("UEFL_CPU_EVERY_SHAPE")  # if it is set, tiles also compute 40 rows
     tiles = import_module("uefl_kernels._host").variant() == "amx" and not every_shape
     assert torch.equal(linear(x[:40], weight, bias), linear(x, weight, bias)[:40]) != tiles
 

@@ -62,7 +62,7 @@ WRONG = {
         ValueError,
         r"passes.*2\^32.*got 4294967296",
     ),
-    "passes of a kind": (lambda: mc_dropout_mlp(X, W, B, p=0.1, passes=2.5), ValueError, r"passes.*got 2\.5"),
+    "half a pass": (lambda: mc_dropout_mlp(X, W, B, p=0.1, passes=2.5), ValueError, r"passes.*got 2\.5"),
     "activation": (lambda: mc_dropout_mlp(X, W, B, p=0.1, activation="elu"), ValueError, "activation 'elu'"),
     "dtypes": (
         lambda: mc_dropout_mlp(X.double(), W, B, p=0.1),
@@ -83,8 +83,8 @@ WRONG = {
         ValueError,
         r"activation \['gelu'\]",
     ),
-    "passes of truth": (lambda: mc_dropout_mlp(X, W, B, p=0.1, passes=True), ValueError, "passes.*True"),
-    "seed of truth": (lambda: mc_dropout_mlp(X, W, B, p=0.1, seed=True), ValueError, "seed.*True"),
+    "passes is True": (lambda: mc_dropout_mlp(X, W, B, p=0.1, passes=True), ValueError, "passes.*True"),
+    "seed is True": (lambda: mc_dropout_mlp(X, W, B, p=0.1, seed=True), ValueError, "seed.*True"),
     "seed": (
         lambda: mc_dropout_mlp(X, W, B, p=0.1, seed=-1),
         ValueError,

@@ -135,3 +135,18 @@ def test_memory_does_not_depend_on_all_passes():
 
     peak(2)
     assert peak(40) < 1.5 * peak(4)
+
+
+def test_a_class_of_probability_zero_changes_no_gradient():
+    gradients = []
+    for classes in (3, 2):
+        x, weights, biases = mlp((6, 4, 5, 3), torch.float64)
+        biases[-1][2] = -torch.inf
+        weights[-1], biases[-1] = weights[-1][:classes], biases[-1][:classes]
+        leaves = [t.detach().requires_grad_() for t in (x, *weights, *biases)]
+        stats = mc_dropout_mlp(leaves[0], leaves[1:3], leaves[3:], p=0.3, passes=3, seed=1)
+        (stats.expected_entropy.sum() + stats.variance.sum()).backward()
+        gradients.append([leaf.grad for leaf in leaves])
+    for found, expected in zip(*gradients, strict=True):
+        torch.testing.assert_close(found[: len(expected)], expected)
+        assert not found[len(expected) :].any()

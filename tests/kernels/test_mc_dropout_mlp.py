@@ -93,7 +93,7 @@ def test_leading_dimensions_and_strides():
     assert shaped.entropy.shape == (2, 3, 4)
     for got, want in zip(shaped, flat, strict=True):
         assert torch.equal(got.flatten(), want.flatten())
-    logits = normal(10, 6).T  # the kernel reads x itself here
+    logits = normal(10, 6).T  # without layers, the kernel reads x with its strides
     strided = torch.ops.uefl.mc_dropout_mlp(
         logits, torch.empty(0), [10], [0.3], 5, "gelu", False, torch.tensor(1)
     )

@@ -59,7 +59,7 @@ def test_equals_the_definition(shape, logit_dropout, consistent):
     x, weights, biases = mlp(shape)
     options = {"p": 0.3, "passes": 3, "logit_dropout": logit_dropout, "consistent": consistent, "seed": 5}
     if len(weights) == 1 and not logit_dropout:
-        options["input_dropout"] = True  # the only one that one layer can have then
+        options["input_dropout"] = True  # otherwise a single layer has no dropout
     with backend("reference"):
         expected = mc_dropout_mlp(x, weights, biases, **options)
     with backend("triton"):

@@ -132,7 +132,7 @@ def test_equal_batches(inside, reentrant):
     for call in (region, lambda x: twice(plain, x)):
         x = normal(30, 8).requires_grad_()
         total = call(x)
-        for _ in range(2):  # adds up
+        for _ in range(2):  # the gradients of both calls add up
             total.backward(retain_graph=True)
         gradients.append(x.grad)
     torch.testing.assert_close(*gradients)

@@ -82,14 +82,14 @@ def test_two_weights_scale_the_two_losses(rotation, masked):
     loss.backward()
     got = x.grad, vq._codebook.embed.grad[0]
     kept = torch.ones(2, 30, dtype=torch.bool) if mask is None else mask
-    codes, rows = vq.codebook.detach().clone().requires_grad_(), x.detach().clone().requires_grad_()
-    chosen = codes[indices[kept]]
+    codewords, rows = vq.codebook.detach().clone().requires_grad_(), x.detach().clone().requires_grad_()
+    chosen = codewords[indices[kept]]
     commitment = F.mse_loss(rows[kept], chosen.detach())
     want = 0.25 * commitment + 1.5 * F.mse_loss(chosen, rows[kept].detach())
     want.backward()
     torch.testing.assert_close(loss, want)
     torch.testing.assert_close(terms.commitment, commitment)
-    for g, w in zip(got, (rows.grad, codes.grad), strict=True):
+    for g, w in zip(got, (rows.grad, codewords.grad), strict=True):
         torch.testing.assert_close(g, w, rtol=1e-4, atol=1e-6)
 
 
@@ -130,8 +130,8 @@ def test_each_quantizer_projects_on_its_own(options):
     torch.manual_seed(0)
     rvq = ResidualVQ(dim=8, codebook_dim=3, num_quantizers=3, codebook_size=16, project_each=True, **options)
     x = normal(2, 30, 8)
-    quantized, indices, losses, codes = rvq(x, return_all_codes=True)
-    assert codes.shape == (3, 2, 30, 8)
+    quantized, indices, losses, codewords = rvq(x, return_all_codes=True)
+    assert codewords.shape == (3, 2, 30, 8)
     assert losses.shape == (3,)
     quantized, indices, *_ = rvq.eval()(x)
     torch.testing.assert_close(rvq.decode(indices), quantized)
@@ -161,8 +161,8 @@ def test_a_residual_quantizer_is_its_quantizers_one_by_one(options, training):
     quantized, indices, losses = rvq.train(training)(x)
     residual, found = x, []
     for quantizer in rvq.layers:
-        codes, chosen, loss = quantizer(residual)
-        residual = residual - codes.detach()
+        codewords, chosen, loss = quantizer(residual)
+        residual = residual - codewords.detach()
         found.append((chosen, loss))
     torch.testing.assert_close(quantized, x - residual)
     assert torch.equal(indices, torch.stack([chosen for chosen, _ in found], -1))
@@ -250,9 +250,9 @@ def test_the_scales_of_a_map_one_after_the_other():
         pooled = residual.unflatten(2, (scale, -1)).unflatten(4, (scale, -1)).mean((3, 5)).movedim(1, -1)
         distances = (pooled.unsqueeze(-2) - layer.vq.codebook.double()).square().sum(-1)
         assert torch.equal(found, distances.argmin(-1))
-        codes = layer.vq.codebook.double()[found].movedim(-1, 1)
+        codewords = layer.vq.codebook.double()[found].movedim(-1, 1)
         size = (4, 4)
-        residual = residual - F.interpolate(codes, size=size, mode="bilinear", align_corners=False)
+        residual = residual - F.interpolate(codewords, size=size, mode="bilinear", align_corners=False)
     torch.testing.assert_close(quantized.double(), x.double() - residual, rtol=1e-5, atol=1e-5)
     assert loss == 0
 

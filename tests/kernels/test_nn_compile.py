@@ -128,9 +128,9 @@ def test_a_codebook_of_the_user_that_is_updated_behind_the_op(cloned):
 
 @pytest.mark.slow
 def test_a_codebook_that_an_optimizer_moves():
-    codes, gradients = normal(6, 8, seed=2), []
+    codewords, gradients = normal(6, 8, seed=2), []
     for compiled in (False, True):
-        codebook = ExtensibleCodebook(codes, capacity=6)
+        codebook = ExtensibleCodebook(codewords, capacity=6)
         run = torch.compile(codebook, fullgraph=True) if compiled else codebook
         optimizer = torch.optim.SGD(codebook.parameters(), lr=0.5)
         for step in range(3):

@@ -23,9 +23,9 @@ CLOSE = {"rtol": 1e-5, "atol": 1e-6}
 def encodec_state(start="quantizer.layers.{}.codebook."):
     state = {"encoder.layers.0.conv.weight": torch.zeros(4, 1, 3)}
     for place in range(Q):
-        codes, sizes = normal(K, D, seed=place), normal(K, seed=place).abs() + 0.5
-        pieces = {"inited": torch.ones(1), "cluster_size": sizes, "embed": codes}
-        pieces["embed_avg"] = codes * sizes.unsqueeze(-1)
+        codewords, sizes = normal(K, D, seed=place), normal(K, seed=place).abs() + 0.5
+        pieces = {"inited": torch.ones(1), "cluster_size": sizes, "embed": codewords}
+        pieces["embed_avg"] = codewords * sizes.unsqueeze(-1)
         state |= {start.format(place) + name: value for name, value in pieces.items()}
     return state
 
@@ -117,9 +117,9 @@ def test_five_steps_of_encodecs_training():
         (quantized.sum() + losses.sum()).backward()
         residual, total, want_losses = x.detach().movedim(1, -1).reshape(-1, D), 0, []
         for codebook in codebooks:
-            codes = encodec_step(residual, codebook)
-            want_losses.append((residual - codes).square().mean())
-            residual, total = residual - codes, total + codes
+            codewords = encodec_step(residual, codebook)
+            want_losses.append((residual - codewords).square().mean())
+            residual, total = residual - codewords, total + codewords
         torch.testing.assert_close(quantized.movedim(1, -1).reshape(-1, D), total, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(losses, torch.stack(want_losses), rtol=1e-5, atol=1e-5)
         for place, codebook in enumerate(codebooks):
@@ -206,10 +206,10 @@ def test_five_steps_of_a_vqmodel(name, legacy):
         x, weight, found = normal(2, 4, 6, 6, seed=step), normal(2, 4, 6, 6, seed=90 + step), []
         rows = x.movedim(1, -1).clone().requires_grad_()
         indices = torch.cdist(rows.reshape(-1, 4), codebook).argmin(-1)
-        codes = codebook[indices].view(rows.shape)
-        pull, push = (codes.detach() - rows).square().mean(), (codes - rows.detach()).square().mean()
+        codewords = codebook[indices].view(rows.shape)
+        pull, push = (codewords.detach() - rows).square().mean(), (codewords - rows.detach()).square().mean()
         want = pull + 0.25 * push if legacy else 0.25 * pull + push
-        ((rows + (codes - rows).detach()).movedim(-1, 1) * weight).sum().add(want).backward()
+        ((rows + (codewords - rows).detach()).movedim(-1, 1) * weight).sum().add(want).backward()
         mine = x.clone().requires_grad_()
         quantized, found, loss = layer(mine)
         ((quantized * weight).sum() + loss).backward()

@@ -163,8 +163,8 @@ def test_an_optimizer_in_the_layer_needs_gradients():
 
 
 class Doubled(nn.Module):
-    def forward(self, codes):
-        return 2 * codes
+    def forward(self, codewords):
+        return 2 * codewords
 
 
 COMPUTED = {

@@ -47,7 +47,7 @@ CASES = {
 
 SGD = functools.partial(torch.optim.SGD, lr=0.5)
 OPTIMIZED = {"learnable_codebook": True, "ema_update": False, "in_place_codebook_optimizer": SGD}
-UPDATES = {  # options of the layer; what each call is given
+UPDATES = {  # options of the layer, and the arguments of the call in each step
     "apart": ({"sync_codebook": False, "threshold_ema_dead_code": 1}, lambda step: {}),
     "apart k-means": ({"sync_codebook": False, "kmeans_init": True}, lambda step: {}),
     "apart optimizer": (OPTIMIZED | {"sync_codebook": False}, lambda step: {}),
@@ -70,7 +70,7 @@ def layer(**options):
 
 def train(rank, name, masked):
     vq, messages = layer(**CASES[name]), []
-    torch.manual_seed(rank)  # whatever is drawn now differs between the processes
+    torch.manual_seed(rank)  # from here on, the processes draw different numbers
     for step in range(len(SIZES)):
         x = rows(rank, step)
         if masked:  # the same rows, with padding between them
@@ -156,7 +156,7 @@ def train_compiled(rank):
 
 
 def sent():
-    return getattr(dist.all_reduce, "calls", 0)  # not counted in the process of the tests
+    return getattr(dist.all_reduce, "calls", 0)  # the process of the tests does not count calls
 
 
 def counted(function):
@@ -239,7 +239,7 @@ def work(rank, folder, world):
     found = {}
     for job, (function, *args) in jobs(world).items():
         if job == "compiled":
-            dist.all_reduce = plain  # the compiler knows this one
+            dist.all_reduce = plain  # torch.compile traces only the original function
         found[job] = function(rank, *args)
     torch.save(found, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
@@ -279,7 +279,7 @@ def test_same_codewords_and_one_message_per_step(states, name, masked):
     state = state_of(states, (name, masked))
     messages = state["messages"].tolist()
     assert messages[1:] == [1] * (len(SIZES) - 1)
-    # whether finite, how many, which rows, ten rounds, the step itself
+    # messages of k-means: finite values, number of rows, chosen rows, ten iterations; and one of the step
     assert messages[0] == (14 if "kmeans_init" in CASES[name] else 1)
     assert not torch.equal(state["_codebook.embed"], layer(**CASES[name])._codebook.embed)
 
@@ -289,14 +289,14 @@ def test_averages_equal_one_process_with_all_rows(states):
     vq = layer()
     for step in range(len(SIZES)):
         vq(torch.cat([rows(rank, step) for rank in range(len(states))]))
-    for name, value in vq.state_dict().items():  # float32 sums of a part each instead of one
+    for name, value in vq.state_dict().items():  # each process sums its rows in float32
         torch.testing.assert_close(state[name], value, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", [name for name in UPDATES if name.startswith("apart")])
 def test_unshared_codebooks_equal_those_of_one_process(states, name):
     for rank, found in enumerate(states):
-        assert_same(train_updated(rank, name), found["updates", name])  # also that nothing was sent
+        assert_same(train_updated(rank, name), found["updates", name])  # also the number of messages, 0
     codebooks = [found["updates", name]["_codebook.embed"] for found in states]
     assert not torch.equal(*codebooks[:2])
 
@@ -334,10 +334,10 @@ def test_an_optimizer_in_the_layer_steps_by_the_mean_gradient(states):
 
 
 def test_dead_codewords_take_rows_of_every_process(states):
-    codes = set(state_of(states, "rows")["_codebook.embed"][0, :, 0].tolist())
+    codewords = set(state_of(states, "rows")["_codebook.embed"][0, :, 0].tolist())
     for rank in range(len(states)):
         given = {float(10 * rank + i) for i in range(1, 7)}
-        assert len(codes & given) >= min(6, 19 // len(states))
+        assert len(codewords & given) >= min(6, 19 // len(states))
 
 
 def test_kmeans_init_refuses_what_is_not_finite_in_one_process(states):
@@ -363,8 +363,8 @@ def test_lfq_shares_the_probabilities_of_processes_with_rows(states):
     for step, sizes in enumerate(SIZES):
         shares = []
         for rank, size in enumerate(sizes[: len(states)]):
-            codes = LFQ(codebook_size=256).codebook
-            probs = (200 * rows(rank, step) @ codes.t()).softmax(-1)
+            codewords = LFQ(codebook_size=256).codebook
+            probs = (200 * rows(rank, step) @ codewords.t()).softmax(-1)
             shares += [probs.mean(0)] * (size > 0)
         for place, kept in ((2 * step, shares), (2 * step + 1, shares[: int(sizes[0] > 0)])):
             mean = torch.stack(kept).mean(0) if kept else torch.zeros(256)

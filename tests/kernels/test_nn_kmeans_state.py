@@ -25,14 +25,14 @@ def waiting():
     return layer(1, kmeans_init=True)
 
 
-def kept(vq, codes):
+def kept(vq, codewords):
     """Return True if another batch leaves the codewords unchanged.
 
     The batch is seen in training without updates, and in evaluation.
     """
     vq(normal(40, 8, seed=9), freeze_codebook=True)
     vq.eval()(normal(40, 8, seed=8))
-    return torch.equal(vq.codebook, codes)
+    return torch.equal(vq.codebook, codewords)
 
 
 def test_averaged_model():
@@ -110,18 +110,18 @@ def test_functional_call():
 
 
 def test_training_begins_from_codewords_that_were_set():
-    codes = normal(10, 8, seed=4)
+    codewords = normal(10, 8, seed=4)
     for options in (
         {"kmeans_init": True},
         {},
         {"kmeans_init": True, "separate_codebook_per_head": True, "heads": 1},
     ):
         vq = layer(**options)
-        vq.codebook = codes.view(vq.codebook.shape)
+        vq.codebook = codewords.view(vq.codebook.shape)
         vq.eval()(normal(40, 8))
-        assert torch.equal(vq.codebook.flatten(0, -2), codes)
-        vq.train()(codes)  # every codeword gets itself, so the averages stay where they are
-        torch.testing.assert_close(vq.codebook.flatten(0, -2), codes, rtol=1e-4, atol=1e-4)
+        assert torch.equal(vq.codebook.flatten(0, -2), codewords)
+        vq.train()(codewords)  # every codeword gets itself, so the averages stay where they are
+        torch.testing.assert_close(vq.codebook.flatten(0, -2), codewords, rtol=1e-4, atol=1e-4)
 
 
 def test_compiled_after_a_copy_and_after_a_move(full_graph):
@@ -131,10 +131,10 @@ def test_compiled_after_a_copy_and_after_a_move(full_graph):
             for mine, value in zip(other.buffers(), source.buffers(), strict=True):
                 # behind the compiler's back: k-means is traced, and its result is not taken
                 mine.copy_(value)
-        run, codes = full_graph(other), other.codebook.clone()
+        run, codewords = full_graph(other), other.codebook.clone()
         run(normal(40, 8), freeze_codebook=True)
         run(normal(40, 8), freeze_codebook=True)
-        assert torch.equal(other.codebook, codes)
+        assert torch.equal(other.codebook, codewords)
 
 
 def test_meta_device():

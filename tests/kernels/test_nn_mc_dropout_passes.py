@@ -324,7 +324,7 @@ from tests.kernels.mc_dropout_models import Opaque
 
 torch.set_num_threads(1)
 inner = nn.Linear(8, 100_000)
-head = inner if sys.argv[1] == "fused" else Opaque(inner)  # which the kernel does not know
+head = inner if sys.argv[1] == "fused" else Opaque(inner)  # the fused kernel does not take an Opaque
 layer, x = MCDropout(nn.Sequential(nn.Dropout(0.5), head)), torch.randn(4, 8)
 assert layer.fused == (sys.argv[1] == "fused")
 

@@ -238,14 +238,14 @@ def test_peer_loads_ours():
 
 
 def test_codebook_can_be_set():
-    codes = normal(24, 16, seed=4)
+    codewords = normal(24, 16, seed=4)
     ours, theirs = pair()
-    ours.codebook = codes
+    ours.codebook = codewords
     with torch.no_grad():
         theirs.codebook = (
-            codes  # the peer forgets the codewords in the next step, unless the averages are set, too
+            codewords  # the peer forgets the codewords in the next step, unless the averages are set, too
         )
-        theirs._codebook.embed_avg.copy_(codes)
+        theirs._codebook.embed_avg.copy_(codewords)
     compare(ours, theirs, normal(3, 40, 16))
 
 
@@ -282,9 +282,9 @@ def test_residual_same_results_and_codewords(name, masked):
         for layer in (ours, theirs):
             x = normal(3, n, 16, seed=step).requires_grad_()
             torch.manual_seed(step)
-            quantized, indices, losses, codes = layer(x, *given.values(), return_all_codes=True)
+            quantized, indices, losses, codewords = layer(x, *given.values(), return_all_codes=True)
             ((quantized * normal(3, n, 16, seed=9)).sum() + losses.sum()).backward()
-            results.append((quantized.detach(), losses.detach(), codes.detach(), x.grad, indices))
+            results.append((quantized.detach(), losses.detach(), codewords.detach(), x.grad, indices))
         for got, want in zip(*results, strict=True):
             # The gradient of the rotation is scaled by |codeword| / |rest|, which has the roundings of rests
             # near zero.

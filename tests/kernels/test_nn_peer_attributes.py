@@ -14,7 +14,7 @@ from uefl_kernels.nn import GroupedResidualVQ, ResidualSimVQ, ResidualVQ, SimVQ,
 from .conftest import normal
 from .nn_layers import state
 
-# Of the peer's version 1.32; test_list_of_attributes_equals_the_peer compares.
+# Attributes of version 1.32 of the peer. test_list_of_attributes_equals_the_peer compares them.
 ATTRIBUTES = {
     "VectorQuantize": (
         "_codebook accept_3d_fmap accept_image_fmap channel_last codebook codebook_diversity_loss_weight"
@@ -115,7 +115,7 @@ ATTRIBUTES = {
     ),
     "Sequential": "fns forward",
 }
-# Internals of the peer's that are not here: to read or to set one raises AttributeError.
+# Internals of the peer that our layers do not have. Reading or setting one raises AttributeError.
 ABSENT = {
     *(
         "zero",

@@ -64,7 +64,7 @@ OPTIONS = {
     "affine learned": {"affine_param": True, "sync_update_v": 0.3, "rotation_trick": False, **LEARNED},
     "affine heads": {"affine_param": True, "heads": 4, "codebook_dim": 4, "separate_codebook_per_head": True},
     "sync_update_v": {"sync_update_v": 0.5, **LEARNED},
-    # Without the noise, for which other numbers are drawn where codewords are revived.
+    # Without noise, because the peer draws other numbers for it if codewords are revived.
     "directional": {
         "directional_reparam": True,
         "threshold_ema_dead_code": 1e-9,

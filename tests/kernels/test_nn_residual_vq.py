@@ -1,4 +1,4 @@
-"""ResidualVQ without its peer."""
+"""ResidualVQ, without comparisons with its peer."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def layer(seed=0, **options):
 
 def test_each_quantizer_gets_the_residual():
     rvq, x = layer().eval(), normal(2, 30, 8)
-    quantized, indices, losses, codes = rvq(x, return_all_codes=True)
+    quantized, indices, losses, codewords = rvq(x, return_all_codes=True)
     rest = x
     for q, quantizer in enumerate(rvq.layers):
         assert torch.equal(indices[..., q], quantizer(rest)[1])
-        assert torch.equal(codes[q], quantizer.codebook[indices[..., q]])
-        rest = rest - codes[q]
-    torch.testing.assert_close(quantized, codes.sum(0))
+        assert torch.equal(codewords[q], quantizer.codebook[indices[..., q]])
+        rest = rest - codewords[q]
+    torch.testing.assert_close(quantized, codewords.sum(0))
     assert losses.tolist() == [0, 0, 0]
     torch.testing.assert_close(rvq.get_output_from_indices(indices), quantized)
 
@@ -35,7 +35,9 @@ def test_training_shrinks_the_error():
     rvq, x = layer(threshold_ema_dead_code=1), normal(500, 8)
     errors = [(rvq(x)[0] - x).square().mean().item() for _ in range(10)]
     assert errors[-1] < errors[0] < 1
-    rests = [(x - codes).square().mean() for codes in rvq.eval()(x, return_all_codes=True)[3].cumsum(0)]
+    rests = [
+        (x - codewords).square().mean() for codewords in rvq.eval()(x, return_all_codes=True)[3].cumsum(0)
+    ]
     assert rests[2] < rests[1] < rests[0]
 
 
@@ -45,10 +47,10 @@ def test_gradients_reach_the_input_of_every_quantizer():
         normal(40, 8).requires_grad_(),
         normal(40, 8, seed=1),
     )
-    quantized, _, losses, codes = rvq(x, return_all_codes=True, freeze_codebook=True)
+    quantized, _, losses, codewords = rvq(x, return_all_codes=True, freeze_codebook=True)
     ((quantized * weight).sum() + losses.sum()).backward()
-    # Every layer passes the gradient straight through, and each rest is x less constants.
-    rests = [x.detach() - codes[:q].sum(0) for q in range(1, 4)]
+    # Every layer passes the gradient straight through, and each residual is x minus constants.
+    rests = [x.detach() - codewords[:q].sum(0) for q in range(1, 4)]
     torch.testing.assert_close(
         x.grad, 3 * weight + sum(0.5 * 2 / x.numel() * rest for rest in rests), rtol=1e-5, atol=1e-6
     )
@@ -68,7 +70,7 @@ def test_images(options):
     assert rvq.eval().get_output_from_indices(indices).shape == x.shape
 
 
-def test_sizes_of_their_own():
+def test_each_quantizer_may_have_its_own_size():
     rvq = layer(codebook_size=[12, 5], num_quantizers=None)
     assert [len(codebook) for codebook in rvq.codebooks] == [12, 5]
     assert layer().codebooks.shape == (3, 12, 8)

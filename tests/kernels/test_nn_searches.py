@@ -21,8 +21,8 @@ SCALES = {
 }
 
 
-def distances(x, codes):
-    return (x.double().unsqueeze(-2) - codes.double()).square().sum(-1)
+def distances(x, codewords):
+    return (x.double().unsqueeze(-2) - codewords.double()).square().sum(-1)
 
 
 def scaled(name, **options):
@@ -87,7 +87,7 @@ ACTIVE = {"orthogonal_reg_weight": 1.0, "orthogonal_reg_active_codes_only": True
 @pytest.mark.parametrize("masked", [False, True])
 def test_orthogonal_loss_of_the_chosen_codewords(call, masked):
     vq = layer(codebook_size=40, **ACTIVE)
-    vq(normal(1, 3, 8))  # other codewords than the next pass
+    vq(normal(1, 3, 8))  # this pass chooses other codewords than the next one
     mask = torch.arange(6).expand(2, 6) < torch.tensor([[2], [5]]) if masked else None
     embed = vq._codebook.embed.detach().clone()
     _, indices, _, terms = vq(normal(2, 6, 8, seed=5), mask=mask, return_loss_breakdown=True, **call)
@@ -122,7 +122,7 @@ def test_a_frozen_shared_codebook_stays(options, call):
     torch.manual_seed(0)
     shared = {"shared_codebook": True, "freeze_codebook": not call}
     rvq = ResidualVQ(dim=8, num_quantizers=3, codebook_size=16, **shared, **options)
-    with torch.no_grad():  # averages of other codewords
+    with torch.no_grad():  # averages that do not belong to the codewords
         rvq.layers[0]._codebook.embed_avg.add_(1)
     before = state(rvq)
     x = normal(2, 20, 8).requires_grad_()
@@ -156,9 +156,9 @@ def test_the_loss_of_the_k_nearest_moves_learned_codewords():
     x = normal(2, 10, 8)
     indices, losses = vq(x, topk=3)[1:]
     losses.sum().backward()
-    codes = vq.codebook.detach().clone().requires_grad_()
-    (x.unsqueeze(-2) - codes[indices]).square().mean(-1).sum().backward()
-    torch.testing.assert_close(vq._codebook.embed.grad[0], codes.grad)
+    codewords = vq.codebook.detach().clone().requires_grad_()
+    (x.unsqueeze(-2) - codewords[indices]).square().mean(-1).sum().backward()
+    torch.testing.assert_close(vq._codebook.embed.grad[0], codewords.grad)
 
 
 @pytest.mark.parametrize("shared", [False, True])

@@ -46,7 +46,7 @@ def test_half_precision_chooses_the_nearest_of_the_values_given():
 
 @pytest.mark.parametrize(
     ("kind", "backend", "masked"),
-    [  # a mask makes a second graph: every kind with inductor has one of both
+    [  # a mask needs a second graph, so with inductor each kind runs either with or without a mask
         ("heads", "aot_eager", (False, False, True)),
         *(
             pytest.param(kind, "inductor", (i % 2 == 0,) * 3, marks=pytest.mark.slow)
@@ -54,13 +54,13 @@ def test_half_precision_chooses_the_nearest_of_the_values_given():
         ),
     ],
 )
-@torch._inductor.config.patch(fallback_random=True)  # the same draws
+@torch._inductor.config.patch(fallback_random=True)  # compiled code draws the same numbers
 def test_compiles_without_a_break(kind, backend, masked):
     """A graph break would also synchronize with the device.
 
-    Averages and revival have none, too.
+    Moving averages and revival compile without a break, too.
     """
-    torch._dynamo.reset()  # each kind again: dynamo counts the versions of a function over all of them
+    torch._dynamo.reset()  # dynamo limits the versions of a function, and all kinds share its functions
     plain, compiled = (layer(threshold_ema_dead_code=1, **KINDS[kind]) for _ in range(2))
     run = torch.compile(compiled, fullgraph=True, backend=backend)
     mask = torch.arange(20).expand(2, 20) < 15
@@ -122,9 +122,9 @@ def test_names_in_the_state():
 def test_codebook_can_be_set_and_read():
     for kind in ("shared", "per head"):
         vq = layer(**KINDS[kind])
-        codes = normal(*vq.codebook.shape, seed=3)
-        vq.codebook = codes
-        assert torch.equal(vq.codebook, codes)
+        codewords = normal(*vq.codebook.shape, seed=3)
+        vq.codebook = codewords
+        assert torch.equal(vq.codebook, codewords)
         with pytest.raises(ValueError, match=r"codebook.*\[.*10, .\].*\[3, 3\]"):
             vq.codebook = torch.zeros(3, 3)
 

@@ -45,7 +45,7 @@ def same(got, want):
         torch.testing.assert_close(a, b)
 
 
-FEWER = ("averages", "residual", "simple")  # of the fast tests
+FEWER = ("averages", "residual", "simple")  # the kinds of layers in the fast tests
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def test_training_compiles_two_graphs_for_all_sizes(name):
             torch.manual_seed(step)
             found.append(call(normal(2, rows, 8, seed=step)))
         same(*found)
-    assert len(graphs) <= 2  # of the first size, and of all others
+    assert len(graphs) <= 2  # one graph for the first size, and one for all others
 
 
 @pytest.mark.parametrize(

@@ -56,17 +56,17 @@ def test_quantize_dropout_of_fake_tensors_keeps_all():
 def test_row_of_nan_gets_codeword_zero_and_a_nan_loss(kind, training, options):
     vq, x = layer(**KINDS[kind], **options).train(training), normal(40, 8)
     assert not vq(x)[2].isnan()
-    codes, x[3, 0] = vq.codebook.clone(), torch.nan
+    codewords, x[3, 0] = vq.codebook.clone(), torch.nan
     quantized, indices, loss = vq(x)
     assert loss.isnan()
-    if "stochastic_sample_codes" not in options:  # its straight-through estimator adds x
+    if "stochastic_sample_codes" not in options:  # its straight-through estimator adds the NaN of x
         assert quantized.isfinite().all()
     if not (training and "stochastic_sample_codes" in options):
         assert not indices[3].flatten()[0]
     assert vq.codebook.isfinite().all()
     masked = torch.arange(40) != 3
     assert not vq(x, mask=masked)[2].isnan()
-    assert training or torch.equal(vq.codebook, codes)
+    assert training or torch.equal(vq.codebook, codewords)
 
 
 def test_batch_of_nan_makes_every_residual_loss_nan():

@@ -21,10 +21,10 @@ from .nn_layers import KINDS, layer, state
 def test_output_is_the_codeword_to_the_bit():
     for rotation in (True, False):
         vq = layer(rotation_trick=rotation)
-        x, codes = normal(5, 7, 8).requires_grad_(), vq.codebook.clone()
+        x, codewords = normal(5, 7, 8).requires_grad_(), vq.codebook.clone()
         quantized, indices, _ = vq(x)
-        assert torch.equal(quantized, codes[indices])
-        assert torch.equal(indices, vq_assign(x, codes).squeeze(-1))
+        assert torch.equal(quantized, codewords[indices])
+        assert torch.equal(indices, vq_assign(x, codewords).squeeze(-1))
 
 
 def test_straight_through_gradient_and_commitment():
@@ -66,10 +66,10 @@ def test_rotation_gradient_equals_the_rotation_matrix(dtype, drawn):
 def test_rotation_of_a_zero_vector_is_finite():
     x = torch.zeros(3, 8, requires_grad=True)
     vq = layer()
-    codes = vq.codebook.clone()
+    codewords = vq.codebook.clone()
     quantized, indices, loss = vq(x)
     (quantized.sum() + loss).backward()
-    assert torch.equal(quantized, codes[indices])
+    assert torch.equal(quantized, codewords[indices])
     assert x.grad.isfinite().all()
 
 
@@ -132,13 +132,22 @@ def test_loss_breakdown():
 
 def test_one_average_by_hand():
     vq, x = layer(decay=0.75, eps=1e-3), normal(60, 8)
-    codes = vq.codebook.clone()
+    codewords = vq.codebook.clone()
     indices = vq(x)[1]
     one_hot = F.one_hot(indices, 10).double()
     size = 0.75 + 0.25 * one_hot.sum(0)
-    total = 0.75 * codes.double() + 0.25 * one_hot.T @ x.double()
+    total = 0.75 * codewords.double() + 0.25 * one_hot.T @ x.double()
     smooth = (size + 1e-3) / (size.sum() + 10 * 1e-3) * size.sum()
     torch.testing.assert_close(vq.codebook.double(), total / smooth[:, None], rtol=1e-6, atol=1e-7)
+
+
+def test_accumulated_batches_equal_one_batch():
+    whole, parts = layer(), layer()
+    x = normal(60, 8)
+    whole(x)
+    for batch, accumulate in ((x[:25], True), (x[25:40], True), (x[40:], False)):
+        parts(batch, accum_ema_update=accumulate)
+    torch.testing.assert_close(state(parts), state(whole))
 
 
 @pytest.mark.parametrize("kind", KINDS)

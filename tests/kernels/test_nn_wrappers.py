@@ -82,10 +82,10 @@ def test_ema_pytorch():
     average = ema_pytorch.EMA(source, update_after_step=0, update_every=1)
     source(normal(40, 8))
     average.update()
-    codes = average.ema_model.codebook.clone()
+    codewords = average.ema_model.codebook.clone()
     average.eval()(normal(40, 8, seed=3))
-    assert codes.any()
-    assert torch.equal(average.ema_model.codebook, codes)
+    assert codewords.any()
+    assert torch.equal(average.ema_model.codebook, codewords)
 
 
 # --- offloading -------------------------------------------------------------------------------------------
@@ -263,7 +263,7 @@ def test_codewords_of_checkpoints_are_freed_with_the_graph(reentrant):
     for step in range(40):
         x = normal(40, 8, seed=step).requires_grad_()
         held.append(torch.utils.checkpoint.checkpoint(lambda x: vq(x)[0], x, use_reentrant=reentrant))
-    assert len(vq._codebook.memory) == 40  # all of them may still be run again
+    assert len(vq._codebook.memory) == 40  # the backward pass may run any of the regions again
     held[0].sum().backward()
     held.clear()
     gc.collect()

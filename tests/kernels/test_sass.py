@@ -27,7 +27,7 @@ pytestmark = [
 ARCHITECTURE = "90a"
 SEARCH, MMA, GATHER, SUMS, STEP, LLOYD, RVQ, HEAD = (
     ("vq_assign", "search_wgmma", 12),  # at least; see test_the_search_has_an_instance_for_each_plan
-    ("vq_assign", "search_mma", 12),  # these and float64, compared in two ways, and streamed
+    ("vq_assign", "search_mma", 12),  # also for float64, with both comparisons, and streamed
     ("vq_forward", "gather", 10),
     ("vq_forward", "row_sums", 8),
     ("kmeans", "row_sums", 4),
@@ -63,7 +63,7 @@ def count(operations, pattern):
 def test_registers_suffice(kernels, kernel):
     for name, lines in kernels(*kernel).items():
         local = count(sass.operations(lines), "STL|LDL")
-        # With codewords in float64 the sums keep one number for a whole block of rows in memory.
+        # With codewords in float64, one number that a whole block of rows shares is in local memory.
         assert local <= (2 if (kernel, name) == (SUMS, "fLb1Ed") else 0), (
             f"{name}: {local} accesses of local memory"
         )
@@ -79,8 +79,8 @@ def test_the_loop_of_the_head_keeps_to_registers(kernels):
         assert count(loop, "HMMA") == (48 if name.startswith("Li4") else 24), name
         assert count(loop, "STL|LDL") == 0, name
         assert count(sass.operations(lines), "STL|LDL") <= 45, name
-        # A mask of 16 bits for each of 32 units: 311, 219 where the rows share theirs, and 20 to 40 more of
-        # both for 32 outputs.
+        # The masks of 32 units take 311 instructions, or 219 if all rows share a mask. 32 outputs take 20 to
+        # 40 more.
         most = {"Li2ELb0E": 325, "Li2ELb1E": 232, "Li4ELb0E": 365, "Li4ELb1E": 272}[name]
         assert len(loop) <= most, f"{name}: {len(loop)} instructions for 32 masks"
 
@@ -126,7 +126,7 @@ def test_gather_moves_16_bytes_at_a_time(kernels):
     """The loop has four pieces of x and of codewords in flight, and two of x for 16-bit types."""
     for name, lines in kernels(*GATHER).items():
         pieces = {"ffLi4E": (4, 8), "6__halffLi8E": (2, 6), "13__nv_bfloat16fLi8E": (2, 6)}.get(name)
-        if pieces is None:  # unaligned rows, or float64: by the element
+        if pieces is None:  # unaligned rows and float64 are read one element at a time
             continue
         loop = sass.operations(sass.innermost_loop(lines, r"STG"))
         stores, loads = pieces
@@ -172,7 +172,7 @@ def test_a_score_costs_few_instructions(kernels):
         assert count(operations, "HGMMA") == 4, name
         assert count(operations, "BAR") == 0, f"{name}: warpgroups do not wait for each other"
         assert count(operations, "FFMA$") == sass.SCORES, name
-        # the starts of 32 columns
+        # loads where the scores of 32 columns start
         assert count(operations, r"LDS\.128") == count(operations, "LDS") == 8, name
         assert count(operations, "STL|LDL") == 0, name
         assert len(operations) / sass.SCORES <= 4.6, f"{name}: {len(operations) / sass.SCORES}"
@@ -183,7 +183,7 @@ def test_preparing_rows_costs_few_instructions(kernels):
     for name, lines in kernels(*SEARCH).items():
         pieces = 2 if name.startswith("f") else 1  # 16 bytes of x each
         usual = sass.preparing(lines)
-        copied = name.startswith("6__half")  # as they are
+        copied = name.startswith("6__half")  # float16 rows are copied without a conversion
         assert count(usual, r"LDGSTS\S*\.128") == count(usual, "LDGSTS") == 4 * pieces, name
         assert count(usual, "F2FP") == (0 if copied else 16), name
         assert count(usual, "STL|LDL") == 0, name
@@ -196,7 +196,8 @@ def test_finishing_rows_costs_few_instructions(kernels):
     for name, lines in kernels(*SEARCH).items():
         open_rows = sass.finishing(lines, certain=False)
         assert count(open_rows, "ATOM|RED|DADD|HMMA|STL|LDL") == 0, name
-        assert count(open_rows, r"STG\.E\.64") == count(open_rows, "STG") == 5, name  # two lists
+        # each of two lists takes two stores, and the index one
+        assert count(open_rows, r"STG\.E\.64") == count(open_rows, "STG") == 5, name
         assert len(open_rows) <= 228, f"{name}: {len(open_rows)}"
         certain = sass.finishing(lines)
         assert count(certain, "STG") == 1, name
@@ -227,7 +228,7 @@ def test_long_rows_multiply_without_a_wait_per_product(kernels):
 def test_the_search_by_mma_keeps_its_loop_short(kernels, architecture):
     """128 codewords x 64 elements for 64 rows: a lane has 32 scores, of eight in each of its four rows."""
     for name, lines in kernels(*MMA, architecture).items():
-        # of the first phase: the second counts candidates, and to score again lanes shuffle
+        # The loop of the first phase has no atomics, as the second phase, and no shuffles, as GroupScores.
         loop = sass.operations(sass.innermost_loop(lines, r"\bHMMA", r"\b(ATOMS|SHFL)"))
         assert count(loop, r"HMMA\.16816\.F32") == count(loop, "HMMA") == 32, name
         assert count(loop, r"LDSM\.16\.M88\.4") == count(loop, "LDSM") == 16, name

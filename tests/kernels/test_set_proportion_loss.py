@@ -73,6 +73,17 @@ def test_probability_below_float32_has_the_right_loss(name):
     torch.testing.assert_close(gradient, torch.tensor([[0.25, -0.25], [0.25, -0.25]]))
 
 
+@pytest.mark.every_variant
+def test_probabilities_that_underflow_count_together():
+    """float32 has the first probability, and flushes each of the many others, which are a little smaller."""
+    logits = torch.tensor([[0.0, -86.0]] + [[0.0, -88.0]] * 60)
+    case = logits, torch.tensor([0, 61]), torch.tensor([[0.5, 0.5]])
+    with backend("reference"):
+        expected = loss_and_gradient(*case)
+    for found, wanted in zip(loss_and_gradient(*case), expected, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=0)
+
+
 @pytest.mark.parametrize("name", BACKENDS)
 def test_rows_that_are_not_finite_stay_in_their_set(name):
     logits, offsets, proportions = proportion_case()
@@ -109,7 +120,7 @@ def test_logits_of_minus_infinity_are_classes_ruled_out(name):
     with backend(name):
         loss, gradient = loss_and_gradient(logits, torch.tensor([0, 2, 4, 5]), proportions)
         expected, _ = loss_and_gradient(logits[2:4, [0, 2]], torch.tensor([0, 2]), proportions[1:2, [0, 2]])
-    assert loss[0].isfinite()  # one of its rows has the class
+    assert loss[0].isfinite()  # row 1 of this set allows class 1
     torch.testing.assert_close(loss[1:2], expected)
     assert loss[2] == torch.inf
     assert gradient.isnan().any(1).tolist() == [False] * 4 + [True]

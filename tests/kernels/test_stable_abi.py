@@ -62,7 +62,7 @@ def test_no_symbol_of_this_project_is_undefined(library):
 def test_every_other_symbol_is_of_the_c_abi_or_the_system(undefined):
     shims = {name for name in undefined if name.startswith(("aoti_torch_", "torch_"))}
     assert "torch_call_dispatcher" in shims
-    # the C++ library, the compiler's own, and libc
+    # symbols of the C++ library, of the compiler's runtime, and of libc
     system = re.compile(r"_Z|_ITM_|_Unwind_|__|[a-z][a-z0-9_]*$")
     assert [name for name in undefined if name not in shims and not system.match(name)] == []
     assert [name for name in undefined if "cuda" in name.lower() and name not in shims] == []

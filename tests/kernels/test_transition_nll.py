@@ -107,7 +107,7 @@ def test_gradcheck(name):
 @pytest.mark.parametrize("name", BACKENDS)
 def test_a_class_that_no_set_has_gets_no_gradient(name):
     logits, targets, matrix, _ = transition_case("small")
-    logits[:, 3] = 50.0  # and may be as confident as it likes
+    logits[:, 3] = 50.0  # also if its logit is by far the largest
     with backend(name):
         loss, gradient = loss_and_gradient(logits, targets, matrix)
     assert loss.isfinite().all()
@@ -220,7 +220,7 @@ def test_set_without_possible_classes_has_infinite_loss(name):
     with backend(name):
         loss, gradient = loss_and_gradient(logits, torch.zeros(3, dtype=torch.int64), matrix)
     assert loss[0] == torch.inf
-    assert loss.isnan().tolist() == [False, True, False]  # in the second no set has a class that is left
+    assert loss.isnan().tolist() == [False, True, False]  # row 1 allows only class 0, which no set has
     assert gradient.isnan().all(1).tolist() == [True, True, False]
 
 

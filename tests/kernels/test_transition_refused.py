@@ -119,7 +119,8 @@ def test_weights_whose_logarithms_look_like_shares(name):
     with backend(name):
         with pytest.raises(RuntimeError, match=f"^transition_nll: {SHARES.format(0, 0)}"):
             transition_nll(LOGITS[:, :2], first, weights)
-        assert transition_nll(LOGITS[:, :2], first, weights + 1).abs().max() < 1e-12  # the only set
+        # a single set has probability 1
+        assert transition_nll(LOGITS[:, :2], first, weights + 1).abs().max() < 1e-12
         for matrix in (torch.tensor([[1.0], [0.0]]), torch.tensor([[0.995], [-0.005]])):
             log_g = torch.tensor([1.0, 0.0]).log_softmax(0).expand(3, 2)
             torch.testing.assert_close(log_transition_probs(Z[:, :1], matrix), log_g)

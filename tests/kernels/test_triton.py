@@ -298,7 +298,7 @@ TYPES = {"mu": "*fp32", "packed_codebook": "*fp16", "half_norms": "*fp32", "head
          "counts": "*i64", "codewords": "*fp32", "largest": "*i64", "scales": "*fp64", "fixed": "*i64",
          "opened": "*i8", "sums": "*i64", "wanted": "*i32", "centers": "*fp32",
          "labels": "*i64", "squares": "*fp64", "middle": "*fp64", "weights": "*fp64", "mass_scale": "*fp64"}
-# What is wanted of an epilogue: nothing, all of vq, all of a step of k-means.
+# The results that an epilogue computes: none, all of vq, or all of a step of k-means.
 VQ = ("counts", "codewords", "quantized", "sums", "scales", "largest")
 STEP = ("counts", "sums", "scales", "middle", "weights", "mass_scale")
 EPILOGUE = {*VQ, *STEP, "rounded", "opened", "errors"}

@@ -37,11 +37,11 @@ def launcher(kernel, grid):
 
 driver.set_active(Gpu())
 JITFunction.__getitem__ = launcher
-torch.empty, torch.Tensor.new_empty = torch.zeros, torch.Tensor.new_zeros  # indices that are valid
+torch.empty, torch.Tensor.new_empty = torch.zeros, torch.Tensor.new_zeros  # zeros are valid indices
 import uefl_kernels as ops
 for path in Path(ops.__file__).parent.glob("ops/*/triton.py"):
     import_module(f"uefl_kernels.ops.{path.parent.name}.triton")
-os.environ["TRITON_INTERPRET"] = "1"  # what CPU tensors need, and too late to change the kernels
+os.environ["TRITON_INTERPRET"] = "1"  # accepts CPU tensors; the kernels were defined before
 
 report = []
 for rows, codes, number, seed in ((100, 7, 5, 3), (1, 16, 1, 1), (16, 1, 16, 16), (4096, 8, 32, 0)):

@@ -25,7 +25,7 @@ pytestmark = [
 ]
 
 VARIANTS = ("amx", "avx512vnni", "avx512", "avx2", "portable")
-CROWDED = "four threads on one core"  # threads that wait for each other; none of them may hold the core
+CROWDED = "four threads on one core"  # waiting threads must leave the core to others
 CASES = {variant: {"UEFL_CPU": variant, "UEFL_CPU_EVERY_SHAPE": "1"} for variant in VARIANTS} | {
     CROWDED: {"OMP_NUM_THREADS": "4"}
 }
@@ -69,7 +69,7 @@ def begun(request):
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.timeout(1200)  # the first waits for its turn, too
+@pytest.mark.timeout(1200)  # the time includes the wait for a free core
 def test_marked_tests_pass(begun, case):
     done = begun[case].result()
     if done is None:

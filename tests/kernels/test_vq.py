@@ -26,7 +26,7 @@ def compare(x: torch.Tensor, codebook: torch.Tensor, metric: str = "l2", with_su
             tolerance = 1e-12 if x.dtype == torch.float64 else 1e-6
             torch.testing.assert_close(got, want, rtol=tolerance, atol=0, equal_nan=True)
         else:
-            # sums and quantized to the bit
+            # sums and quantized have equal bits
             assert torch.equal(got.nan_to_num(nan=-1.0), want.nan_to_num(nan=-1.0)), name
 
 
@@ -35,7 +35,9 @@ def eager(x, codebook, codebook_weight=1.0, commitment_weight=0.25, metric="l2")
     if codebook.dim() == 2:
         q = codebook[indices].reshape(x.shape)
     else:
-        q = torch.stack([codes[indices[..., s]] for s, codes in enumerate(codebook)], -2).reshape(x.shape)
+        q = torch.stack([codewords[indices[..., s]] for s, codewords in enumerate(codebook)], -2).reshape(
+            x.shape
+        )
     loss = codebook_weight * F.mse_loss(q, x.detach()) + commitment_weight * F.mse_loss(x, q.detach())
     return x + (q - x).detach(), loss
 
@@ -74,9 +76,9 @@ def test_fixed_point_unit_follows_the_number_of_rows(rows):
     compare(normal(rows, 5, offset=3), normal(2, 5, seed=1))
 
 
-@pytest.mark.parametrize("ratio", [1.0, 9.0, 100.0, 2.0**40])
-def test_fixed_point_unit_follows_rows_longer_than_codewords(ratio):
-    """In the unit of the codewords the sums would overflow."""
+@pytest.mark.parametrize("ratio", [0.1 * 2.0**-30, 1.0, 9.0, 100.0, 2.0**40])
+def test_fixed_point_unit_follows_the_length_of_the_rows(ratio):
+    """In the unit of the codewords, sums of long rows would overflow, and short rows would lose bits."""
     compare(torch.full((64, 4), ratio), torch.tensor([[1.0] * 4, [-1.0] * 4]))
 
 
@@ -110,9 +112,9 @@ def codebook_gradients(x, codebook, metric="l2"):
     """Return our result and the result of the formula, both in float64."""
     gradients = []
     for function in (lambda b: vq(x, b, metric=metric).loss, lambda b: eager(x, b, metric=metric)[1]):
-        codes = codebook.clone().requires_grad_()
-        function(codes).backward()
-        gradients.append(codes.grad)
+        codewords = codebook.clone().requires_grad_()
+        function(codewords).backward()
+        gradients.append(codewords.grad)
     return gradients
 
 
@@ -252,7 +254,7 @@ def test_gradient_of_the_codebook_without_its_sums_raises(name):
     op = getattr(torch.ops, name).vq
     with pytest.raises(RuntimeError, match=r"^vq: with_sums=False.*gradient"):
         op(x, codebook, "l2", True, False, 1.0, 0.25, False)[2].backward()
-    op(x, codebook, "l2", True, False, 0.0, 0.25, False)[2].backward()  # needs none
+    op(x, codebook, "l2", True, False, 0.0, 0.25, False)[2].backward()  # a weight of 0 needs no sums
     assert not codebook.grad.any()
     assert x.grad.any()
 
@@ -330,7 +332,7 @@ def test_compile_fullgraph(full_graph):
 @pytest.mark.skipif(not COMPILED, reason="the compiled kernels are absent")
 def test_number_of_threads_does_not_change_a_bit():
     x = normal(30000, 24)
-    x[::1000] *= 1e16  # units that differ from codeword to codeword
+    x[::1000] *= 1e16  # then codewords have different units
     arguments = (x, normal(16, 8, seed=1), "l2", True, True, 1.0, 0.25, False)
     before = torch.get_num_threads()
     try:

@@ -73,11 +73,11 @@ def test_the_bound_is_needed(monkeypatch):
 def test_few_rows_need_the_definition(monkeypatch):
     x, codebook = normal(20000, 64), normal(256, 64, seed=1)
     asked = []
-    settle = fallback._PackedCodebook._settle_pairs
+    decide = fallback._PackedCodebook._decide_pairs
     monkeypatch.setattr(
         fallback._PackedCodebook,
-        "_settle_pairs",
-        lambda self, rows, pairs, indices: asked.append(pairs) or settle(self, rows, pairs, indices),
+        "_decide_pairs",
+        lambda self, rows, pairs, indices: asked.append(pairs) or decide(self, rows, pairs, indices),
     )
     monkeypatch.setattr(distances, "argmin", None)
     for offset in (0.0, 100.0):

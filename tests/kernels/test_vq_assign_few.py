@@ -59,8 +59,8 @@ def test_rows_between_two_codewords(rows, metric):
 def test_scales_whose_squares_underflow_or_overflow(scale, metric):
     torch.manual_seed(1)
     x, codebook = torch.randn(16, 9), torch.randn(40, 9)
-    for rows, codes in ((x * scale, codebook * scale), (x * scale, codebook), (x, codebook * scale)):
-        assert torch.equal(vq_assign(rows, codes, metric=metric), expected(rows, codes, metric))
+    for rows, codewords in ((x * scale, codebook * scale), (x * scale, codebook), (x, codebook * scale)):
+        assert torch.equal(vq_assign(rows, codewords, metric=metric), expected(rows, codewords, metric))
 
 
 @pytest.mark.parametrize("metric", ["l2", "cosine"])

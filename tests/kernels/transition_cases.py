@@ -66,7 +66,7 @@ def proportion_case(dtype=torch.float32, n=100, k=7, scale=3.0, seed=0):
     logits = (torch.randn(n, k, generator=generator, dtype=torch.float64) * scale).to(dtype)
     proportions = torch.rand(4, k, generator=generator)
     proportions[proportions < 0.2] = 0
-    proportions[:, 0] += 0.1  # of a single class too
+    proportions[:, 0] += 0.1  # not zero, also for a single class
     return logits, torch.tensor([0, 1, n // 3, n // 2, n]), proportions / proportions.sum(1, keepdim=True)
 
 
@@ -80,7 +80,7 @@ def assert_near(found, expected, dtype, terms=1.0, units=1):
     torch.testing.assert_close(found, expected, rtol=max(units * epsilon, atol), atol=atol, equal_nan=True)
 
 
-# Logits of one set with a row without a softmax, and its proportions.
+# Logits of one set, in which one row has no softmax, and the proportions of the set.
 NO_DISTRIBUTION = [
     ([[torch.inf, 0], [0, 0]], [0, 1]),
     ([[torch.inf, 0, 0], [0, 0, 0]], [0, 1, 0]),

@@ -14,7 +14,7 @@ from .peer_tables import PAGE, replaced
 from .vq_programs import blocks
 from .vq_suite import find_tests, outcomes, program_outcomes, table, worse
 
-# a package that may be absent, and a block that also fails with the peer
+# Failures with other causes: a package that may be absent, and a block that also fails with the peer.
 NOT_OURS = ("x_transformers", "directional_reparam=True leaves codewords behind")
 
 

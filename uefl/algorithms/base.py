@@ -5,7 +5,7 @@ methods that differ. An instance holds its parameters and the :class:`Context` o
 change. Methods take the state of the server or of a client as an argument, so the client half also runs in
 another process.
 
-The frame (``uefl.server``, ``uefl.client``) does everything else: participants, epochs, batches, the
+The framework (``uefl.server``, ``uefl.client``) does everything else: participants, epochs, batches, the
 optimizer, seeds, precision, the device, measuring, checking replies, quorum, checkpoints and progress.
 
 The package finds an algorithm by its name. The first look-up imports the modules of this package. Other
@@ -279,10 +279,10 @@ class Algorithm:
         """Return the tensors of one client in the saved model, besides the private parts of the network."""
         return {}
 
-    def reference(self, states: Mapping[str, Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    def private_mean(self, states: Mapping[str, Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
         """Return private tensors for clients without a state, and to measure the global model.
 
-        Only tensors in ``private_predicts`` are used; :meth:`client_state` makes the missing ones. The frame
+        Only tensors in ``private_predicts`` are used; :meth:`client_state` makes the missing ones. The
         averages private parts of the network.
 
         Args:

@@ -7,11 +7,11 @@ Options of a message, in the order of execution:
 ``train``          ``before_round`` of the algorithm, the training loop, and the expected update
 ``personalized``   with ``train``: measure the model after training
 ``ask``            instead of ``train``: the algorithm's ``reply``; the value distinguishes the asks of a run
-``newcomer``       the client has never trained: measure it with the ``reference`` state, train from its own
+``newcomer``       the client has never trained: measure it with the ``private_mean``, train from its own
 =================  ==========================================================================================
 
 ``round`` and ``seed`` determine every random draw. ``last`` marks the last measurement of an iteration. With
-``evaluate`` and a ``reference`` state, the accuracy with that state is measured too: the global model.
+``evaluate`` and a ``private_mean``, the accuracy with that state is measured too: the global model.
 
 The messages of the members of an ensemble arrive as one (``engines.base.join``). The client measures the
 members together and trains one after the other. The reply numbers their tensors.
@@ -102,8 +102,8 @@ class ModelResults:
 
     measured: dict[str, Prediction] = field(default_factory=dict)
     """predictions by split"""
-    of_reference: Prediction | None = None
-    """predictions of the test split with the ``reference`` state"""
+    with_mean: Prediction | None = None
+    """predictions of the test split with the ``private_mean``"""
     sent: Tensors = field(default_factory=dict)
     kept: Tensors = field(default_factory=dict)
     training: dict[str, float] = field(default_factory=dict)
@@ -200,10 +200,10 @@ class Client:
             reply.metrics = dict(
                 evaluation.summarized(self.algorithm(first), first, measured, bool(options.get("last")))
             )
-        of_reference = [result.of_reference for result in results if result.of_reference is not None]
-        if of_reference and isinstance(first.test, Split):
+        with_mean = [result.with_mean for result in results if result.with_mean is not None]
+        if with_mean and isinstance(first.test, Split):
             reply.metrics["global_accuracy"] = float(
-                metrics.accuracy(ensemble(of_reference).probs, first.test.labels)
+                metrics.accuracy(ensemble(with_mean).probs, first.test.labels)
             )
         reply.tensors, reply.private = (
             (results[0].sent, results[0].kept)
@@ -238,9 +238,9 @@ class Client:
         algorithm, options, message = self.algorithm(work), work.message.options, work.message
         results = ModelResults()
         if options.get("evaluate"):
-            if message.reference:
-                results.of_reference = self._global(work)
-            measured = self._with_reference(work) if options.get("newcomer") else work
+            if message.private_mean:
+                results.with_mean = self._global(work)
+            measured = self._with_private_mean(work) if options.get("newcomer") else work
             self._workspace.load(measured.message)
             self._seed(work, "evaluate")
             results.measured = evaluation.predictions(algorithm, measured)
@@ -292,16 +292,16 @@ class Client:
             results.training["personalized_entropy"] = float(prediction.entropy.mean())
 
     def _global(self, work: Work) -> Prediction:
-        """Predict the test split with the ``reference`` state."""
-        again = self._with_reference(work)
+        """Predict the test split with the ``private_mean``."""
+        again = self._with_private_mean(work)
         self._workspace.load(again.message)
         self._seed(again, "global")
         assert isinstance(again.test, Split)
         return evaluation.predict(self.algorithm(again), again, again.test.images)
 
-    def _with_reference(self, work: Work) -> Work:
+    def _with_private_mean(self, work: Work) -> Work:
         message = work.message
-        return self._work(Message(message.tensors, message.options, private=message.reference))
+        return self._work(Message(message.tensors, message.options, private=message.private_mean))
 
     def _work(self, message: Message) -> Work:
         seed, round = int(message.options["seed"]), int(message.options["round"])

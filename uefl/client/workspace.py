@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..data.settings import Data
 
 _PRIVATE = {"values": "net.values", "buffers": "net.buffers"}
-"""names under which the private parts of the network travel with a client's state"""
+"""names of the private parts of the network in the state of a client"""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # from malloc.h
 
 

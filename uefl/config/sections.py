@@ -274,7 +274,7 @@ class Training(Section):
         (20, 10, 10, 10, 10),
         min_length=1,
         description=(
-            "communication rounds of each iteration; an algorithm may change the model between two iterations"
+            "number of rounds of each iteration; an algorithm may change the model between two iterations"
         ),
     )
     max_iterations: int = Field(

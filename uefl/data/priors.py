@@ -45,7 +45,7 @@ def normalized(weights: Matrix) -> Matrix:
 def shares(count: int, weights: Matrix) -> npt.NDArray[np.int64]:
     """Split ``count`` into whole numbers proportional to ``weights [n]``.
 
-    The largest remainders get the rest, and the first of equals.
+    The largest remainders get the rest, the first ones in a tie.
 
     The sum is exactly ``count``, so no image is lost.
     """

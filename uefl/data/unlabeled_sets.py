@@ -54,7 +54,7 @@ class LabeledRows:
 
 @dataclass(frozen=True)
 class ClientSets:
-    """One client's images and sets before its priors are settled."""
+    """One client's images and sets, before its priors are computed and checked."""
 
     name: str
     images: Source
@@ -117,11 +117,11 @@ def deal(table: DataSet, scheme: Scheme, data: Data, seed: int) -> UnlabeledData
 def federate(
     made: UnlabeledData, partition: dict[str, Any], data: Data, seed: int, *, whole: bool = True
 ) -> Federation:
-    """Settle the priors of all sets, and deal the test images to the clients at random.
+    """Compute the priors of all sets, and deal the test images to the clients at random.
 
     Test images are dealt in equal parts, so that the mean over the clients is the result of the whole test
-    set. The images of one client at a time are read here, for the mean and deviation, for the manifest, and
-    to estimate priors.
+    set. The function reads the images of one client at a time: for the mean and deviation, for the manifest,
+    and to estimate priors.
 
     Args:
         partition: the scheme for the manifest.

@@ -62,7 +62,7 @@ def check_asked(cfg: Config) -> None:
         )
     if data.prior_noise:
         raise UserError(
-            "key 'prior_noise': one process draws it for all clients; leave the key out, or run without"
+            "key 'prior_noise': one process draws the noise of all clients; leave the key out, or run without"
             " --superlink"
         )
 

@@ -175,7 +175,7 @@ def checked_address(superlink: str, root_certificates: str | Path | None, insecu
 
 
 def check_private(path: str | Path, option: str, strict: bool, warn: Callable[[str], None]) -> None:
-    """Warn if other users of this machine may read a key, a secret, or the folder of one.
+    """Warn if other users of this machine may read the file or folder of a key or a secret.
 
     Args:
         path: path of the file or folder.

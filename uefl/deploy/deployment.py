@@ -143,7 +143,7 @@ def _start(cfg: Config, root: Path | None, device: str, processes: Processes, st
                 raise RunError(f"the process of {name} ended before the run began: {last}")
         if roster.refused or time.monotonic() > end:
             why = next(iter(roster.refused.values()), "it did not report")
-            raise RunError(f"{missing[0]} takes no part: {why}")
+            raise RunError(f"{missing[0]} cannot take part: {why}")
         time.sleep(0.05)
     return federation, partial(FlowerEngine, link, roster), silos
 

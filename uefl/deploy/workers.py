@@ -65,7 +65,7 @@ def on_workers(
             header, _ = decode(reply.result())
             why = None if header["error"] is None else faults.describe(header["error"])
             if why is not None or header["federation"] != federation.digest:
-                raise RunError(f"a worker takes no part: {why or 'it has other images than the server'}")
+                raise RunError(f"a worker cannot take part: {why or 'it has other images than the server'}")
         return federation, partial(DistributedEngine, workers, names), {}
 
     try:

@@ -40,7 +40,7 @@ class Message:
     private: dict[str, torch.Tensor] = field(default_factory=dict)
     """the private state of this client, which comes back in the reply after training; the server half of an
     algorithm does not get it"""
-    reference: dict[str, torch.Tensor] = field(default_factory=dict)
+    private_mean: dict[str, torch.Tensor] = field(default_factory=dict)
     """private state averaged over all clients, to measure the global model with; empty: the global model is
     not measured"""
 
@@ -48,16 +48,16 @@ class Message:
     def bytes(self) -> int:
         """Return the size of the tensors that the server sends.
 
-        The size includes the broadcast and the reference, without the client's own state.
+        The size includes the broadcast and the mean private state, without the client's own state.
         """
-        return bytes_of(self.tensors) + bytes_of(self.reference)
+        return bytes_of(self.tensors) + bytes_of(self.private_mean)
 
     def to(self, device: torch.device) -> Message:
         """Return the same message with its tensors on a device."""
-        tensors, private, reference = (
-            _moved(given, device) for given in (self.tensors, self.private, self.reference)
+        tensors, private, private_mean = (
+            _moved(given, device) for given in (self.tensors, self.private, self.private_mean)
         )
-        return replace(self, tensors=tensors, private=private, reference=reference)
+        return replace(self, tensors=tensors, private=private, private_mean=private_mean)
 
 
 @dataclass
@@ -156,7 +156,7 @@ def join(messages: Sequence[Message]) -> Message:
         number([message.options for message in messages]) | {"members": len(messages)},
         number([message.expects for message in messages]),
         number([message.private for message in messages]),
-        number([message.reference for message in messages]),
+        number([message.private_mean for message in messages]),
     )
 
 
@@ -171,7 +171,7 @@ def split(message: Message) -> list[Message]:
     count = message.options.get("members", 0)
     if type(count) is not int or count > _MEMBERS:
         raise ValueError(f"members: expected at most {_MEMBERS}, got {count!r}")
-    fields = (message.tensors, message.options, message.expects, message.private, message.reference)
+    fields = (message.tensors, message.options, message.expects, message.private, message.private_mean)
     return [Message(*(member(values, i) for values in fields)) for i in range(count)] or [message]  # type: ignore[arg-type]
 
 

@@ -52,7 +52,8 @@ def packed_message(message: Message, header: Header) -> Packet:
     }
     plain = header | {"options": message.options, "expects": expects}
     return Packet(
-        plain, {"broadcast": message.tensors, "private": message.private, "reference": message.reference}
+        plain,
+        {"broadcast": message.tensors, "private": message.private, "private_mean": message.private_mean},
     )
 
 
@@ -67,8 +68,8 @@ def message_of(packet: Packet) -> Message:
         expects = {
             name: Expected(tuple(shape), DTYPES[dtype]) for name, (shape, dtype) in header["expects"].items()
         }
-        shared, private, reference = (groups[name] for name in ("broadcast", "private", "reference"))
-        return Message(shared, header["options"], expects, private, reference)
+        shared, private, mean = (groups[name] for name in ("broadcast", "private", "private_mean"))
+        return Message(shared, header["options"], expects, private, mean)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise Unreadable(f"{type(error).__name__}: {error}") from None
 

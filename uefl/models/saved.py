@@ -56,7 +56,7 @@ class Member(NamedTuple):
     """
 
     net: nn.Module
-    """of an algorithm with private layers, with the mean of the clients'"""
+    """if layers are private, with the mean of the clients' layers"""
     clients: dict[str, Tensors]
     """tensors of each client: weights of the network by name, and other tensors such as ``codebook``
     ``[V, d]``"""

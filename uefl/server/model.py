@@ -84,26 +84,26 @@ class ServerModel:
 
     def messages(self, measuring: frozenset[str], training: frozenset[str]) -> Lazy[Message]:
         """Return the message to each client, created on access."""
-        turn, reference = self.turn, dict[str, torch.Tensor]()
+        turn, mean = self.turn, dict[str, torch.Tensor]()
         if measuring and self.algorithm.context.run.private_mean:
-            reference = self.private.reference(self.algorithm, sorted(self._have_trained))
+            mean = self.private.mean(self.algorithm, sorted(self._have_trained))
 
         def make(client: str) -> Message:
             measure = client in measuring
-            return self._message(client, turn, client in training, measure, reference if measure else {})
+            return self._message(client, turn, client in training, measure, mean if measure else {})
 
         return Lazy(sorted(measuring | training), make)
 
-    def _message(self, client: str, turn: Turn, train: bool, measure: bool, reference: Tensors) -> Message:
+    def _message(self, client: str, turn: Turn, train: bool, measure: bool, mean: Tensors) -> Message:
         with self._seeded("broadcast", client):
             message = self.algorithm.broadcast(self.state, client, replace(turn, train=train))
         message.options |= self.address(client) | {"evaluate": measure, "train": train}
         message.options["last"] = not turn.train
         if train and self.algorithm.context.run.personalized:
             message.options["personalized"] = True
-        message.private = self.private_state(client, reference)
-        if reference and client in self._known:
-            message.reference = self._fresh(client) | reference
+        message.private = self.private_state(client, mean)
+        if mean and client in self._known:
+            message.private_mean = self._fresh(client) | mean
             if client not in self._have_trained:
                 message.options["newcomer"] = True
         return message
@@ -113,13 +113,13 @@ class ServerModel:
         options = {"seed": self.algorithm.context.seed, "round": self.turn.round}
         return options | ({"state": self.private.named.get(client, "")} if self._clients_keep_states else {})
 
-    def private_state(self, client: str, reference: Tensors) -> Tensors:
+    def private_state(self, client: str, mean: Tensors) -> Tensors:
         """Return the state to send: the client's own, or a new one for a client that is only measured."""
         if self._clients_keep_states:
             return {}
         if client in self._known:
             return self.private[client]
-        return self.private.fresh(client) | (reference or self.private.start)
+        return self.private.fresh(client) | (mean or self.private.start)
 
     def rejection(self, message: Message, reply: Reply) -> str | None:
         """Return why an update must not be averaged, or None if it is valid."""
@@ -132,7 +132,7 @@ class ServerModel:
     def fault_of_algorithm(self, message: Message, reply: Reply) -> str | None:
         """Return why the algorithm rejects a reply that has all expected tensors, or None if it is valid."""
         return self.algorithm.rejection(
-            replace(message, private={}, reference={}), replace(reply, private={})
+            replace(message, private={}, private_mean={}), replace(reply, private={})
         )
 
     def _fault(self, message: Message, reply: Reply) -> str | None:
@@ -239,16 +239,16 @@ class ServerModel:
         """Return the weights by name, with means of the private weights, and the tensors of each client."""
         model = {name: self.state.tensors[name] for name in ("values", "buffers")}
         trained = sorted(self._have_trained)
-        reference = (
+        mean = (
             dict(self.private.start)
             if self._clients_keep_states
-            else self.private.reference(self.algorithm, trained)
+            else self.private.mean(self.algorithm, trained)
         )
-        own = partial(self._own, workspace, workspace.private_names(), model, reference)
-        return workspace.named(model, reference), Lazy(self.private, own)
+        own = partial(self._own, workspace, workspace.private_names(), model, mean)
+        return workspace.named(model, mean), Lazy(self.private, own)
 
     def _own(
-        self, workspace: Workspace, names: Sequence[str], model: Tensors, reference: Tensors, client: str
+        self, workspace: Workspace, names: Sequence[str], model: Tensors, mean: Tensors, client: str
     ) -> Tensors:
         """Return the tensors of one client in the saved model."""
         tensors = self.algorithm.client_tensors(self.state, client)
@@ -256,7 +256,7 @@ class ServerModel:
             return tensors
         private = self.private[client]
         if client not in self._have_trained:
-            private = private | reference
+            private = private | mean
         weights = workspace.named(model, private) if names else {}
         mine = {name: tensor for name, tensor in private.items() if name in self.algorithm.private_predicts}
         return mine | {name: weights[name] for name in names} | tensors

@@ -152,11 +152,11 @@ class PrivateStates(Mapping[str, Tensors]):
         if tensors:
             self.named[client] = self._files.write(tensors, client, self.named.get(client))
 
-    def reference(self, algorithm: Algorithm, trained: Sequence[str]) -> Tensors:
+    def mean(self, algorithm: Algorithm, trained: Sequence[str]) -> Tensors:
         """Return a state to measure the global model with, and for clients without a state.
 
         Private parts of the network are the mean over the clients that have trained; before the first round,
-        the initial values. The algorithm's method ``reference`` makes the other tensors.
+        the initial values. The algorithm's method ``private_mean`` makes the other tensors.
         """
         if not trained:
             return dict(self.start)
@@ -165,7 +165,7 @@ class PrivateStates(Mapping[str, Tensors]):
             state = self[client]
             for name, total in totals.items():
                 total += state[name]
-        own = algorithm.reference(
+        own = algorithm.private_mean(
             Lazy(trained, lambda client: {k: t for k, t in self[client].items() if k not in self.start})
         )
         mean = {name: (total / len(trained)).to(self.start[name].dtype) for name, total in totals.items()}

@@ -155,7 +155,7 @@ def table(result: SuiteResult) -> Table:
             if i == 0:
                 row.append(
                     ""
-                    if (case, arm) == suite.reference(case)
+                    if (case, arm) == suite.baseline(case)
                     else interval(_differences(result, case, arm, measure))
                 )
         rows.append(row)
@@ -163,12 +163,12 @@ def table(result: SuiteResult) -> Table:
 
 
 def differences(result: SuiteResult) -> list[ReportElement]:
-    """Return a sentence and a table: the difference of every measure of every arm to the reference arm.
+    """Return a sentence and a table: the difference of every measure of every arm to the baseline arm.
 
     Return nothing for a single measure.
     """
     suite = result.suite
-    arms = [(case, arm) for case, arm in result.rows() if (case, arm) != suite.reference(case)]
+    arms = [(case, arm) for case, arm in result.rows() if (case, arm) != suite.baseline(case)]
     if not arms or len(suite.measures) == 1:
         return []
     found = {m: [interval(_differences(result, *place, m)) for place in arms] for m in suite.measures}
@@ -230,7 +230,7 @@ def reasons(missing: Mapping[str, str]) -> list[str]:
 
 
 def _differences(result: SuiteResult, case: str, arm: str, measure: str) -> list[float]:
-    ours, theirs = (result.values(*place, measure) for place in ((case, arm), result.suite.reference(case)))
+    ours, theirs = (result.values(*place, measure) for place in ((case, arm), result.suite.baseline(case)))
     return [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
 
 
@@ -269,7 +269,7 @@ def _measures(result: SuiteResult) -> list[str]:
 
 
 def unequal(result: SuiteResult) -> list[str]:
-    """Return a sentence about arms with another number of rounds than their reference arm.
+    """Return a sentence about arms with another number of rounds than their baseline arm.
 
     An early stop can cause this.
     """
@@ -277,10 +277,10 @@ def unequal(result: SuiteResult) -> list[str]:
     for case, arm in result.runs:
         ours, theirs = (
             {seed: run.arms[place[1]]["rounds"] for seed, run in result.runs.get(place, {}).items()}
-            for place in ((case, arm), result.suite.reference(case))
+            for place in ((case, arm), result.suite.baseline(case))
         )
         if any(ours[seed] != theirs[seed] for seed in ours.keys() & theirs.keys()):
-            of, _ = result.suite.reference(case)
+            of, _ = result.suite.baseline(case)
             there = against if of == case else f"{against} of {of}"
             entries.append(f"{case} / {arm} {spans(ours.values())}, {there} {spans(theirs.values())}")
     return (
@@ -469,7 +469,7 @@ def _curve(run: RunFolder, arm: str, key: str) -> np.ndarray:
 
 
 def _draw_sweep(result: SuiteResult, measure: str) -> Figure:
-    """Draw a measure and, below it, its difference to the reference arm over the cases of each panel."""
+    """Draw a measure and, below it, its difference to the baseline arm over the cases of each panel."""
     cases, arms = result.suite.cases, _all_arms(result)
     names = list(dict.fromkeys(case.panel for case in cases.values() if case.x is not None))
     figure = canvas(max(5.6, 4.4 * len(names)), 6.0)

@@ -2,7 +2,7 @@
 
 A file ``NAME.toml`` begins with a comment line about its purpose, and holds:
 
-``against``             the reference arm of all comparisons
+``against``             the baseline arm of all comparisons
 ``measures``            the measures of its table, in order; the first one is drawn
 ``axis``                for a sweep: the meaning of ``x`` in its cases
 ``front``               two measures to minimize together; their Pareto front is drawn
@@ -10,7 +10,7 @@ A file ``NAME.toml`` begins with a comment line about its purpose, and holds:
 ``cpu_base``            a file of sections that ``[cpu]`` begins with, relative to the suite's
 ``[cpu]``               sections that ``--scale cpu`` changes in every case
 ``[cases.NAME]``        sections of the case, on top of ``[all]``; ``base`` may name a preset; ``x`` for a
-                        sweep; ``against`` names the case with the reference arm, if the cases differ in
+                        sweep; ``against`` names the case with the baseline arm, if the cases differ in
                         keys outside of arms, as ``training.lr``
 ``label``, ``panel``    in a case of a sweep: its tick label, and its panel of the picture
 ``[cases.NAME.cpu]``    sections that ``--scale cpu`` changes in this case
@@ -128,7 +128,7 @@ class Suite(_Table):
             )
         self._check_averages(made)
         for name in self.cases:
-            of, arm = self.reference(name)
+            of, arm = self.baseline(name)
             if of not in made:
                 raise UserError(
                     f"suite {self.name!r}, case {name!r}, key 'against': no case {of!r}{nearest(of, made)}"
@@ -139,7 +139,7 @@ class Suite(_Table):
                 )
         return made
 
-    def reference(self, case: str) -> tuple[str, str]:
+    def baseline(self, case: str) -> tuple[str, str]:
         """Return the case and the arm that the arms of a case, or of an average, are compared with."""
         return (self.cases[case].against if case in self.cases else None) or case, self.against
 

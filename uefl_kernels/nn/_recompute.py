@@ -37,7 +37,7 @@ class Memory:
     def __len__(self) -> int:
         return sum(map(len, self._calls.values()))
 
-    def note(self, x: torch.Tensor, codes: Any) -> None:
+    def note(self, x: torch.Tensor, codewords: Any) -> None:
         """Keep the codewords of this pass and their affine map, if the pass may run again."""
         if torch.compiler.is_compiling():  # under compilation, a checkpointed region saves the copy itself
             return
@@ -45,7 +45,7 @@ class Memory:
         if region is not None:
             for calls in self._calls.values():
                 calls[:] = (call for call in calls if not call[-1])
-            self._calls.setdefault(region, []).append([x.shape, x.detach().double().sum(), codes, 0])
+            self._calls.setdefault(region, []).append([x.shape, x.detach().double().sum(), codewords, 0])
 
     def recall(self, x: torch.Tensor) -> Any:
         """Return the noted value of the first run if this pass is a second run, else None."""

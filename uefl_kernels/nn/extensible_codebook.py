@@ -99,7 +99,7 @@ class ExtensibleCodebook(Float32Module):
 
     @torch.no_grad()
     def extend(self, clients: str | Sequence[str], codewords: torch.Tensor) -> int:
-        """Show a client, or several, a new part.
+        """Add a part that one client or several clients see.
 
         Args:
             clients: a name, or some.

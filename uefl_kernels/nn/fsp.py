@@ -280,8 +280,8 @@ class FSP(ConstantBuffers, Coder):
     @in_a_call
     def indices_to_codes(self, indices: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
         """Return what ``forward`` returns as quantized for these indices, integers of any width."""
-        codes = self._values(self.indices_to_act_value(indices), eps).to(self._model_dtype)
-        output = project(self.project_out, codes)
+        codewords = self._values(self.indices_to_act_value(indices), eps).to(self._model_dtype)
+        output = project(self.project_out, codewords)
         return output.movedim(-1, 1) if self.channel_first else output
 
     get_output_from_indices = indices_to_codes
@@ -319,9 +319,9 @@ class FSP(ConstantBuffers, Coder):
         if rate < 1:
             moved, info["p_accept_prob"] = self._perturbed(act_z)
             values = torch.where(torch.rand_like(values) > rate, moved, values)
-        codes = self._values(values, eps)
+        codewords = self._values(values, eps)
         if self.need_inv_act:
-            codes = straight_through(z, codes)
-        output = self.project_out(codes).reshape(*lead, self.dim)
+            codewords = straight_through(z, codewords)
+        output = self.project_out(codewords).reshape(*lead, self.dim)
         output = output.movedim(-1, 1) if self.channel_first else output
         return output, self.level_indices_to_indices(places).reshape(lead), loss, info

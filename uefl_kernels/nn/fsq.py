@@ -253,8 +253,10 @@ class FSQ(ConstantBuffers, Coder):
         """Return codewords ``[..., d]`` of indices ``[...]``, rotated and in the dtype of the model."""
         return self._rotated_back(self._indices_to_codes(indices)).to(self._model_dtype)
 
-    def _rotated_back(self, codes: torch.Tensor) -> torch.Tensor:
-        return codes @ self.orthogonal_rot.to(codes.dtype).t() if self.orthogonal_rotation else codes
+    def _rotated_back(self, codewords: torch.Tensor) -> torch.Tensor:
+        return (
+            codewords @ self.orthogonal_rot.to(codewords.dtype).t() if self.orthogonal_rotation else codewords
+        )
 
     def indices_to_codes(self, indices: torch.Tensor) -> torch.Tensor:
         """Return what ``forward`` returns as quantized for these indices, integers of any width."""
@@ -262,8 +264,8 @@ class FSQ(ConstantBuffers, Coder):
         if self._keep:
             check_codebooks("FSQ", indices, self.num_codebooks)
         image = self.channel_first or indices.dim() >= 3 + int(self._keep)
-        codes = self._codes(indices)
-        output = project(self.project_out, codes.flatten(-2) if self._keep else codes)
+        codewords = self._codes(indices)
+        output = project(self.project_out, codewords.flatten(-2) if self._keep else codewords)
         return output.movedim(-1, 1) if image else output
 
     get_output_from_indices = indices_to_codes
@@ -292,10 +294,10 @@ class FSQ(ConstantBuffers, Coder):
             z = z @ self.orthogonal_rot.to(dtype) if self.orthogonal_rotation else z
             if self.force_quantization_f32 and dtype not in self.allowed_dtypes:
                 z = z.float()
-            codes = self.quantize(z)
-            indices = self.codes_to_indices(codes) if self.return_indices else None
-            codes = self._rotated_back(self.maybe_apply_noise(codes)).flatten(-2).to(dtype)
-        output = self.project_out(codes)
+            codewords = self.quantize(z)
+            indices = self.codes_to_indices(codewords) if self.return_indices else None
+            codewords = self._rotated_back(self.maybe_apply_noise(codewords)).flatten(-2).to(dtype)
+        output = self.project_out(codewords)
         output = output.movedim(-1, 1) if image else output
         if indices is not None and not self._keep:
             indices = indices.squeeze(-1)
@@ -339,13 +341,13 @@ class ResidualScalarQuantizer(ResidualQuantizer):
 
         Indices that are -1 or left out give zeros.
         """
-        codes = []
+        codewords = []
         pairs = zip(self._quantizers, self._padded(indices).unbind(-1), strict=True)
         for place, (layer, i) in enumerate(pairs):
             found = project(layer.project_out, layer._codes(i.clamp(min=0)))
             found = (found * self._scale(place)).to(found.dtype)
-            codes.append(found.masked_fill((i < 0).unsqueeze(-1), 0))
-        return torch.stack(codes)
+            codewords.append(found.masked_fill((i < 0).unsqueeze(-1), 0))
+        return torch.stack(codewords)
 
     def get_output_from_indices(self, indices: torch.Tensor) -> torch.Tensor:
         """Return the quantized vectors ``[..., dim]`` of indices ``[..., q]``."""
@@ -444,8 +446,8 @@ class ResidualFSQ(ConstantBuffers, ResidualScalarQuantizer):
         The other arguments are as in :class:`ResidualVQ`.
 
         Returns:
-            ``(quantized, indices)``: indices ``[..., Q]``, -1 where left out, and the codes ``[Q, ..., d]``
-            when asked.
+            ``(quantized, indices)``: indices ``[..., Q]``, -1 where left out, and the codewords
+            ``[Q, ..., d]`` if requested.
 
         Raises:
             ValueError: a shape that does not fit.
@@ -474,11 +476,11 @@ class ResidualFSQ(ConstantBuffers, ResidualScalarQuantizer):
                 chosen.append(indices.view(lead))
         found = torch.stack(chosen, -1)
         found = F.pad(found, (0, self._num_quantizers - kept), value=-1)
-        codes = (self.get_codes_from_indices(found),) if return_all_codes else ()
+        codewords = (self.get_codes_from_indices(found),) if return_all_codes else ()
         output = self.project_out(total.view(x.shape).to(dtype))
         if self.is_channel_first:
             output, found = output.movedim(-1, 1), found.movedim(-1, 1)
-        return output, found, *codes
+        return output, found, *codewords
 
 
 class GroupedScalar(Coder):
@@ -580,7 +582,7 @@ class GroupedResidualFSQ(GroupedScalar):
     ) -> tuple[torch.Tensor, ...]:
         """Quantize x, with the arguments of :class:`ResidualFSQ`.
 
-        Return ``(quantized, indices)``, indices ``[groups, ..., Q]``, and the codes if asked.
+        Return ``(quantized, indices)``, indices ``[groups, ..., Q]``, and the codewords if requested.
 
         Raises:
             ValueError: a shape that does not fit.

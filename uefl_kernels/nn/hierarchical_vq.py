@@ -263,9 +263,9 @@ class HierarchicalVQ(Coder):
         residual, total, sums, chosen, losses = x, torch.zeros_like(x), [], [], []
         for level, shape in enumerate(self._shapes):
             pooled, kept = self.pool_residual(residual, shape, mask)
-            codes, found, loss = self.get_vq(level)(pooled.movedim(1, -1), mask=kept, **options)
-            codes = self.upsample_to_full(codes.movedim(-1, 1), tuple(x.shape[2:]), level)
-            total, residual = total + codes, residual - codes
+            quantized, found, loss = self.get_vq(level)(pooled.movedim(1, -1), mask=kept, **options)
+            quantized = self.upsample_to_full(quantized.movedim(-1, 1), tuple(x.shape[2:]), level)
+            total, residual = total + quantized, residual - quantized
             sums.append(total)
             chosen.append(found)
             losses.append(loss)
@@ -294,8 +294,8 @@ class HierarchicalVQ(Coder):
         full = self._shapes[-1] if full_shape is None else _shapes_of([full_shape], self._spatial)[0]
         total = []
         for level, chosen in enumerate(indices_of_each(_NAME, indices, self.num_levels)):
-            codes = self.get_vq(level).get_output_from_indices(chosen).movedim(-1, 1)
-            total.append(self.upsample_to_full(codes, full, level))
+            quantized = self.get_vq(level).get_output_from_indices(chosen).movedim(-1, 1)
+            total.append(self.upsample_to_full(quantized, full, level))
         output = torch.stack(total).sum(0)
         return output if self._channel_first else output.movedim(1, -1)
 

@@ -195,10 +195,10 @@ class LatentQuantize(ConstantBuffers, Coder):
         if self._keep:
             check_codebooks("LatentQuantize", indices, self.num_codebooks)
         places = indices.unsqueeze(-1) // self._basis % self._levels
-        codes = self._values(places)
-        codes = codes.flatten(-2) if self._keep else codes
-        codes = project(self.project_out, codes.to(self._model_dtype)) if project_out else codes
-        return codes.movedim(-1, 1)
+        codewords = self._values(places)
+        codewords = codewords.flatten(-2) if self._keep else codewords
+        codewords = project(self.project_out, codewords.to(self._model_dtype)) if project_out else codewords
+        return codewords.movedim(-1, 1)
 
     get_output_from_indices = indices_to_codes
 
@@ -219,9 +219,9 @@ class LatentQuantize(ConstantBuffers, Coder):
         given, z = z, self.project_in(channels_last("LatentQuantize", z, self.dim, True, "z"))
         z = z.unflatten(-1, (self.num_codebooks, self.codebook_dim))  # type: ignore[no-untyped-call]
         places = self._nearest(z)
-        codes = self._values(places).to(z.dtype) + (z - z.detach())
+        codewords = self._values(places).to(z.dtype) + (z - z.detach())
         indices = (places * self._basis).sum(-1).to(self._basis.dtype)
-        output = self.project_out(codes.flatten(-2)).movedim(-1, 1)
+        output = self.project_out(codewords.flatten(-2)).movedim(-1, 1)
         loss = z.new_zeros(())
         if self.training and z.numel() > 0:
             loss = self.commitment_loss_weight * self.commitment_loss(given, output)

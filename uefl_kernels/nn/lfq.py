@@ -188,8 +188,8 @@ class LFQ(ConstantBuffers, Coder):
             self.project_out = nn.Linear(inner, self._dim, bias=bias)
 
     def _constants(self) -> dict[str, torch.Tensor | None]:
-        codes = torch.arange(self.codebook_size).unsqueeze(-1).bitwise_and(self._place_values()) != 0
-        return {"codebook": self.bits_to_codes(codes.float())}
+        bits = torch.arange(self.codebook_size).unsqueeze(-1).bitwise_and(self._place_values()) != 0
+        return {"codebook": self.bits_to_codes(bits.float())}
 
     def _place_values(self) -> torch.Tensor:
         return 2 ** torch.arange(self._bits - 1, -1, -1)
@@ -237,8 +237,8 @@ class LFQ(ConstantBuffers, Coder):
     def _codes(self, indices: torch.Tensor) -> torch.Tensor:
         """Return codewords ``[..., d]`` of indices ``[...]``, rotated and in the dtype of the model."""
         indices = as_indices("LFQ", indices, least=0, size=self.codebook_size)
-        codes = self.maybe_l2norm(self.bits_to_codes(self._bits_of(indices).to(self._model_dtype)))
-        return codes @ self.orthogonal_rot.t() if self.orthogonal_rotation else codes
+        codewords = self.maybe_l2norm(self.bits_to_codes(self._bits_of(indices).to(self._model_dtype)))
+        return codewords @ self.orthogonal_rot.t() if self.orthogonal_rotation else codewords
 
     def indices_to_codes(self, indices: torch.Tensor, project_out: bool = True) -> torch.Tensor:
         """Return what ``forward`` returns as quantized for these indices, integers of any width."""
@@ -246,10 +246,10 @@ class LFQ(ConstantBuffers, Coder):
         if self._keep:
             check_codebooks("LFQ", indices, self.num_codebooks)
         image = indices.dim() >= 3 + int(self._keep) if self.channel_first is None else self.channel_first
-        codes = self._codes(indices if self._keep else indices.unsqueeze(-1)).flatten(-2)
+        codewords = self._codes(indices if self._keep else indices.unsqueeze(-1)).flatten(-2)
         if project_out:
-            codes = self.project_out(codes)
-        return codes.movedim(-1, 1) if image else codes
+            codewords = self.project_out(codewords)
+        return codewords.movedim(-1, 1) if image else codewords
 
     get_output_from_indices = indices_to_codes
 
@@ -338,8 +338,8 @@ class LFQ(ConstantBuffers, Coder):
             return LFQLosses(zero, zero, zero)
         if mask is not None:
             flat = x.flatten(1, -3) if x.dim() > 3 else x
-            codes = quantized.flatten(1, -3) if x.dim() > 3 else quantized
-            x, quantized = flat[mask], codes[mask]
+            codewords = quantized.flatten(1, -3) if x.dim() > 3 else quantized
+            x, quantized = flat[mask], codewords[mask]
         rows = x.reshape(-1, self.num_codebooks, self.codebook_dim)
         commitment = zero
         if self.commitment_loss_weight > 0:
@@ -442,7 +442,7 @@ class ResidualLFQ(ResidualScalarQuantizer):
 
         Returns:
             ``(quantized, indices, losses)``: indices int64 ``[..., Q]``, -1 where left out, losses ``[Q]``,
-            and the codes ``[Q, ..., d]`` when asked.
+            and the codewords ``[Q, ..., d]`` if requested.
 
         Raises:
             ValueError: a shape that does not fit.
@@ -498,7 +498,7 @@ class GroupedResidualLFQ(GroupedScalar):
         """Quantize x, with the arguments of :class:`ResidualLFQ`.
 
         Return ``(quantized, indices, losses)``, indices ``[groups, ..., Q]``, losses ``[groups, Q]``, and the
-        codes when asked.
+        codewords if requested.
 
         Raises:
             ValueError: a shape that does not fit.

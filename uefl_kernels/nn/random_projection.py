@@ -19,8 +19,8 @@ class RandomProjectionQuantizer(Coder):
         dim: length of the vectors ``[B, N, dim]``.
         codebook_size: K.
         codebook_dim: length of a codeword.
-        num_codebooks: random matrices and codebooks.
-        norm: normalize the input to mean 0 and variance 1.
+        num_codebooks: number of random matrices, each with a codebook.
+        norm: normalize each vector to mean 0 and variance 1.
         **kwargs: arguments of :class:`VectorQuantize`.
 
     Raises:

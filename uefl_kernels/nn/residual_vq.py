@@ -79,7 +79,7 @@ class ResidualQuantizer(Coder):
 
     @property
     def quantize_dropout_multiple_of(self) -> int:
-        """Return the number of quantizers that are kept is a multiple of it."""
+        """Return the number of which the number of kept quantizers is a multiple."""
         return self._multiple
 
     @quantize_dropout_multiple_of.setter
@@ -379,7 +379,7 @@ class ResidualVQ(ResidualQuantizer):
             indices: integers of any width ``[..., q]``; with fewer than Q of them, or -1, the codeword is
                 zero.
         """
-        codes: list[torch.Tensor] = []
+        codewords: list[torch.Tensor] = []
         for layer, mlp, chosen in zip(
             self._quantizers, (None, *self.mlps), self._padded(indices).unbind(-1), strict=True
         ):
@@ -387,10 +387,10 @@ class ResidualVQ(ResidualQuantizer):
                 layer.get_output_from_indices(chosen) if self._project_each else layer._float32_codes(chosen)
             )
             if mlp is not None:
-                found = mlp(found, condition=torch.stack(codes).sum(0))
+                found = mlp(found, condition=torch.stack(codewords).sum(0))
                 found = found.masked_fill((chosen < 0).unsqueeze(-1), 0)
-            codes.append(found)
-        return self._quantizers[0]._codebook.as_model(torch.stack(codes))
+            codewords.append(found)
+        return self._quantizers[0]._codebook.as_model(torch.stack(codewords))
 
     def get_output_from_indices(self, indices: torch.Tensor) -> torch.Tensor:
         """Return what ``forward`` returns as quantized for these indices.
@@ -433,8 +433,8 @@ class ResidualVQ(ResidualQuantizer):
                 others. Processes may give different numbers, which costs a message and a wait in training.
 
         Returns:
-            ``(quantized, indices, losses)``, and the codes when asked. quantized has the shape of x, indices
-            are int64 ``[..., Q]`` with -1 where masked or left out, losses are ``[Q]``.
+            ``(quantized, indices, losses)``, and the codewords if requested. quantized has the shape of x,
+            indices are int64 ``[..., Q]`` with -1 where masked or left out, losses are ``[Q]``.
 
         Raises:
             ValueError, TypeError, RuntimeError: as :class:`VectorQuantize`.
@@ -664,7 +664,7 @@ class Beams(NamedTuple):
 
     def extend(
         self,
-        codes: torch.Tensor,
+        codewords: torch.Tensor,
         indices: torch.Tensor,
         losses: torch.Tensor,
         passed: torch.Tensor,
@@ -687,7 +687,7 @@ class Beams(NamedTuple):
         inputs = torch.cat([self.inputs, self.residual.unsqueeze(-2)], -2)
         grown = (
             (times(self.residual, 1) - passed, 1),
-            (times(self.total, 1) + codes, 1),
+            (times(self.total, 1) + codewords, 1),
             (times(self.scores, 0) - losses * weight, 0),
             (torch.cat([times(self.indices, 1), indices.unsqueeze(-1)], -1), 1),
             (torch.cat([times(self.losses, 1), losses.unsqueeze(-1)], -1), 1),
@@ -737,23 +737,25 @@ class ImplicitCodebook(Float32Module):
         )
         self.l2norm_output = l2norm_output
 
-    def forward(self, codes: torch.Tensor, *, condition: torch.Tensor) -> torch.Tensor:
-        """Return the codeword made of codes ``[..., d]`` for each condition ``[..., d]``."""
-        with no_autocast(codes.device):
-            x = self.proj_in(torch.cat((condition.to(codes.dtype), codes), -1))
+    def forward(self, codewords: torch.Tensor, *, condition: torch.Tensor) -> torch.Tensor:
+        """Return the codewords for stored codewords ``[..., d]`` and conditions ``[..., d]``."""
+        with no_autocast(codewords.device):
+            x = self.proj_in(torch.cat((condition.to(codewords.dtype), codewords), -1))
             for layer in self.layers:
                 x = layer(x) + x
         return nn.functional.normalize(x, dim=-1) if self.l2norm_output else x
 
-    def of_all(self, codes: torch.Tensor, *, condition: torch.Tensor) -> torch.Tensor:
-        """Return all codewords ``[h, ..., K, d]`` made of codes ``[h, K, d]``.
+    def of_all(self, codewords: torch.Tensor, *, condition: torch.Tensor) -> torch.Tensor:
+        """Return the codewords ``[h, ..., K, d]`` for all stored codewords ``[h, K, d]``.
 
         There is one set for each condition ``[..., d]``.
         """
-        codebooks, k, d = codes.shape
+        codebooks, k, d = codewords.shape
         lead = condition.shape[:-1]
-        codes = codes.reshape(codebooks, *(1,) * len(lead), k, d).expand(codebooks, *lead, k, d)
-        found: torch.Tensor = self(codes, condition=condition.unsqueeze(-2).expand(codebooks, *lead, k, d))
+        codewords = codewords.reshape(codebooks, *(1,) * len(lead), k, d).expand(codebooks, *lead, k, d)
+        found: torch.Tensor = self(
+            codewords, condition=condition.unsqueeze(-2).expand(codebooks, *lead, k, d)
+        )
         return found
 
 
@@ -864,8 +866,8 @@ class GroupedResidualVQ(Coder):
 
         Returns:
             ``(quantized, indices, losses)``: indices int64 ``[groups, ..., Q]``, losses ``[groups, Q]``, and
-            the codes ``[groups, Q, ..., d]`` when asked; ``(quantized, loss)`` for indices ``[groups, ...,
-            Q]`` that are given.
+            the codewords ``[groups, Q, ..., d]`` if requested; ``(quantized, loss)`` for given indices
+            ``[groups, ..., Q]``.
 
         Raises:
             ValueError, TypeError, RuntimeError: as :class:`ResidualVQ`.

@@ -67,7 +67,7 @@ class SimVQ(Coder):
         dim: int,
         codebook_size: int,
         codebook_transform: nn.Module | None = None,
-        init_fn: Callable[[torch.Tensor], torch.Tensor] = lambda codes: codes,
+        init_fn: Callable[[torch.Tensor], torch.Tensor] = lambda codewords: codewords,
         channel_first: bool = False,
         rotation_trick: bool = True,
         input_to_quantize_commit_loss_weight: float = 0.25,
@@ -84,11 +84,11 @@ class SimVQ(Coder):
         self._dim, self.channel_first, self.rotation_trick = dim, channel_first, rotation_trick
         self.input_to_quantize_commit_loss_weight = input_to_quantize_commit_loss_weight
         self.commitment_weight = commitment_weight
-        codes = init_fn(torch.randn(codebook_size, frozen) * frozen**-0.5)
+        codewords = init_fn(torch.randn(codebook_size, frozen) * frozen**-0.5)
         self.code_transform = (
             nn.Linear(frozen, dim, bias=False) if codebook_transform is None else codebook_transform
         )
-        self.register_buffer("frozen_codebook", codes)
+        self.register_buffer("frozen_codebook", codewords)
 
     def extra_repr(self) -> str:
         """Return the sizes."""
@@ -107,8 +107,8 @@ class SimVQ(Coder):
     def indices_to_codes(self, indices: torch.Tensor) -> torch.Tensor:
         """Return the codewords of integers ``[...]``, as ``forward`` returns them, or zeros for -1."""
         indices = as_indices("SimVQ", indices, least=-1, size=self.codebook_size)
-        codes = gather(self.codebook, indices.clamp(min=0)).masked_fill((indices < 0).unsqueeze(-1), 0)
-        return codes.movedim(-1, 1) if self.channel_first else codes
+        codewords = gather(self.codebook, indices.clamp(min=0)).masked_fill((indices < 0).unsqueeze(-1), 0)
+        return codewords.movedim(-1, 1) if self.channel_first else codewords
 
     get_output_from_indices = indices_to_codes
 
@@ -241,7 +241,7 @@ class ResidualSimVQ(ResidualQuantizer):
 
         Returns:
             ``(quantized, indices, losses)``: indices int64 ``[..., Q]``, -1 where left out, losses ``[Q]``;
-            and the codes when asked.
+            and the codewords if requested.
 
         Raises:
             ValueError, TypeError, RuntimeError: as :class:`SimVQ`.

@@ -34,7 +34,7 @@ void with_type(torch::headeronly::ScalarType type, const Body& body) {
 }
 
 // Returns x as [outer, inner, D]. The result is a view of dense, channels-first and transposed layouts, and a
-// copy of layouts that two strides cannot describe. x becomes the viewed tensor.
+// copy of layouts that two strides cannot describe. The result also replaces x.
 inline Shape shape_of(torch::stable::Tensor& x, const SearchSizes& sizes) {
   if (x.dim() > 2) x = torch::stable::flatten(x, 1, -2);
   const int64_t last = x.dim() - 1;

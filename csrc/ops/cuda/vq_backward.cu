@@ -19,8 +19,8 @@ namespace {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// Returns a tensor as [outer, inner, D]: a view, or a copy if two strides cannot describe the layout. The
-// tensor becomes the viewed one.
+// Describes a tensor as [outer, inner, D]. Replaces the tensor by a copy if two strides cannot describe its
+// layout.
 View view(Tensor& tensor) {
   if (tensor.dim() > 2) tensor = torch::stable::flatten(tensor, 1, -2);
   const int64_t last = tensor.dim() - 1;

@@ -89,7 +89,7 @@ def test_unseen_clients_and_global_model_use_the_mean_layers():
     record = next(r for r in one.turn() if r["client"] == "unseen-0")
     assert record["unseen"] is True
     assert "global_accuracy" not in record
-    mean = one.members[0].private.reference(one.members[0].algorithm, one.have_trained)
+    mean = one.members[0].private.mean(one.members[0].algorithm, one.have_trained)
     for name, tensor in mean.items():
         assert torch.allclose(
             tensor, torch.stack([own[name] for own in one.members[0].private.values()]).mean(0)

@@ -1,4 +1,4 @@
-"""FedProx: its term follows the paper, and without it it is FedAvg."""
+"""The term of FedProx follows the paper, and without the term FedProx is FedAvg."""
 
 from types import SimpleNamespace
 

@@ -16,7 +16,7 @@ from tests.federated.tiny import finish, split, state, turn_of, values
 from tests.federated.tiny_sets import arm, federation, settings, smallest_surrogate_loss
 from uefl import config
 from uefl.algorithms.base import registry
-from uefl.algorithms.fedul.fedul import log_transition
+from uefl.algorithms.fedul.fedul import FedUL, log_transition
 from uefl.data import build
 from uefl.data.federation import SetData
 from uefl.engines.base import Message, Reply
@@ -67,11 +67,14 @@ LOGITS = torch.tensor([[2, -1, 0.5], [0, 0, 0], [-3, 4, 1]], dtype=torch.float64
 TARGETS = torch.tensor([0, 2, 3])
 
 
-def golden(**keys):
+def four_sets():
     """Return four sets of 4, 3, 2 and 1 images, with set priors (.4, .3, .2, .1)."""
     sets = torch.tensor([0] * 4 + [1] * 3 + [2] * 2 + [3])
-    data = SetData(torch.zeros(10, 1, 8, 8, dtype=torch.uint8), sets, PRIORS, None, None, split(3, 0, 0.1))
-    return log_transition(data, **keys)
+    return SetData(torch.zeros(10, 1, 8, 8, dtype=torch.uint8), sets, PRIORS, None, None, split(3, 0, 0.1))
+
+
+def golden(**keys):
+    return log_transition(four_sets(), **keys)
 
 
 def test_golden_vectors():
@@ -95,6 +98,12 @@ def test_golden_vectors():
         atol=1e-7,
         rtol=0,
     )
+
+
+def test_clients_train_with_the_prior_of_the_configuration():
+    work = SimpleNamespace(sets=four_sets(), workspace=SimpleNamespace(device="cpu"), memory={})
+    FedUL(test_prior=(0.5, 0.3, 0.2)).before_round(work)
+    assert torch.equal(work.memory["matrix"], golden(test_prior=(0.5, 0.3, 0.2)))
 
 
 def test_full_rank_priors_can_be_inverted():

@@ -66,7 +66,7 @@ class Toy(Algorithm):
     def client_state(self, client):
         return {"offset": torch.zeros(self.context.shape), "turns": torch.zeros((), dtype=torch.int64)}
 
-    def reference(self, states):
+    def private_mean(self, states):
         return {"offset": sum(state["offset"] for state in states.values()) / len(states)}
 
     def before_round(self, work):

@@ -71,7 +71,7 @@ def test_only_clients_above_the_threshold_are_extended():
     ]
 
 
-def test_new_codewords_are_centroids_of_the_clients_features():
+def test_new_codewords_are_centers_of_the_clients_features():
     seen = {}
 
     algorithm, workspace, _ = arm(
@@ -219,7 +219,7 @@ def test_a_private_part_belongs_to_one_client():
     assert not torch.equal(*grown)
 
 
-def test_group_centroids_are_weighted_by_cluster_size():
+def test_group_centers_are_weighted_by_cluster_size():
     def meddle(reply):
         if "part" in reply.tensors:  # one client's clusters weigh next to nothing
             light = reply.client == "silo-0"

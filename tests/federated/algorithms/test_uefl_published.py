@@ -1,4 +1,4 @@
-"""The published code's behavior, mistake by mistake."""
+"""UEFL as published behaves as the published code, with each of its mistakes."""
 
 from dataclasses import replace
 
@@ -75,7 +75,7 @@ def test_k_means_overwrites_the_shared_part_of_certain_clients():
     turns(algorithm, 5)
     workspace.context = replace(
         workspace.context, training=workspace.context.training.model_copy(update={"lr": 1e-12})
-    )  # the centroids stay where they are
+    )  # the centers stay where they are
     certain = [n for n in NAMES if n not in state(algorithm).plain["uncertain"]]
     assert certain
     assert state(algorithm).plain["uncertain"]
@@ -88,9 +88,9 @@ def test_k_means_overwrites_the_shared_part_of_certain_clients():
         data = next(s for s in federation(test_is_holdout=True).clients if s.name == name).load()
         with torch.no_grad():
             features = workspace.net.tokens(workspace.normalize(data.train.images)).reshape(-1, 4)
-        centroids, _ = kmeans(features, 4, 0)
+        centers, _ = kmeans(features, 4, 0)
         part = 0 if name in certain else 1
-        torch.testing.assert_close(own(algorithm, name)[part], centroids, atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(own(algorithm, name)[part], centers, atol=1e-6, rtol=1e-5)
         if name not in certain:
             torch.testing.assert_close(own(algorithm, name)[0], shared_before, atol=1e-6, rtol=1e-5)
 

@@ -82,6 +82,10 @@ def test_unseen_clients_get_every_part_and_codebook(keys, parts, codebooks):
     assert torch.equal(sent["parts"], torch.cat(every))
     assert f"part.{parts}" not in state(algorithm).tensors
     assert len({tuple(part.flatten().tolist()) for part in every}) == parts, "no part stands for another one"
+    shared = [
+        part for part, names in zip(every, state(algorithm).plain["part_clients"], strict=True) if names[2:]
+    ]
+    assert torch.equal(sent["codebook"], torch.cat(shared or every))
     seen = [sent["parts"][chosen] for chosen in sent["codebooks"]]
     assert len(seen) == codebooks
     for client in fed.clients:

@@ -193,7 +193,7 @@ def test_own_clients_keep_their_number_size_and_angle(make_images, tmp_path):
     federation = labeled(tmp_path / "silos")
     clients = load(federation)
     assert [len(s.train) + len(s.holdout) + len(s.test) for s in clients] == [12, 24, 60]
-    assert [len(s.test) for s in clients] == [4, 8, 20]  # a third, as 10 of 20 + 10
+    assert [len(s.test) for s in clients] == [4, 8, 20]  # a third of the images, as 10 is of 20 + 10
     table = read_folder(tmp_path / "silos")
     assert [whole(client) for client in clients] == [
         pairs(split_of(table, table.of_group(name)[0])) for name in "abc"

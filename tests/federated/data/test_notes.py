@@ -1,4 +1,4 @@
-"""Notes on data that can be trained with, and names that cannot be shown."""
+"""Notes for the user on unusual data, and names that cannot be printed."""
 
 import re
 

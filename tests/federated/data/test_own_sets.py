@@ -64,7 +64,8 @@ def test_own_sets_are_read(tmp_path, table, npz):
     assert fed.classes == ("cat", "dog")
     assert [client.sizes.tolist() for client in load(fed)] == [[16, 16], [16, 16]]
     assert load(fed)[0].priors.tolist() == [[0.75, 0.25], [0.25, 0.75]]
-    assert load(fed)[1].priors.tolist() == [[0.5, 0.5], [0.75, 0.25]]  # by number: 9 before 10
+    # sets are sorted by number: 9 comes before 10
+    assert load(fed)[1].priors.tolist() == [[0.5, 0.5], [0.75, 0.25]]
     assert all(client.labels is None for client in load(fed))
     assert [len(client.test) for client in load(fed)] == [10, 10]
     bright = load(fed)[1].images[load(fed)[1].sets == 1].float().mean((1, 2, 3)) > 125

@@ -146,7 +146,7 @@ def test_frequency_makes_one_alpha_far_more_skewed():
     assert skew("over_classes", 0.1) < 0.6 * skew("over_classes", 1.0)
     for alpha in (0.1, 1.0):
         assert skew("over_classes_by_frequency", alpha) < 0.75 * skew("over_classes", alpha)
-    # of ten classes alike, alpha by frequency is a tenth of alpha for each class
+    # for ten classes of one size, alpha by frequency has the effect of a tenth of alpha by class
     assert skew("over_classes_by_frequency", 1.0) == pytest.approx(skew("over_classes", 0.1), rel=0.1)
 
 

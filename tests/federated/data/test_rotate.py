@@ -91,7 +91,7 @@ def test_each_image_by_its_own_angle(size):
     turned = rotate_each(images, degrees)
     for image, angle, result in zip(images, degrees.tolist(), turned, strict=True):
         expected = functional.rotate(image, angle, InterpolationMode.NEAREST)
-        assert (result != expected).float().mean() < 0.02  # where a source lies half way between two pixels
+        assert (result != expected).float().mean() < 0.02  # some sources are half way between two pixels
     square = torch.randint(0, 256, (1, 1, 8, 8), dtype=torch.uint8)
     assert torch.equal(rotate_each(square, torch.tensor([90.0])), square.rot90(1, (2, 3)))
 

@@ -198,7 +198,7 @@ def test_other_version_is_reported_at_both_ends(folder, caplog):
     assert re.search(r"version .*\b0\.0, ", caplog.text)
 
 
-def test_unreadable_report_is_answered(folder, monkeypatch):
+def test_unreadable_report_gets_a_reply(folder, monkeypatch):
     told = []
 
     def stranger(packet):

@@ -45,7 +45,7 @@ def test_agreement_equals_what_the_server_would_have_read(folder, legacy_holdout
         (client.name, client.sizes) for client in whole.clients
     ]
     assert found.manifest["silos"]["a"]["test"]["images_of_class"] == [4, 4, 0]
-    if legacy_holdout:  # no draw: the silos have the very images
+    if legacy_holdout:  # no random draw decides which images a silo has
         for client in whole.clients:
             data, mine = (
                 client.load(),

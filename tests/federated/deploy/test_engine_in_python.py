@@ -47,7 +47,7 @@ def test_worker_count_and_resume_command_follow_the_engine(tmp_path, monkeypatch
     @contextmanager
     def on_workers(count, device, notice, go_on):
         asked.append((count, device, go_on))
-        yield None  # the clients are here
+        yield None  # no deployment, so the clients train in this process
 
     monkeypatch.setattr(workers, "on_workers", on_workers)
     monkeypatch.setattr(choices.os, "sched_getaffinity", lambda process: range(7))

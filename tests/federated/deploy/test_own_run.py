@@ -106,7 +106,7 @@ def own(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_silos_answer_a_run_of_another_superlink(own):
+def test_silos_reply_to_a_run_of_another_superlink(own):
     """This SuperLink itself starts the program of the run."""
     own.superlink()
     for name in SILOS[:2]:

@@ -55,7 +55,7 @@ def error(reply):
     return reply.header["error"]
 
 
-def test_a_run_above_the_floor_is_answered_and_counted(path, caplog):
+def test_a_run_above_the_floor_gets_replies_and_is_counted(path, caplog):
     caplog.set_level("INFO")
     one = program(path)
     assert error(one(Packet(greeting(settings()), {}))) is None

@@ -41,7 +41,7 @@ def test_only_the_server_reads_pretrained_weights(tmp_path):
 def test_logs_with_an_error_are_kept(line, stays, tmp_path):
     processes = Processes(tmp_path / "logs")
     processes.folder.mkdir()
-    processes.start("one", "this")  # ends by itself
+    processes.start("one", "this")  # ends without a signal
     processes.all["one"].wait()
     (processes.folder / "one.log").write_text(f"2026 {line}\n")
     kept = processes.stop()

@@ -18,7 +18,7 @@ from uefl.deploy.silo_folder import SiloFolder
 from uefl.engines.codec import decode, encode
 
 pytestmark = pytest.mark.slow
-CONTEXT = multiprocessing.get_context("forkserver")  # the fork of a process that used autograd cannot
+CONTEXT = multiprocessing.get_context("forkserver")  # a process that used autograd must not be forked
 CONTEXT.set_forkserver_preload([__name__])
 HEADER = 8000  # bytes of JSON in a message or a reply of these runs, at most
 
@@ -153,7 +153,7 @@ def test_reported_bytes_are_those_a_silo_reads_and_writes(algorithm, tmp_path):
     }[algorithm]
     cfg = settings(algorithm, **keys)
     with silos(cfg, tmp_path) as engine:
-        for _ in range(2):  # after which it imports no module any more
+        for _ in range(2):  # the first runs import modules, which counts as reading
             finish(arm(cfg, silos_data(), lambda _: engine, clients_keep_states=True)[0])
         engine.said.clear()
         before = {name: engine.programs[name].io() for name in NAMES}

@@ -159,7 +159,7 @@ def test_the_ten_commands_of_the_page(machines, page, monkeypatch):
     assert "SuperLink" in stranger.log.read_text()
     for name in SILOS:
         shutil.copytree(folder / name / "images", folder / "data" / name)
-    monkeypatch.chdir(folder)  # below which the silos' images lie
+    monkeypatch.chdir(folder)  # the paths of the silos' images are relative to it
     uefl.train("server/mine.toml", out="local", device="cpu")
     assert (folder / "server/run/metrics.jsonl").read_bytes() == (folder / "local/metrics.jsonl").read_bytes()
     logs = b"".join(

@@ -37,7 +37,7 @@ def federation(cfg: Config) -> Federation:
     if cfg.kind == "sets":
         return tiny_sets.federation(images=40)
     (arm,) = cfg.arms.values()
-    images = 48 if arm.algorithm == "fedbr" else 16  # it needs some for its means
+    images = 48 if arm.algorithm == "fedbr" else 16  # FedBR needs more images for its means
     return tiny.federation(
         (images,) * 3, test_is_holdout=arm.algorithm == "uefl-published", unseen=cfg.run.participation < 1
     )

@@ -80,7 +80,7 @@ def test_a_tensor_that_was_changed_in_place_is_sent_again(workers):
     values = asked["silo-0"].tensors["values"]
     ways = [[], []]
     for changed, found in enumerate(ways):
-        message = {"silo-0": asked["silo-0"], "silo-2": asked["silo-2"]}  # of one worker
+        message = {"silo-0": asked["silo-0"], "silo-2": asked["silo-2"]}  # both clients belong to one worker
         broken = Lazy(
             message,
             lambda name, changed=changed, message=message: _halved(
@@ -99,7 +99,7 @@ def _halved(message, really):
     return message
 
 
-class Answering:
+class Replying:
     """A worker without a process, which replies at once."""
 
     def __init__(self, asked):
@@ -114,7 +114,7 @@ class Answering:
 
 def test_at_most_four_messages_for_each_worker_run_ahead():
     asked, names = [], [f"client-{i:02}" for i in range(40)]
-    replies = DistributedEngine([Answering(asked), Answering(asked)], names, {}).round(
+    replies = DistributedEngine([Replying(asked), Replying(asked)], names, {}).round(
         {name: Message() for name in names}
     )
     assert next(replies).client == names[0]
@@ -126,16 +126,21 @@ def test_at_most_four_messages_for_each_worker_run_ahead():
 class Silent:
     """A worker without a process, which never replies."""
 
+    def __init__(self):
+        self.asked = []
+
     def ask(self, packet):
-        return Future()
+        self.asked.append(Future())
+        return self.asked[-1]
 
 
 def test_no_message_is_sent_past_the_deadline():
-    started = []
-    engine = DistributedEngine([Silent()], "abcdef", {}, started.append)
+    started, worker = [], Silent()
+    engine = DistributedEngine([worker], "abcdef", {}, started.append)
     replies = list(engine.round(dict.fromkeys("abcdef", Message()), deadline=0.01))
     assert ["deadline" in reply.error for reply in replies] == 6 * [True]
     assert started == ["a", "b", "c", "d"]
+    assert all(request.cancelled() for request in worker.asked)
 
 
 def test_client_error_has_a_code_and_no_text(workers):
@@ -143,7 +148,7 @@ def test_client_error_has_a_code_and_no_text(workers):
 
 
 @pytest.mark.slow
-def test_late_client_and_reply_are_dropped(workers):
+def test_late_client_and_reply_are_rejected(workers):
     cfg = tiny.settings("fedavg", seed=LATE)
     one, asked = engine(workers, cfg), messages(cfg)
     tiny.check_errors(one.round(asked, deadline=1.0), None, "deadline", None)

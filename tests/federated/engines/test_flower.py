@@ -93,7 +93,7 @@ def test_unreadable_and_foreign_replies_are_rejected(run):
     assert "script" not in replies[2].error
 
 
-def test_a_silent_client_is_dropped_at_the_deadline(run):
+def test_a_silent_client_is_rejected_at_the_deadline(run):
     cfg, federation = run
     nodes = programs(federation)
     honest = nodes[11]
@@ -103,7 +103,7 @@ def test_a_silent_client_is_dropped_at_the_deadline(run):
 
 
 @pytest.mark.parametrize(("deadline", "word"), [(2.5, "deadline"), (4.5, None)])
-def test_reply_after_the_deadline_is_dropped(run, monkeypatch, deadline, word):
+def test_reply_after_the_deadline_is_rejected(run, monkeypatch, deadline, word):
     """Each poll of the link takes a second, and the replies come with the fourth poll."""
     cfg, federation = run
     one, there = engine(cfg, federation, programs(federation))
@@ -125,7 +125,7 @@ def test_a_returning_client_gets_its_message_again(run, monkeypatch):
     monkeypatch.setattr("uefl.engines.flower.engine._RETURN", 0.1)
     tiny.check_errors(one.round(asked), None, None, "gone")
 
-    def dies(packet):  # and another process takes its place, under another number
+    def dies(packet):  # a new process of the silo connects as another node
         there.nodes_there[20], there.activated[20] = program, "2"
         one._roster._looked = 0.0
 
@@ -201,7 +201,7 @@ def test_too_large_report_is_refused(run, monkeypatch):
 def test_a_node_that_ends_as_it_is_greeted_is_not_a_stranger(run):
     cfg, federation = run
     there = MemoryLink(programs(federation))
-    there.activated[40] = "1"  # it is there no more
+    there.activated[40] = "1"  # the list names node 40, which has gone
     roster = ClientNodes(there, greeting(cfg), lambda report: None)
     roster.refresh()
     assert roster.refused == {}

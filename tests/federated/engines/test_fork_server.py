@@ -14,7 +14,7 @@ pytest.importorskip("flwr")
 
 from uefl.engines.flower import fork_server
 
-# A fork of the server, as far as it looks for the program of a run: Flower's functions for that are private.
+# A fork of the server up to the search for the program of a run. Flower's functions for this are private.
 FORK = """
 import os, sys
 from importlib.machinery import PathFinder

@@ -147,7 +147,7 @@ def test_processes_of_flower_are_small_and_contact_no_one(started, monkeypatch, 
     assert set(QUIET.values()) == {"0", "1"}
 
 
-def test_messages_are_answered_until_a_process_ends(monkeypatch, tmp_path):
+def test_messages_get_replies_until_a_process_ends(monkeypatch, tmp_path):
     """A connection without a message does not end the loop."""
     states, given = iter([True, True, False]), []
     with socket.socket(socket.AF_UNIX) as listener:

@@ -42,7 +42,7 @@ def private_uses(source, computed=True):
             yield from (alias.name for alias in node.names if _is_flowers(alias.name))
         elif isinstance(node, ast.Call) and _name(node.func) in LOADERS:
             yield from _loaded(node, node.args[:1], computed)
-        elif isinstance(node, ast.Subscript) and _name(node.value) == "modules":  # of sys
+        elif isinstance(node, ast.Subscript) and _name(node.value) == "modules":  # sys.modules
             yield from _loaded(node, [node.slice], computed)
         elif isinstance(node, ast.Constant) and id(node) not in documentation:
             text = node.value if isinstance(node.value, str) else ""

@@ -256,7 +256,7 @@ class CodebookAlgorithm(Algorithm):
     def predict(self, work: Work, images: torch.Tensor) -> Prediction:
         """Predict from quantized features.
 
-        ``extra["codes"]`` are the codewords of each image.
+        ``extra["codes"]`` has the positions of the codewords of each image.
         """
         net, codebook = _net(work), self.codebook(work)
         with work.amp():

@@ -17,7 +17,7 @@ from .link import Link
 
 _EVERY = 1.0  # seconds between two requests for the list of nodes
 _LIFE = 3600.0  # seconds after which a greeting is dropped
-_WORD = 60.0  # seconds after which a message to a refused node expires
+_REFUSAL_LIFE = 60.0  # seconds after which a message to a refused node expires
 
 
 class Roster(Protocol):
@@ -95,7 +95,7 @@ class ClientNodes:
 
     def _accept_report(self, number: str, report: Packet | str) -> str | None:
         node = self._greeted.pop(number)
-        if report == GONE:  # a process that takes its place is another activation
+        if report == GONE:  # a new process of this node has another activation, and is greeted again
             return None
         if isinstance(report, str):
             self.refused[node[0]] = "it does not reply as a silo of uefl does"
@@ -136,5 +136,5 @@ class ClientNodes:
     def _refuse(self, node: int, why: str) -> None:
         """Refuse a node and send it the reason, without waiting for its reply."""
         self.refused[node] = why
-        number = self._send(node, self._greeting | {"ask": "refused", "why": why}, _WORD)
+        number = self._send(node, self._greeting | {"ask": "refused", "why": why}, _REFUSAL_LIFE)
         self._link.forget([number] if number else [])

@@ -129,7 +129,7 @@ class RankGroup:
         if error is not None:
             raise error
         if failed:
-            raise RuntimeError(f"kmeans: process {failed[0]} could not use its rows; its own error says why")
+            raise RuntimeError(f"kmeans: process {failed[0]} could not use its rows; see its own error")
 
 
 class BlockData(composed.Problem):

@@ -80,7 +80,7 @@ class Grid:
         return drawn[few.plus_plus(k, seed, restart, 2)]
 
     def oversampled(self, k: int, seed: int, restart: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the drawn rows, and the nearest draw of each row of the grid, the first of equals."""
+        """Return the drawn rows, and the nearest draw of each row of the grid, the first one in a tie."""
         drawn = self.sample(self.masses, uniforms(1, 0, restart, 1, seed))
         nearest = self.distances(drawn)[:, 0]
         owner = torch.zeros_like(nearest)

@@ -251,7 +251,7 @@ def _sum_by_halves(values, SIZE: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["k"])
-def _settle(moves, limit, ended, iterations, k, SIZE: tl.constexpr):
+def _end_iteration(moves, limit, ended, iterations, k, SIZE: tl.constexpr):
     """Add up the moves, count the iteration, and decide whether it was the last.
 
     One program.
@@ -296,4 +296,6 @@ def advance(
         if k > _TREE:
             moves = steps.tree_sum(moves).reshape(1)
         size = 1 << steps.ceil_log2(len(moves))
-        _settle[(1,)](moves, limit, state.ended, state.iterations, len(moves), size, enable_fp_fusion=False)
+        _end_iteration[(1,)](
+            moves, limit, state.ended, state.iterations, len(moves), size, enable_fp_fusion=False
+        )

@@ -161,7 +161,7 @@ def _take(
     SUMS: tl.constexpr,
     CANDIDATES: tl.constexpr,
 ):
-    """Write chosen [1]: the candidate with the least remaining potential, the first of equals.
+    """Write chosen [1]: the candidate with the least remaining potential, the first one in a tie.
 
     Remove its mass. There is one program.
     """
@@ -222,7 +222,7 @@ class TritonGrid(grid.Grid):
     """A ``Grid`` with the rows drawn by the kernels above."""
 
     def random(self, k: int, seed: int, restart: int) -> torch.Tensor:
-        """Seed as the composed implementation does."""
+        """Draw k different rows, with the result of ``Grid.random``."""
         search, chosen = _Search(self), self.masses.new_empty(k)
         for i in range(k):
             search.draw(chosen[i:], 1, i, restart, 0, seed)
@@ -230,7 +230,7 @@ class TritonGrid(grid.Grid):
         return chosen
 
     def plus_plus(self, k: int, seed: int, restart: int, purpose: int) -> torch.Tensor:
-        """Seed as the composed implementation does."""
+        """Run greedy k-means++, with the result of ``Grid.plus_plus``."""
         search, chosen = _Search(self), self.masses.new_empty(k)
         trials = self.masses.new_empty(2 + int(math.log(k)))
         for i in range(k):
@@ -243,7 +243,7 @@ class TritonGrid(grid.Grid):
         return chosen
 
     def oversampled(self, k: int, seed: int, restart: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Seed as the composed implementation does."""
+        """Draw rows by squared distance, with the result of ``Grid.oversampled``."""
         search, owner = _Search(self), torch.zeros_like(self.masses)
         drawn = self.masses.new_empty(1 + grid.PARALLEL_ROUNDS * 2 * k)
         first = 0
@@ -318,7 +318,7 @@ class _Search:
             )
 
     def take(self, drawn: torch.Tensor, count: int, chosen: torch.Tensor) -> None:
-        """Write the best of them as the first of ``chosen``."""
+        """Write the candidate with the least potential to the first place of ``chosen``."""
         with torch.cuda.device_of(drawn):
             _take[(1,)](
                 self.potentials,

@@ -269,7 +269,7 @@ class SparseData(composed.Problem):
         return zero, ((self.sparse.wide - self.middle[column]) * self.grid_scale).round() - zero[column]
 
     def variance(self) -> torch.Tensor:
-        """Return what ``composed.Problem`` does."""
+        """Return the mean variance of the columns."""
         zero, rest = (tensor.long() for tensor in self.on_grid)
         column = self.sparse.columns
         squares = (zero * zero * self.n).index_add_(
@@ -280,7 +280,7 @@ class SparseData(composed.Problem):
     def step(
         self, step: composed.KMeansStepFunction, centers: torch.Tensor, with_inertia: bool
     ) -> steps.Result:
-        """Return the result of ``composed.Problem.step``.
+        """Run a step of Lloyd's algorithm on these rows.
 
         ``step`` is not needed.
         """
@@ -317,11 +317,11 @@ class SparseData(composed.Problem):
         return ((masses.double() / self.mass_scale)[:, None] * zero).round().long()
 
     def take(self, numbers: torch.Tensor) -> torch.Tensor:
-        """Return what ``composed.Problem`` does."""
+        """Return the rows with these numbers."""
         return self.sparse.take(numbers)
 
     def farthest(self, centers: torch.Tensor, labels: torch.Tensor) -> composed.FarthestRows:
-        """Return what ``composed.Problem.farthest`` does.
+        """Return the rows that are farthest from their centers.
 
         It works from keys of the rows that may be among the farthest.
         """
@@ -357,7 +357,7 @@ class SparseGrid(grid.Grid):
         self.norms = self.rest.squares
 
     def distances(self, chosen: torch.Tensor) -> torch.Tensor:
-        """Return the result of ``grid.Grid``.
+        """Return squared distances to the rows with these numbers.
 
         Whole numbers below 2^53 make exact products.
         """
@@ -367,13 +367,13 @@ class SparseGrid(grid.Grid):
     def nearer(
         self, nearest: torch.Tensor, owner: torch.Tensor, fresh: torch.Tensor, count: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what ``grid.Grid`` does."""
+        """Return the squared distance to the nearest draw, and its number."""
         return grid.nearer(self.distances, fresh, nearest, owner, count)
 
     def take(self, numbers: torch.Tensor) -> torch.Tensor:
-        """Return what ``grid.Grid`` does."""
+        """Return the values of the rows with these numbers."""
         return (self.zero + self.rest.take(numbers)).to(torch.int16)
 
     def few(self, values: torch.Tensor, weights: torch.Tensor) -> grid.Grid:
-        """Return what ``grid.Grid`` does."""
+        """Return a grid of some of the rows."""
         return grid.Grid(values, weights, self.bits)

@@ -24,7 +24,7 @@ _NUMBER = (int, float, np.integer, np.floating)
 class MCStats(NamedTuple):
     """Statistics of the passes, float32 (float64 for float64 x), in nats.
 
-    Here P_t are the probabilities of pass t.
+    ``p_t`` are the probabilities of pass t.
     """
 
     mean_probs: torch.Tensor

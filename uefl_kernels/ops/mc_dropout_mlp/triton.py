@@ -29,7 +29,7 @@ _RUN = ["rows", "passes", "pass_", "stream", "threshold", "logit_threshold"]
 
 @triton.jit
 def _bits(seed, row, column, pass_, stream):
-    """Return 16 random bits for each unit, as ``reference.py`` draws them.
+    """Return 16 random bits for each unit, as ``composed.py`` draws them.
 
     Row and column broadcast, and are words of 32 bits in the counter.
     """

@@ -41,7 +41,7 @@ def set_proportion_loss(given: Arguments) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _require(offsets: torch.Tensor, proportions: torch.Tensor, n: int) -> None:
-    """Raise RuntimeError when the sets do not cover the rows or the proportions are none.
+    """Raise RuntimeError if the sets do not cover the rows, or if proportions are invalid.
 
     This is checked on the CPU only.
     """

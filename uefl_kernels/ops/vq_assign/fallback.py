@@ -84,8 +84,8 @@ class _PackedCodebook:
             few.append(torch.stack([row[is_few][pairs[:, 0]] + start, pairs[:, 1]]))
             many.append(row[~is_few] + start)
         if few:
-            self._settle_pairs(rows, torch.cat(few, 1), indices)
-            self._settle_rows(rows, torch.cat(many), indices)
+            self._decide_pairs(rows, torch.cat(few, 1), indices)
+            self._decide_rows(rows, torch.cat(many), indices)
         return indices
 
     def _scores(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -112,7 +112,7 @@ class _PackedCodebook:
         # with room for rounding here and in the sum with the best score
         return scores, (bound * 1.1).to(self.dtype)
 
-    def _settle_pairs(self, rows: torch.Tensor, pairs: torch.Tensor, indices: torch.Tensor) -> None:
+    def _decide_pairs(self, rows: torch.Tensor, pairs: torch.Tensor, indices: torch.Tensor) -> None:
         """Evaluate the definition for pairs [2, P] of rows and codewords, in order."""
         row, codeword = pairs
         if len(row) == 0:
@@ -139,7 +139,7 @@ class _PackedCodebook:
             total += term
         return total
 
-    def _settle_rows(self, rows: torch.Tensor, asked: torch.Tensor, indices: torch.Tensor) -> None:
+    def _decide_rows(self, rows: torch.Tensor, asked: torch.Tensor, indices: torch.Tensor) -> None:
         """Evaluate the definition for all codewords."""
         if len(asked) == 0:
             return

@@ -22,7 +22,7 @@ from uefl.engines.flower import QUIET
 from uefl.engines.flower.commands import free_port
 from uefl.engines.processes import PARENT
 
-_ROOT = Path(__file__).parents[4]  # programs that do wrong are modules of the tests
+_ROOT = Path(__file__).parents[4]  # faulty programs are modules of the tests
 SILOS = ("silo-0", "silo-1", "silo-2")
 CONFIG = """
 [run]
@@ -46,8 +46,8 @@ lr = 1e-2
 """
 UEFL = "[arms.uefl]\ncodewords = 4\nsegments = 4\ngamma = 0.0\nstop_when_certain = false\n"
 LINES = 9  # of metrics.jsonl: rounds x silos
-SECRET = "patient 7"  # stands for what an exception may tell of the data
-_SECONDS = 240.0  # for anything to happen
+SECRET = "patient 7"  # text in an exception that reveals data of the silo
+_SECONDS = 240.0  # longest wait for any event
 
 
 class TrainResult(NamedTuple):

@@ -1,11 +1,11 @@
-"""Programs that do wrong on purpose.
+"""Silos and servers with faults.
 
 Usage: ``python -m tests.federated.deploy.chaos.faulty FILE silo OPTIONS...``, or ``... FAULT train
 OPTIONS...``.
 
-A silo does wrong in the second round, as the file says at that moment; where it says nothing, it is like any
-silo. A server with the fault ``checkpoint`` dies between the tensors and the index of its second checkpoint,
-one with ``sending`` in the middle of a message.
+In the second round, a silo reads the file and causes the fault that it names. If the file is empty, the silo
+works as usual. A server with the fault ``checkpoint`` dies between the tensors and the index of its second
+checkpoint, and a server with ``sending`` in the middle of a message.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _sent(how: str) -> Callable[[Reply], None]:
 
 
 def _after(seconds: float) -> Callable[[Reply], None]:
-    return lambda reply: time.sleep(seconds)  # of a deadline of 15
+    return lambda reply: time.sleep(seconds)  # the deadline of the run is 15 seconds
 
 
 def _of_another(reply: Reply) -> None:

@@ -30,7 +30,7 @@ from .certificates import certificate, node_key
 from .cluster import LINES, LocalCluster, Sandbox, check, open_sandbox, until, without_bytes
 from .flood import flood
 
-_FILES = 256  # that the SuperLink may have open in the flood
+_FILES = 256  # most files that the SuperLink may open during the flood
 _FLOOD = 15.0  # seconds
 
 
@@ -49,7 +49,7 @@ def _rejected(
             line = next((line for line in ended.said.splitlines() if "rejected silo-1" in line), "")
             check(ended.code == 1 and re.search(reason, line), f"expected a rejected silo-1: {reason}", ended)
             sandbox.check_rejected(reason, set(rounds))
-            if len(rounds) > 1:  # it is still busy
+            if len(rounds) > 1:  # the silo still works on its slow reply
                 cluster.processes["silo-1"].kill()
             return f"continues; {line.strip()}; exit code 1"
 
@@ -203,7 +203,7 @@ def _checkpoint(folder: Path, cluster: LocalCluster) -> str:
         until("a checkpoint", sandbox.measured(3))
         run.send_signal(signal.SIGINT)
         sandbox.end(run)
-        # two, where the signal came as one took another's place
+        # there are two files if the signal came while one replaced the other
         for path in (sandbox.folder / "run").glob("checkpoint-*.safetensors"):
             os.truncate(path, path.stat().st_size // 2)
         before = sandbox.metrics()
@@ -387,7 +387,7 @@ def _same_folder(folder: Path, cluster: LocalCluster) -> str:
         cluster.start_all()
         run = sandbox.train()
         until("a checkpoint", sandbox.measured(3))
-        run.send_signal(signal.SIGSTOP)  # or it might have ended before the second has started
+        run.send_signal(signal.SIGSTOP)  # otherwise it may end before the second run starts
         second = sandbox.start("uefl", "train", "--resume", "run", "--device", "cpu", log="second.log")
         code = second.wait(120)
         run.send_signal(signal.SIGCONT)

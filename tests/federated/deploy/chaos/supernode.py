@@ -69,7 +69,7 @@ _WAYS = {"dies": dying(_push, _die), "parts": _push_slowly}
 
 if __name__ == "__main__":
     start_client_internal._push_messages = _push_faulty
-    # seconds: Flower then notices its death in half a minute instead of a whole one
+    # in seconds; Flower then notices the end of the node in half a minute instead of one
     fleet_http_connection.HEARTBEAT_DEFAULT_INTERVAL = heartbeat.HEARTBEAT_DEFAULT_INTERVAL = 12
     module = sys.argv.pop(1)
     runpy.run_module(module, run_name="__main__", alter_sys=True)
