@@ -70,9 +70,10 @@ def ece(probs: torch.Tensor, labels: torch.Tensor, bins: int = 15) -> torch.Tens
 def entropy(probs: torch.Tensor) -> torch.Tensor:
     """Return -sum p ln p over the last dimension, in nats, with 0 ln 0 = 0.
 
-    ``[..., C]`` gives ``[...]``.
+    ``[..., C]`` gives ``[...]``. A probability of 0 gets the gradient 0.
     """
-    nats: torch.Tensor = torch.special.entr(probs).sum(-1)
+    # the gradient of entr at 0 is infinite, and times the gradient of a softmax, 0, it would be NaN
+    nats: torch.Tensor = torch.special.entr(probs.masked_fill(probs == 0, 1)).sum(-1)
     return nats
 
 

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 from uefl_kernels import mc_dropout_mlp
+from uefl_kernels.metrics import entropy
+from uefl_kernels.nn import MCDropout
 from uefl_kernels.ops.mc_dropout_mlp import composed
 
 from .conftest import normal
@@ -145,8 +148,26 @@ def test_a_class_of_probability_zero_changes_no_gradient():
         weights[-1], biases[-1] = weights[-1][:classes], biases[-1][:classes]
         leaves = [t.detach().requires_grad_() for t in (x, *weights, *biases)]
         stats = mc_dropout_mlp(leaves[0], leaves[1:3], leaves[3:], p=0.3, passes=3, seed=1)
-        (stats.expected_entropy.sum() + stats.variance.sum()).backward()
+        (stats.entropy.sum() + stats.expected_entropy.sum() + stats.variance.sum()).backward()
         gradients.append([leaf.grad for leaf in leaves])
     for found, expected in zip(*gradients, strict=True):
         torch.testing.assert_close(found[: len(expected)], expected)
         assert not found[len(expected) :].any()
+
+
+@pytest.mark.parametrize("gap", [200.0, torch.inf])
+def test_a_layer_has_finite_gradients_at_probability_zero(gap):
+    model = nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 3))
+    nn.init.zeros_(model[1].weight)
+    model[1].bias.data[2] = -gap
+    stats = MCDropout(model, passes=3)(torch.randn(5, 4))
+    (stats.entropy + stats.expected_entropy + stats.mutual_info).sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+def test_the_entropy_of_probability_zero_has_gradient_zero():
+    probs = torch.tensor([0.0, 0.25, 0.75], requires_grad=True)
+    nats = entropy(probs)
+    nats.backward()
+    assert float(nats.detach()) == pytest.approx(0.562335, rel=1e-5)
+    assert probs.grad.tolist() == pytest.approx([0.0, 0.386294, -0.712318], rel=1e-5)

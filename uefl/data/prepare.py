@@ -43,7 +43,9 @@ def prepare_for(
     assert len(vectors) == len(sources)
     if image_size:
         kind = vectors[0].inputs.kind
-        raise UserError(f"key 'image_size': only images are resized, and the data are {kind}; leave the key out")
+        raise UserError(
+            f"key 'image_size': only images are resized, and the data are {kind}; leave the key out"
+        )
     return NoPreparation(vectors[0].inputs, tuple(vectors[0].values.shape[1:]), standard)
 
 

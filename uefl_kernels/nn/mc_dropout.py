@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.dropout import _DropoutNd
 
 from .._numbers import as_integer, is_count, is_seed
+from ..metrics import entropy
 from ..ops.mc_dropout_mlp import MCStats, mc_dropout_mlp, mc_dropout_probs
 from ._model_cut import (
     Chain,
@@ -413,10 +414,10 @@ class ModelPasses:
                 step = batch_mean - mean
                 moment = moment + (probs - batch_mean).square().sum(0) + step.square() * (done * share)
                 mean = mean + step * share
-                expected = expected + torch.special.entr(probs).sum(-1).sum(0)
+                expected = expected + entropy(probs).sum(0)
                 done += len(probs)
-        entropy, expected = torch.special.entr(mean).sum(-1), expected / passes
-        return MCStats(mean, entropy, expected, (entropy - expected).clamp_min(0), moment / passes)
+        total, expected = entropy(mean), expected / passes
+        return MCStats(mean, total, expected, (total - expected).clamp_min(0), moment / passes)
 
     def probs(self, passes: int, seed: int | None) -> torch.Tensor:
         """Return the probabilities of each pass, ``[passes, B, ..., C]``."""

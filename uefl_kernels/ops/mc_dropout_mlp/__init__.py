@@ -14,6 +14,7 @@ from ..._checks import check_reverse_mode, check_tensor
 from ..._dtypes import result_dtype
 from ..._library import define, define_autograd, define_triton, once_differentiable, resolve
 from ..._numbers import as_integer, is_count, is_seed
+from ...metrics import entropy
 from ..linear import linear
 from . import composed
 
@@ -171,8 +172,8 @@ def mc_dropout_mlp(
     mean, variance, expected = (
         result.reshape(shape + result.shape[1:]) for result in (mean, variance, expected)
     )
-    entropy = torch.special.entr(mean).sum(-1)
-    return MCStats(mean, entropy, expected, (entropy - expected).clamp_min(0), variance)
+    total = entropy(mean)
+    return MCStats(mean, total, expected, (total - expected).clamp_min(0), variance)
 
 
 def mc_dropout_probs(
