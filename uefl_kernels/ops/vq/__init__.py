@@ -315,9 +315,7 @@ def _call(
 ) -> tuple[VQOutput, torch.Tensor]:
     check_search("vq", x, codebook, metric, precision)
     compiling = torch.compiler.is_compiling()
-    if (
-        with_sums is None
-    ):  # then for the codebook's gradient, and in a trace, whose check has none
+    if with_sums is None:  # then for the codebook's gradient, and in a trace, whose check has none
         traced = not compiling and torch._C._is_tracing()
         with_sums = codebook_weight != 0 and (traced or needs_gradient(codebook))
     if estimator not in ESTIMATORS:
