@@ -5,8 +5,9 @@ python -m benchmarks.two_runs [PRESET | kmeans | layer] [--runs 2] [--turns 3] [
 
 Each run is a process of its own, as ``uefl train`` is. ``kmeans`` fits ``KMeans`` to each batch of a
 DataLoader with two workers, and ``layer`` trains a ``VectorQuantize`` on it; both take ``--set batches=20``
-and ``--set rows=20000``. The processes wait for each other before they train, so that all of them train at
-the same time. The exit code is 1 if the median of the ratios is above ``--most``.
+and ``--set rows=20000``. Waiting threads spin briefly, as under the command ``uefl``. The processes wait
+for each other before they train, so that all of them train at the same time. The exit code is 1 if the
+median of the ratios is above ``--most``.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import torch
 from torch import nn
@@ -10,7 +10,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 ENOUGH = 1e10
 """minimum number of floating-point operations of a training step for which several threads save time"""
-_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+_GROUPS = Path("/sys/fs/cgroup")
+_OWN = Path("/proc/self/cgroup")
 
 
 def threads_for(net: nn.Module, example: torch.Tensor, batch_size: int) -> int:
@@ -37,9 +38,27 @@ def threads_for(net: nn.Module, example: torch.Tensor, batch_size: int) -> int:
 
 
 def _quota_cores() -> float:
-    """Return the number of cores in the control group's quota, or infinity without a quota."""
+    """Return the least number of cores that a control group around this process grants, or infinity."""
     try:
-        quota, period = _QUOTA.read_text().split()
+        lines = _OWN.read_text(errors="surrogateescape").splitlines()
+    except OSError:
+        lines = ["0::/"]
+    found = [float("inf")]
+    for _, controllers, path in (line.split(":", 2) for line in lines):
+        if not controllers or "cpu" in controllers.split(","):
+            mounted = _GROUPS / "cpu" if controllers else _GROUPS
+            group = PurePosixPath(path.lstrip("/"))
+            found += [_cores_of(mounted / each) for each in (group, *group.parents)]
+    return min(found)
+
+
+def _cores_of(group: Path) -> float:
+    """Return the number of cores in the quota of a control group, or infinity without a quota."""
+    one = group / "cpu.max"  # version 2 of control groups has one file, version 1 has two
+    files = [one] if one.exists() else [group / "cpu.cfs_quota_us", group / "cpu.cfs_period_us"]
+    try:
+        quota, period = " ".join(file.read_text() for file in files).split()
+        cores = int(quota) / int(period)
     except (OSError, ValueError):
         return float("inf")
-    return float("inf") if quota == "max" else int(quota) / int(period)
+    return cores if cores > 0 else float("inf")

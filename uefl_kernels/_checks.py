@@ -72,14 +72,21 @@ def check_reverse_mode(op: str, *tensors: torch.Tensor | None) -> None:
     if forward_ad._current_level < 0 and torch._C._functorch.peek_interpreter_stack() is None:
         return  # outside of both
     given = [tensor for tensor in tensors if tensor is not None]
-    if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in given):
-        raise RuntimeError(
-            f"{op}: has no forward-mode derivative; use reverse mode, or compose the op from plain PyTorch"
-        )
+    refuse_forward_mode(op, *given)
     if any(map(torch._C._functorch.is_gradtrackingtensor, given)):
         raise RuntimeError(
             f"{op}: torch.func.grad and its relatives do not take this op; use torch.autograd.grad or"
             " backward()"
+        )
+
+
+def refuse_forward_mode(op: str, *tensors: torch.Tensor) -> None:
+    """Raise RuntimeError for tensors of forward-mode differentiation."""
+    if torch.compiler.is_compiling() or forward_ad._current_level < 0:
+        return
+    if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
+        raise RuntimeError(
+            f"{op}: has no forward-mode derivative; use reverse mode, or compose the op from plain PyTorch"
         )
 
 

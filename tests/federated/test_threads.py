@@ -29,12 +29,32 @@ def test_a_small_network_has_one_thread_and_a_large_one_all():
     assert [threads_for(SMALL, IMAGE, batch) for batch in (enough, enough + 1)] == [1, 2]
 
 
-@pytest.mark.parametrize(
-    ("quota", "expected"), [("max 100000", 2), ("150000 100000", 1), ("50000 100000", 1), ("bad", 2)]
-)
-def test_thread_count_stays_within_the_quota(tmp_path, monkeypatch, quota, expected):
-    (tmp_path / "cpu.max").write_text(quota)
-    monkeypatch.setattr(threads, "_QUOTA", tmp_path / "cpu.max")
+QUOTAS = {  # the control group of the process, and files below the folder of control groups
+    "none": ("0::/", {"cpu.max": "max 100000"}, 2),
+    "one core": ("0::/", {"cpu.max": "150000 100000"}, 1),
+    "half a core": ("0::/", {"cpu.max": "50000 100000"}, 1),
+    "unreadable": ("0::/", {"cpu.max": "bad"}, 2),
+    "of a service": ("0::/system.slice/a.service", {"system.slice/a.service/cpu.max": "100000 100000"}, 1),
+    "around a service": ("0::/a/b", {"a/cpu.max": "100000 100000", "a/b/cpu.max": "max 100000"}, 1),
+    "of a container": ("0::/docker/a", {"cpu.max": "100000 100000"}, 1),
+    "version 1": (
+        "3:cpu,cpuacct:/a",
+        {"cpu/a/cpu.cfs_quota_us": "100000", "cpu/a/cpu.cfs_period_us": "100000"},
+        1,
+    ),
+    "version 1, none": ("3:cpu:/", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 2),
+}
+
+
+@pytest.mark.parametrize("name", QUOTAS)
+def test_thread_count_stays_within_the_quota(name, tmp_path, monkeypatch):
+    line, files, expected = QUOTAS[name]
+    (tmp_path / "own").write_text(f"1:memory:/m\n{line}\n")
+    for path, text in files.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(f"{text}\n")
+    monkeypatch.setattr(threads, "_OWN", tmp_path / "own")
+    monkeypatch.setattr(threads, "_GROUPS", tmp_path)
     assert threads_for(SMALL, IMAGE, 10**6) == expected
 
 

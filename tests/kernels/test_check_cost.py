@@ -1,4 +1,4 @@
-"""Checks of the data cost at most 5 % of a pass over it, for each estimator method and each search.
+"""Checks of the data cost at most 5 % of a pass over it, for each estimator method, op and layer.
 
 Outside of the kernels, what torch and NumPy read and write is counted, so nothing is timed.
 """
@@ -11,9 +11,21 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from uefl_kernels import COMPILED, kmeans, kmeans_step, rvq, vq, vq_assign
+from uefl_kernels import (
+    COMPILED,
+    kmeans,
+    kmeans_step,
+    log_transition_probs,
+    mc_dropout_mlp,
+    rvq,
+    set_proportion_loss,
+    transition_nll,
+    vq,
+    vq_assign,
+)
 from uefl_kernels.estimator import KMeans
 from uefl_kernels.estimator import kmeans as estimator
+from uefl_kernels.nn import ResidualVQ, VectorQuantize
 
 from .conftest import normal
 
@@ -28,7 +40,8 @@ class Touched(TorchDispatchMode):
     def __torch_dispatch__(self, op, types, args=(), kwargs=None):
         found = op(*args, **(kwargs or {}))
         if not op.namespace.startswith("uefl") and not op.is_view:
-            tensors = [t for t in tree_leaves((args, kwargs, found)) if isinstance(t, torch.Tensor)]
+            read = () if op._opname.startswith("new_") else (args, kwargs)  # only of the dtype
+            tensors = [t for t in tree_leaves((read, found)) if isinstance(t, torch.Tensor)]
             self.elements += sum(t.numel() for t in tensors)
         return found
 
@@ -72,22 +85,35 @@ def test_estimators(d, kind, method, touched):
     assert touched(lambda: getattr(model, method)(x)) <= SHARE * ROWS * d
 
 
+OPS = {
+    "vq_assign": vq_assign,
+    "vq": vq,
+    "rvq": lambda x, centers: rvq(x, [centers, centers]),
+    "kmeans": lambda x, centers: kmeans(x, 2, max_iter=2),
+    "kmeans_step": kmeans_step,
+    "mc_dropout_mlp": lambda x, centers: mc_dropout_mlp(x, [centers, normal(3, 2)], p=0.5, passes=2),
+    "log_transition_probs": lambda x, centers: log_transition_probs(x, log_matrix(centers)),
+    "transition_nll": lambda x, centers: transition_nll(x, TARGETS, log_matrix(centers)),
+    "set_proportion_loss": lambda x, centers: set_proportion_loss(
+        x, torch.tensor([0, ROWS // 2, ROWS]), centers.softmax(1)
+    ),
+    "a layer": lambda x, centers: VectorQuantize(x.shape[1], 2)(x),
+    "a layer in evaluation": lambda x, centers: VectorQuantize(x.shape[1], 2).eval()(x),
+    "residual layers": lambda x, centers: ResidualVQ(dim=x.shape[1], num_quantizers=2, codebook_size=2)(x),
+}
+TARGETS = torch.arange(ROWS) % 2
+
+
+def log_matrix(centers):
+    return centers.log_softmax(0)
+
+
 @pytest.mark.skipif(not COMPILED, reason="the compiled kernels are absent")
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda x, centers: vq_assign(x, centers),
-        lambda x, centers: vq(x, centers),
-        lambda x, centers: rvq(x, [centers, centers]),
-        lambda x, centers: kmeans(x, 2, max_iter=2),
-        lambda x, centers: kmeans_step(x, centers),
-    ],
-    ids=["vq_assign", "vq", "rvq", "kmeans", "kmeans_step"],
-)
+@pytest.mark.parametrize("name", OPS)
 @pytest.mark.parametrize("d", [784, 3072])
-def test_ops(d, call, touched):
+def test_ops(d, name, touched):
     x = rows(d, "tensor")
-    assert touched(lambda: call(x, x[:2].clone())) <= SHARE * ROWS * d
+    assert touched(lambda: OPS[name](x, x[:2].clone())) <= SHARE * ROWS * d
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,25 @@ def test_forward_mode_is_refused(name):
         torch.func.jvp(call, (X,), (X,))
 
 
+@pytest.mark.parametrize(
+    ("options", "call"),
+    [
+        ({}, {"topk": 2}),
+        ({"stochastic_sample_codes": True}, {}),
+        ({"straight_through": True, "rotation_trick": False}, {}),
+        ({"num_quantizers": 2, "beam_size": 2}, {}),
+    ],
+    ids=["topk", "drawn", "soft", "beams"],
+)
+@pytest.mark.parametrize("training", [True, False])
+def test_forward_mode_of_other_searches_is_refused(options, call, training):
+    """Codewords would be constants there, because the input requires no gradient."""
+    kind = ResidualVQ if "beam_size" in options else VectorQuantize
+    layer = kind(dim=8, codebook_size=4, **options).train(training)
+    with pytest.raises(RuntimeError, match=r"^(VectorQuantize|vq):.*forward-mode"):
+        torch.func.jvp(lambda x: layer(x, freeze_codebook=True, **call)[0], (X,), (X,))
+
+
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("transform", [torch.func.grad, torch.func.jacrev])
 def test_functional_gradients_are_refused(name, transform):

@@ -10,6 +10,7 @@ import scipy.sparse as sp
 import torch
 
 from uefl_kernels import COMPILED, KMeans, backend
+from uefl_kernels.estimator import _data
 from uefl_kernels.estimator._data import sparse_rows_of
 from uefl_kernels.ops import kmeans_sparse
 from uefl_kernels.ops.kmeans_sparse import composed, reference
@@ -397,3 +398,35 @@ def test_opcheck():
     for kind in ("labels", "distances", "products"):
         op = getattr(torch.ops.uefl, f"kmeans_sparse_{kind}")
         torch.library.opcheck(op.default, (*rows.format, centers))
+
+
+def test_order_of_the_columns():
+    """Random matrices, of which some have empty rows, equal or falling columns, or columns out of range."""
+    rng, found = np.random.default_rng(0), set()
+    for _ in range(400):
+        sizes, d = rng.integers(0, 4, rng.integers(1, 6)), int(rng.integers(3, 6))
+        columns = [np.sort(rng.choice(d, min(size, d), replace=False)) for size in sizes]
+        offsets = np.cumsum([0, *map(len, columns)])
+        indices = np.concatenate([*columns, np.empty(0)]).astype(np.int32)
+        if len(indices) and rng.random() < 0.6:
+            indices[rng.integers(len(indices))] = rng.integers(-1, d + 1)
+        matrix = sp.csr_array((np.ones(len(indices)), indices, offsets), shape=(len(sizes), d))
+        inside = len(indices) == 0 or (indices.min() >= 0 and indices.max() < d)
+        assert _data._in_order(matrix) == (inside and bool(matrix.has_canonical_format))
+        found.add((inside, bool(matrix.has_canonical_format)))
+    assert len(found) == 4
+
+
+@pytest.mark.parametrize("method", ["fit", "predict", "transform", "score"])
+def test_a_sound_matrix_is_not_checked_by_scipy(method, monkeypatch):
+    """SciPy's full check and its test of the order take longer than 5 % of a search."""
+    model, full = KMeans(9, random_state=0).fit(DATA), []
+    check = type(DATA).check_format
+    monkeypatch.setattr(
+        type(DATA),
+        "check_format",
+        lambda self, full_check=True: (full.append(full_check), check(self, False)),
+    )
+    getattr(model, method)(DATA)
+    assert full == [False] * len(full)
+    assert full

@@ -287,6 +287,30 @@ def test_a_state_dict_of_two_models(read, state):
         read(both)
 
 
+@pytest.mark.parametrize(
+    ("read", "state", "name"),
+    [
+        (convert.from_encodec, encodec_state, "quantizer.layers.1.project_in.weight"),
+        (convert.from_mimi, mimi_state, "quantizer.acoustic_residual_vector_quantizer.layers.0.scale"),
+        (
+            convert.from_mimi,
+            lambda: mimi_state(4),
+            "quantizer.semantic_residual_vector_quantizer.input_proj.bias",
+        ),
+        (convert.from_dac, dac_state, "quantizer.quantizers.2.norm.weight"),
+        *(
+            (convert.from_vqmodel, lambda: {"quantize.embedding.weight": normal(K, 4)}, f"quantize.{name}")
+            for name in ("used", "embedding.cluster_size")  # renumbered codes, and moving averages
+        ),
+        (convert.from_vqmodel, lambda: {"embedding.weight": normal(K, 4)}, "used"),
+    ],
+)
+def test_a_part_of_a_quantizer_that_no_layer_has(read, state, name):
+    with pytest.raises(ValueError, match=rf"^{read.__name__}: .*{re.escape(name)}"):
+        read(state() | {name: torch.zeros(4)})
+    read(state() | {"decoder." + name.rpartition(".")[2]: torch.zeros(4)})
+
+
 def test_a_codebook_and_another_embedding():
     codewords = normal(K, 4)
     state = {"quantize.embedding.weight": codewords, "words.embedding.weight": normal(3, 2)}

@@ -32,6 +32,8 @@ LAYERS = {
     "per head": lambda: VectorQuantize(8, 16, heads=2, codebook_dim=4, separate_codebook_per_head=True),
     "learned": lambda: VectorQuantize(8, 16, learnable_codebook=True),
     "residual": lambda: ResidualVQ(dim=8, num_quantizers=3, codebook_size=16),
+    "shared": lambda: ResidualVQ(dim=8, num_quantizers=3, codebook_size=16, shared_codebook=True),
+    "beams": lambda: ResidualVQ(dim=8, num_quantizers=3, codebook_size=16, beam_size=3),
     "groups": lambda: GroupedResidualVQ(dim=8, groups=2, num_quantizers=2, codebook_size=16),
     "sim": lambda: SimVQ(8, 16),
     "residual sim": lambda: ResidualSimVQ(dim=8, num_quantizers=2, codebook_size=16),

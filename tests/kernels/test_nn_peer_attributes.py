@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -169,12 +172,60 @@ def own_names(layer):
     return {name for name in found if name == "_codebook" or not name.startswith("_")}
 
 
-@pytest.mark.parametrize("kind", ATTRIBUTES)
-def test_list_of_attributes_equals_the_peer(kind):
-    peer = pytest.importorskip(
+def the_peer():
+    return pytest.importorskip(
         "vector_quantize_pytorch", reason="the peer, vector-quantize-pytorch, is not installed"
     )
-    assert own_names(MAKE[kind](peer)) == set(ATTRIBUTES[kind].split())
+
+
+@pytest.mark.parametrize("kind", ATTRIBUTES)
+def test_list_of_attributes_equals_the_peer(kind):
+    assert own_names(MAKE[kind](the_peer())) == set(ATTRIBUTES[kind].split())
+
+
+CLASSES = [kind for kind in ATTRIBUTES if kind != "Codebook"]
+# None, the default here, leaves the option of the constructor in force
+OTHER_DEFAULTS = {"freeze_codebook", "mlp_kwargs", "straight_through_activation", "init_fn"}
+
+
+@pytest.mark.parametrize("method", ["__init__", "forward"])
+@pytest.mark.parametrize("kind", CLASSES)
+def test_arguments_are_those_of_the_peer(kind, method):
+    """Names, order, kinds and defaults are equal.
+
+    Further arguments of ours come after them, or only by name.
+    """
+    theirs, ours = (
+        inspect.signature(getattr(getattr(kit, kind), method)).parameters
+        for kit in (the_peer(), uefl_kernels.nn)
+    )
+    named = [each for each in theirs.values() if each.kind is not each.VAR_KEYWORD]
+    positional = [each.name for each in named if each.kind is each.POSITIONAL_OR_KEYWORD]
+    assert list(ours)[: len(positional)] == positional
+    for each in named:
+        mine = ours.get(each.name)
+        if mine is None:  # an argument of the quantizers inside
+            assert any(other.kind is other.VAR_KEYWORD for other in ours.values()), each.name
+            continue
+        assert mine.kind is each.kind, each.name
+        assert each.name in OTHER_DEFAULTS or mine.default == each.default, each.name
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_state_has_the_keys_of_the_peer(kind):
+    theirs, ours = (MAKE[kind](kit).state_dict() for kit in (the_peer(), uefl_kernels.nn))
+    assert [(key, value.shape, value.dtype) for key, value in ours.items()] == [
+        (key, value.shape, value.dtype) for key, value in theirs.items()
+    ]
+
+
+def test_classes_that_are_absent_are_named_with_a_reason():
+    text = (Path(__file__).parents[2] / "docs" / "peers.md").read_text(encoding="utf-8")
+    table = text.split("## Not implemented")[1].split("##")[0]
+    named = set(re.findall(r"^\| `(\w+)` \| .+ \|$", table, re.MULTILINE))
+    assert not named & {*CLASSES}
+    public = {name for name, value in vars(the_peer()).items() if isinstance(value, type)}
+    assert public - {*CLASSES} == named
 
 
 @pytest.mark.parametrize("kind", ATTRIBUTES)

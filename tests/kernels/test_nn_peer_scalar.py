@@ -129,6 +129,21 @@ def test_residual_layers_drop_the_peers_quantizers(name):
         torch.testing.assert_close(got[0], want[0], **CLOSE)
 
 
+@pytest.mark.parametrize("name", ["rfsq", "rlfq"])
+def test_no_quantizer_is_dropped_without_gradients(name):
+    """The peer does the same."""
+    ours, theirs, shape = pair(name)
+    for layer in (ours, theirs):
+        layer.quantize_dropout = True
+    for seed in range(4):
+        with torch.no_grad():
+            got, want = (
+                layer(normal(*shape), rand_quantize_dropout_fixed_seed=seed) for layer in (ours, theirs)
+            )
+        assert torch.equal(got[1], want[1])
+        assert (got[1] >= 0).all()
+
+
 def test_lfq_masks_examples_as_the_peer():
     ours, theirs, shape = pair("lfq")
     x, mask = normal(*shape, seed=5), torch.tensor([True, False])

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from uefl_kernels.nn import ResidualVQ
+from uefl_kernels.nn import GroupedResidualVQ, ResidualVQ
 
 from .conftest import normal
 
@@ -286,3 +286,39 @@ def test_a_hook_of_a_quantizer_runs():
     rvq.layers[1].register_forward_hook(lambda *_: seen.append(1))
     rvq(normal(2, 5, 8))
     assert seen == [1]
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize(
+    "options", [{}, {"beam_size": 3}, {"shared_codebook": True}, {"codebook_size": (12, 5, 7)}], ids=str
+)
+def test_usage_of_each_quantizer(options, training, masked):
+    rvq = layer(**options).train(training)
+    rvq(normal(2, 40, 8, seed=1))
+    indices = rvq(normal(2, 30, 8), mask=torch.arange(30).expand(2, 30) < 20 if masked else None)[1]
+    pairs = zip(indices.unbind(-1), rvq.codebook_sizes, strict=True)
+    counts = [torch.bincount(chosen[chosen >= 0], minlength=size) for chosen, size in pairs]
+    counts = [sum(counts)] * 3 if rvq.shared_codebook else counts
+    assert all(torch.equal(one.counts, count) for one, count in zip(rvq.layers, counts, strict=True))
+    torch.testing.assert_close(rvq.usage, torch.stack([(count > 0).float().mean() for count in counts]))
+    entropies = torch.stack([torch.special.entr(count / count.sum()).sum() for count in counts])
+    torch.testing.assert_close(rvq.perplexity, entropies.exp())
+
+
+@pytest.mark.parametrize("options", [{}, {"beam_size": 3}], ids=str)
+def test_a_quantizer_that_is_left_out_chooses_nothing(options):
+    rvq, x = layer(**options), normal(2, 30, 8)
+    rvq(x)
+    assert (rvq.usage > 0).all()
+    rvq(x, n_q=1)
+    assert (rvq.usage > 0).tolist() == [True, False, False]
+    assert rvq.perplexity[1:].tolist() == [1, 1]
+
+
+def test_usage_of_groups():
+    groups = GroupedResidualVQ(dim=8, groups=2, num_quantizers=3, codebook_size=12)
+    groups(normal(2, 30, 8))
+    for name in ("usage", "perplexity"):
+        assert torch.equal(getattr(groups, name)[1], getattr(groups.rvqs[1], name))
+        assert getattr(groups, name).shape == (2, 3)

@@ -12,6 +12,7 @@ from torch import nn
 from uefl_kernels.nn import (
     FSP,
     GroupedResidualLFQ,
+    GroupedResidualVQ,
     HierarchicalVQ,
     LatentQuantize,
     MCDropout,
@@ -19,6 +20,7 @@ from uefl_kernels.nn import (
     ResidualLFQ,
     ResidualSimVQ,
     ResidualVQ,
+    SimVQ,
     VectorQuantize,
 )
 
@@ -61,12 +63,38 @@ def test_exported_for_any_batch_and_length(name):
         same(program(normal(*shape, seed=5))[:3], model(normal(*shape, seed=5))[:3])
 
 
+class Quantized(nn.Module):
+    """The first results of a layer that also returns a dict."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        return self.layer(x)[:3]
+
+
+TRACED = {
+    **LAYERS,
+    "fsp": lambda: Quantized(LAYERS["fsp"]()),
+    "plain": lambda: VectorQuantize(8, 16),
+    "residual": lambda: ResidualVQ(dim=8, num_quantizers=3, codebook_size=16),
+    "learned": lambda: ResidualVQ(dim=8, num_quantizers=3, codebook_size=16, learnable_codebook=True),
+    "shared": lambda: ResidualVQ(dim=8, num_quantizers=3, codebook_size=16, shared_codebook=True),
+    "groups": lambda: GroupedResidualVQ(dim=8, groups=2, num_quantizers=2, codebook_size=16),
+    "sim": lambda: SimVQ(8, 16),
+    "residual sim": lambda: ResidualSimVQ(dim=8, num_quantizers=2, codebook_size=16),
+}
+
+
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
-@pytest.mark.parametrize("name", ["residual fsq", "residual lfq", "grouped lfq"])
+@pytest.mark.parametrize("name", TRACED)
 def test_a_trace_runs_other_batches(name):
-    model = layer(LAYERS[name])
-    trace = torch.jit.trace(model, (normal(2, 40, 8),), check_trace=False)
-    same(trace(normal(3, 40, 8, seed=5)), model(normal(3, 40, 8, seed=5)))
+    """By default, the trace is compared with one that is made without gradients."""
+    model = layer(TRACED[name])
+    trace = torch.jit.trace(model, (normal(2, 40, 8),))
+    for shape in ((3, 40, 8), (3, 7, 8)):
+        same(trace(normal(*shape, seed=5)), model(normal(*shape, seed=5)))
 
 
 @pytest.mark.parametrize("name", TRAINED)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from uefl_kernels import vq_assign
-from uefl_kernels.nn import LossBreakdown, ResidualVQ
+from uefl_kernels.nn import LossBreakdown, ResidualVQ, VectorQuantize
 
 from .conftest import normal
 from .nn_layers import KINDS, layer, state
@@ -404,3 +404,33 @@ def test_output_from_indices_is_the_output(kind, options):
     torch.testing.assert_close(output, quantized, rtol=1e-6, atol=1e-7)
     if kind in ("shared", "cosine", "learnable", "per head"):
         assert torch.equal(vq.get_codes_from_indices(indices), output)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: VectorQuantize(8, 16),
+        lambda: VectorQuantize(8, 16, commitment_weight=0.0),
+        lambda: VectorQuantize(8, 16, freeze_codebook=True),
+        lambda: ResidualVQ(dim=8, num_quantizers=3, codebook_size=16),
+        lambda: ResidualVQ(dim=8, num_quantizers=3, codebook_size=16, beam_size=2),
+    ],
+)
+def test_a_loss_without_gradients_can_be_called_backward_on(make):
+    """Vectors of a fixed encoder and codewords that averages move, as in the peer."""
+    layer, x = make(), normal(2, 30, 8)
+    layer(x)[2].sum().backward()
+    assert x.grad is None
+    assert not layer.eval()(x)[2].requires_grad
+    with torch.no_grad():
+        assert not layer.train()(x)[2].requires_grad
+
+
+def test_channels_of_feature_maps_are_second_in_any_case():
+    torch.manual_seed(0)
+    vq, other = (VectorQuantize(8, 16, accept_image_fmap=True, channel_last=last) for last in (True, False))
+    other.load_state_dict(vq.state_dict())
+    x = normal(2, 8, 4, 5)
+    for got, want in zip(other(x), vq(x), strict=True):
+        assert torch.equal(got, want)
+    assert torch.equal(other.decode(other.encode(x)), vq.decode(vq.encode(x)))

@@ -181,6 +181,9 @@ def test_tensors_that_exist_only_during_a_call(name, replace):
     hooks = Offload(vq.eval(), replace)
     assert same(vq(x), expected(x))
     assert hooks.calls
+    for attribute in ("dim", "codebook_dim", "codebook_size", "num_quantizers", "bits_per_vector"):
+        assert getattr(vq, attribute, None) == getattr(expected, attribute, None)
+    assert repr(vq) == repr(expected)
     if name != "extensible":
         indices = expected.encode(x)
         assert torch.equal(vq.encode(x), indices)

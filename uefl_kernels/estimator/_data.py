@@ -88,18 +88,37 @@ def sparse_rows_of(name: str, X: Any) -> SparseRows:
     # without the flags of X, which stay as they are where its arrays are changed
     matrix = type(matrix)((matrix.data, matrix.indices, matrix.indptr), shape=matrix.shape)
     try:
-        matrix.check_format(full_check=True)
+        matrix.check_format(full_check=False)
+        if not _in_order(matrix):
+            matrix.check_format(full_check=True)
+            matrix = matrix.copy()
+            matrix.sum_duplicates()
     except ValueError as error:
         raise ValueError(f"{name}: X is a damaged sparse matrix ({error}); make it again") from None
-    if not matrix.has_canonical_format:
-        matrix = matrix.copy()
-        matrix.sum_duplicates()
     dtype = matrix.dtype if matrix.dtype in (np.float32, np.float64) else np.float64
     arrays = ((matrix.data, dtype), (matrix.indices, np.int32), (matrix.indptr, np.int64))
     values, columns, offsets = (
         shared(np.ascontiguousarray(array).astype(kind, copy=False)) for array, kind in arrays
     )
     return SparseRows(values, columns, offsets, matrix.shape[1])
+
+
+def _in_order(matrix: Any) -> bool:
+    """Return True if the columns of each row are in range and ascend, after one pass over them.
+
+    SciPy takes three passes, which cost more than 5 % of a search.
+    """
+    columns, offsets, d = matrix.indices, matrix.indptr, matrix.shape[1]
+    sizes = np.diff(offsets)
+    if (sizes < 0).any():
+        return False
+    starts, ends = offsets[:-1][sizes > 0], offsets[1:][sizes > 0]
+    if len(starts) == 0:
+        return True
+    falls = columns[1:] <= columns[:-1]  # only between two rows
+    between = np.count_nonzero(falls[starts[1:] - 1])
+    in_range = columns[starts].min() >= 0 and columns[ends - 1].max() < d
+    return bool(np.count_nonzero(falls) == between and in_range)
 
 
 def blocks_of(name: str, blocks: Any) -> Blocks:

@@ -800,9 +800,10 @@ def update_all(
 def set_counts(codebooks: Sequence[Codebook], counts: Sequence[torch.Tensor]) -> None:
     """Set the counts of the last pass.
 
-    Under ``vmap`` the counts do not change, because a buffer has the counts of a single call.
+    Under ``vmap`` the counts do not change, because a buffer has the counts of a single call. Exported
+    programs have none.
     """
-    if any(map(torch._C._functorch.is_batchedtensor, counts)):
+    if torch.compiler.is_exporting() or any(map(torch._C._functorch.is_batchedtensor, counts)):
         return
     if not torch.compiler.is_compiling() and not torch.is_inference_mode_enabled():
         for codebook in codebooks:  # of a layer that was made, moved or copied in inference mode

@@ -86,12 +86,20 @@ def nearest(rows: torch.Tensor, codebook: torch.Tensor, cosine: bool, k: int) ->
         found = _scores(x, c, cosine).topk(min(k + 4, len(c)), dim=-1).indices
         near, x = c.double()[found], x.double().unsqueeze(-2)
         score = -(near * x).sum(-1) if cosine else (near - x).square().sum(-1)
-        return found.gather(-1, score.argsort(dim=-1, stable=True))
+        return found.gather(-1, _order(score))
 
     found = _in_blocks(rows, codebook, rest)
     # sort the exact nearest codeword behind all others
-    others = (found == first).to(torch.uint8).argsort(dim=-1, stable=True)
+    others = _order((found == first).int())
     return torch.cat([first, found.gather(-1, others)[..., : k - 1]], -1)
+
+
+def _order(keys: torch.Tensor) -> torch.Tensor:
+    """Return the ascending order of keys ``[..., n]``, and of equal keys by place.
+
+    ONNX has no name for a stable sort, but its sort is stable.
+    """
+    return keys.argsort(-1) if torch.compiler.is_exporting() else keys.argsort(dim=-1, stable=True)
 
 
 def _scores(x: torch.Tensor, c: torch.Tensor, cosine: bool) -> torch.Tensor:
@@ -103,7 +111,7 @@ def _scores(x: torch.Tensor, c: torch.Tensor, cosine: bool) -> torch.Tensor:
         return distances(x, c, cosine)
     mean = c.double().mean(0)
     c, x = c.double() - mean, x.double() - mean
-    size = c.abs().amax().clamp(min=torch.finfo(c.dtype).tiny)
+    size = c.abs().flatten().amax(0).clamp(min=torch.finfo(c.dtype).tiny)
     c, x = c / size, x / size
     largest = x.abs().amax(-1, keepdim=True).clamp(min=1)
     with no_autocast(x.device):

@@ -411,6 +411,17 @@ class Float32Module(nn.Module):
 # --- gradients of codewords that ``vq`` has not chosen; its own estimators are closed forms ------
 
 
+def differentiable(loss: torch.Tensor) -> torch.Tensor:
+    """Return a loss that ``backward`` takes, as the peer's, even if it depends on nothing with a gradient."""
+    if (
+        not torch.is_grad_enabled()
+        or torch.compiler.is_compiling()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+    ):
+        return loss
+    return loss.detach().requires_grad_()
+
+
 def straight_through(x: torch.Tensor, codewords: torch.Tensor) -> torch.Tensor:
     """Return the codeword, to the bit.
 

@@ -38,7 +38,7 @@ class Stages:
             return False
         # in this case the gradient of quantized differs from the gradient of the op
         return (
-            not torch.is_grad_enabled()
+            not _with_gradients()
             or self._routed(start)
             or not any(codebook.embed.requires_grad for codebook in self.codebooks)
         )
@@ -52,7 +52,7 @@ class Stages:
         codebooks = [codebook.embed for codebook in self.codebooks]
         if self.updated:
             codebooks = snapshots(codebooks)
-        if not learning and torch.is_grad_enabled():
+        if not learning and _with_gradients():
             codebooks = [codebook.detach() for codebook in codebooks]
         out, sums = run(
             composed.Arguments(
@@ -60,7 +60,7 @@ class Stages:
                 codebooks,
                 metric="l2",
                 exact=True,
-                with_sums=self.updated or (learning and torch.is_grad_enabled()),
+                with_sums=self.updated or (learning and _with_gradients()),
                 codebook_weight=float(learning),
                 commitment_weight=1.0,
                 rotation=self.first.rotation_trick,
@@ -98,6 +98,11 @@ class Stages:
             losses = losses.detach()
             return torch.where(losses.isnan(), losses, 0.0)
         return (losses - losses.detach() / 2 if learning else losses) * weight
+
+
+def _with_gradients() -> bool:
+    """Return True where the gradient mode is on, and in a trace, whose check must find the same graph."""
+    return torch.is_grad_enabled() or torch.jit.is_tracing()  # type: ignore[attr-defined]
 
 
 def _options(layer: VectorQuantize) -> tuple[Any, ...]:

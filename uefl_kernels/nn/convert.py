@@ -57,7 +57,7 @@ def from_encodec(state: StateDict, **options: Any) -> ResidualVQ:
         ValueError: the state dict has no codebooks of EnCodec.
     """
     pattern = r"layers\.(\d+)\._?codebook\.(inited|cluster_size|embed|embed_avg)"
-    layers = _numbered("from_encodec", state, pattern)
+    layers = _numbered("from_encodec", state, pattern, "layers.")
     codebooks = [
         {
             "initted": codebook["inited"].bool().reshape(()),
@@ -133,7 +133,7 @@ def from_mimi(state: StateDict, **options: Any) -> tuple[ResidualVQ, ResidualVQ]
 def _from_half(state: StateDict, half: str, options: dict[str, Any]) -> ResidualVQ:
     start = rf"{half}_residual_vector_quantizer\."
     pattern = rf"{start}layers\.(\d+)\.codebook\.(initialized|cluster_usage|embed_sum)"
-    layers = _numbered("from_mimi", state, pattern)
+    layers = _numbered("from_mimi", state, pattern, f"{half}_residual_vector_quantizer.layers.")
     codebooks = []
     for codebook in layers:
         total, usage = codebook["embed_sum"], codebook["cluster_usage"]
@@ -143,7 +143,8 @@ def _from_half(state: StateDict, half: str, options: dict[str, Any]) -> Residual
         codebooks.append({name: value.unsqueeze(0) for name, value in buffers.items()})
         codebooks[-1]["initted"] = codebook["initialized"].bool().reshape(())
     size, inner = layers[0]["embed_sum"].shape
-    projections = _named("from_mimi", state, rf"{start}(input_proj|output_proj)\.weight")
+    names = [f"{half}_residual_vector_quantizer.{name}_proj." for name in ("input", "output")]
+    projections = _named("from_mimi", state, rf"{start}(input_proj|output_proj)\.weight", *names)
     if len(projections) == 1:
         (only,) = projections
         raise ValueError(f"from_mimi: {half} has only {only}, expected input_proj and output_proj, or none")
@@ -212,7 +213,8 @@ def from_dac(state: StateDict, **options: Any) -> ResidualVQ:
     Raises:
         ValueError: the state dict has no codebooks of DAC.
     """
-    layers = _numbered("from_dac", state, r"quantizers\.(\d+)\.((?:in_proj|out_proj|codebook)\..+)")
+    pattern = r"quantizers\.(\d+)\.((?:in_proj|out_proj|codebook)\..+)"
+    layers = _numbered("from_dac", state, pattern, "quantizers.")
     size, inner = layers[0]["codebook.weight"].shape
     dim = layers[0]["out_proj.bias"].shape[0]
     defaults: dict[str, Any] = {"cosine_search": True, "commitment_weight": 0.25, "codebook_loss_weight": 1.0}
@@ -297,8 +299,8 @@ def from_vqmodel(state: StateDict, beta: float = 0.25, legacy: bool = True, **op
     Raises:
         ValueError: the state dict has no codebook of a VQModel.
     """
-    names = r"quantize\.(embedding)\.weight", r"(embedding)\.weight"
-    found = _named("from_vqmodel", state, names[0]) or _named("from_vqmodel", state, names[1])
+    found = _named("from_vqmodel", state, r"quantize\.(embedding)\.weight", "quantize.")
+    found = found or _named("from_vqmodel", state, r"(embedding)\.weight", "embedding.", "used")
     if not found:
         raise ValueError("from_vqmodel: found no name like 'quantize.embedding.weight' in the state dict")
     codewords = found["embedding"]
@@ -328,14 +330,14 @@ def to_vqmodel(layer: VectorQuantize, prefix: str = "quantize.") -> dict[str, to
 # --- helpers ---------------------------------------------------------------------------------------------
 
 
-def _numbered(where: str, state: StateDict, pattern: str) -> list[dict[str, torch.Tensor]]:
+def _numbered(where: str, state: StateDict, pattern: str, *own: str) -> list[dict[str, torch.Tensor]]:
     """Return the tensors of each quantizer by name.
 
     The first group of the pattern is the number of the quantizer, the second the name. Raise ValueError if a
-    number is missing or the names differ.
+    number is missing, the names differ, or a name that begins with ``own`` is not read.
     """
     found: dict[int, dict[str, torch.Tensor]] = {}
-    for match, value in _matches(where, state, pattern):
+    for match, value in _matches(where, state, pattern, own):
         found.setdefault(int(match[2]), _Parts(where))[match[3]] = value
     states = [found[place] for place in sorted(found)]
     if not states or sorted(found) != list(range(len(states))):
@@ -361,24 +363,34 @@ class _Parts(dict[str, torch.Tensor]):
         raise ValueError(f"{self.where}: found no {name} of a quantizer, only {sorted(self)}")
 
 
-def _named(where: str, state: StateDict, pattern: str) -> dict[str, torch.Tensor]:
+def _named(where: str, state: StateDict, pattern: str, *own: str) -> dict[str, torch.Tensor]:
     """Return the tensors with a name that ends with the pattern.
 
     The keys are its first group.
     """
-    return {match[2]: value for match, value in _matches(where, state, pattern)}
+    return {match[2]: value for match, value in _matches(where, state, pattern, own)}
 
 
-def _matches(where: str, state: StateDict, pattern: str) -> list[tuple[re.Match[str], torch.Tensor]]:
+def _matches(
+    where: str, state: StateDict, pattern: str, own: Sequence[str]
+) -> list[tuple[re.Match[str], torch.Tensor]]:
     """Return the tensors with a name that ends with the pattern, and the match.
 
-    Raise ValueError if the names begin in several ways: they are of several models.
+    Raise ValueError if the names begin in several ways: they are of several models. Raise it also if another
+    name begins as they do, followed by one of ``own``: the layer would lose a part of the quantizer.
     """
     matches = [(re.fullmatch(rf"(.*\.)?{pattern}", name), value) for name, value in state.items()]
     found = [(match, value) for match, value in matches if match is not None]
     starts = sorted({match[1] or "" for match, _ in found})
     if len(starts) > 1:
         raise ValueError(f"{where}: found several models, {starts}; give the state dict of one")
+    begins = tuple(starts[0] + name for name in own) if starts else ()
+    unread = {name for name in state if name.startswith(begins)} - {match[0] for match, _ in found}
+    if unread:
+        raise ValueError(
+            f"{where}: the layer has no equivalent of {sorted(unread)}; leave it out of the state dict to"
+            " convert the rest"
+        )
     return found
 
 

@@ -331,6 +331,10 @@ class ResidualScalarQuantizer(ResidualQuantizer):
         """Return the codewords of every quantizer, ``[Q, K, d]``, before they are scaled."""
         raise NotImplementedError
 
+    def _kept(self, device: torch.device, seed: int | None) -> int:
+        """Draw how many quantizers run; all of them without gradients, as in the peer."""
+        return super()._kept(device, seed) if torch.is_grad_enabled() else self._num_quantizers
+
     def _scale(self, place: int) -> torch.Tensor | float:
         """Return the factor of the codewords of a quantizer."""
         return 1.0
@@ -495,6 +499,8 @@ class GroupedScalar(Coder):
             raise ValueError(f"{name}: dim={dim} cannot be cut into groups={groups}; make it a multiple")
         self._dim, self._image = dim, accept_image_fmap
         self.rvqs = nn.ModuleList(kind(dim=dim // groups, **options) for _ in range(groups))
+        for rvq in self._residuals:
+            rvq._part_of = name
 
     dim = fixed("dim", lambda layer: layer._dim, "Length of the vectors.")
     groups = fixed("groups", lambda layer: len(layer.rvqs), "The number of parts of the channels.")

@@ -130,7 +130,7 @@ class LatentQuantize(ConstantBuffers, Coder):
         lambda layer: len(layer._levels) * layer._num_codebooks,
         "Number of elements that are quantized.",
     )
-    codebook_size = fixed("codebook_size", lambda layer: int(layer._levels.prod()), "K.")
+    codebook_size = fixed("codebook_size", lambda layer: math.prod(layer._level_list), "K.")
     keep_num_codebooks_dim = fixed(
         "keep_num_codebooks_dim", lambda layer: layer._keep, "True if indices are [..., num_codebooks]."
     )
@@ -191,7 +191,7 @@ class LatentQuantize(ConstantBuffers, Coder):
     @in_a_call
     def indices_to_codes(self, indices: torch.Tensor, project_out: bool = True) -> torch.Tensor:
         """Return what ``forward`` returns as quantized for these indices, integers of any width."""
-        indices = as_indices("LatentQuantize", indices, least=0, size=math.prod(self._level_list))
+        indices = as_indices("LatentQuantize", indices, least=0, size=self.codebook_size)
         if self._keep:
             check_codebooks("LatentQuantize", indices, self.num_codebooks)
         places = indices.unsqueeze(-1) // self._basis % self._levels

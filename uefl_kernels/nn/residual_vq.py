@@ -18,7 +18,7 @@ from torch import nn
 from .._gather import take_along
 from .._numbers import as_integer
 from . import _distributed
-from ._codebook import Coder
+from ._codebook import Coder, set_counts
 from ._losses import masked_mean
 from ._shared import (
     Float32Module,
@@ -26,6 +26,7 @@ from ._shared import (
     as_indices,
     check_codebooks,
     counts,
+    differentiable,
     directional,
     fixed,
     indices_of_each,
@@ -49,6 +50,7 @@ class ResidualQuantizer(Coder):
 
     layers: nn.ModuleList
     quantize_dropout: bool
+    _part_of: str | None = None  # the class of the grouped layer that calls this one, for errors
 
     def __init__(
         self, num_quantizers: int, quantize_dropout: bool, cutoff_index: int, multiple_of: int
@@ -62,6 +64,11 @@ class ResidualQuantizer(Coder):
     num_quantizers = fixed(
         "num_quantizers", lambda layer: layer._num_quantizers, "Q, the number of quantizers."
     )
+
+    @property
+    def _title(self) -> str:
+        """Return the class that errors name."""
+        return self._part_of or type(self).__name__
 
     @property
     def quantize_dropout_cutoff_index(self) -> int:
@@ -110,7 +117,7 @@ class ResidualQuantizer(Coder):
 
     def _check_n_q(self, n_q: int | torch.Tensor, examples: int, searching: bool = False) -> int:
         """Return how many quantizers run, or raise ValueError or TypeError for numbers that do not fit."""
-        name = type(self).__name__
+        name = self._title
         if not isinstance(n_q, torch.Tensor):
             (kept,) = counts(name, n_q=n_q)
         else:
@@ -166,10 +173,10 @@ class ResidualQuantizer(Coder):
 
     def _padded(self, indices: torch.Tensor) -> torch.Tensor:
         """Fill up indices ``[..., q]`` to ``[..., Q]`` by -1, for quantizers that are left out."""
-        indices = as_indices(type(self).__name__, indices, least=-1)
+        indices = as_indices(self._title, indices, least=-1)
         if not indices.dim() or not 1 <= indices.shape[-1] <= self._num_quantizers:
             raise ValueError(
-                f"{type(self).__name__}: indices must have shape [..., 1 to {self._num_quantizers}], got"
+                f"{self._title}: indices must have shape [..., 1 to {self._num_quantizers}], got"
                 f" {list(indices.shape)}"
             )
         return nn.functional.pad(indices, (0, self._num_quantizers - indices.shape[-1]), value=-1)
@@ -211,7 +218,8 @@ class ResidualVQ(ResidualQuantizer):
 
     Attributes:
         codebook_sizes: K of each quantizer.
-        layers: the quantizers. Their ``perplexity`` and ``usage`` say how each of them is used.
+        layers: the quantizers.
+        perplexity, usage: ``[Q]``, of each quantizer, as in :class:`VectorQuantize`.
         codebooks: ``[Q, K, d]``, or a tuple of ``[K, d]`` where sizes differ.
 
     Raises:
@@ -356,7 +364,7 @@ class ResidualVQ(ResidualQuantizer):
     @property
     def layout(self) -> Layout:
         """Return the place of the channels in the input."""
-        return Layout("ResidualVQ", self.dim, self.channel_last, 2 if self.accept_image_fmap else 0)
+        return Layout(self._title, self.dim, self.channel_last, 2 if self.accept_image_fmap else 0)
 
     @property
     def codebooks(self) -> torch.Tensor | tuple[torch.Tensor, ...]:
@@ -367,6 +375,19 @@ class ResidualVQ(ResidualQuantizer):
     @property
     def _quantizers(self) -> list[VectorQuantize]:
         return [layer for layer in self.layers if isinstance(layer, VectorQuantize)]
+
+    @property
+    def perplexity(self) -> torch.Tensor:
+        """Return the perplexity of each quantizer in the last forward pass, ``[Q]``.
+
+        A quantizer that was left out has 1. A shared codebook has one value, of all its quantizers.
+        """
+        return torch.stack([layer.perplexity for layer in self._quantizers])
+
+    @property
+    def usage(self) -> torch.Tensor:
+        """Return the share of codewords of each quantizer that the last forward pass chose, ``[Q]``."""
+        return torch.stack([layer.usage for layer in self._quantizers])
 
     # --- from indices to codewords -------------------------------------------------------------------------
 
@@ -397,7 +418,7 @@ class ResidualVQ(ResidualQuantizer):
 
         A position with only indices -1 is zero.
         """
-        indices = as_indices("ResidualVQ", indices)
+        indices = as_indices(self._title, indices)
         output = project(self.project_out, self.get_codes_from_indices(indices).sum(0))
         output = output.masked_fill((indices < 0).all(-1, keepdim=True), 0)
         return self.layout.outward(output, output.dim())
@@ -448,14 +469,14 @@ class ResidualVQ(ResidualQuantizer):
         }
         if indices is not None:
             if isinstance(indices, (list, tuple)):
-                indices = torch.stack(indices_of_each("ResidualVQ", indices, self._num_quantizers), -1)
-            stacked = as_indices("ResidualVQ", indices)
-            check_codebooks("ResidualVQ", stacked, self._num_quantizers)
+                indices = torch.stack(indices_of_each(self._title, indices, self._num_quantizers), -1)
+            stacked = as_indices(self._title, indices)
+            check_codebooks(self._title, stacked, self._num_quantizers)
             total, loss = self._cross_entropies(start, stacked, options)
             return self._output(x, start, total, mask), loss
         if beam_size is None:
             beam_size = self.beam_size if self.training else self.eval_beam_size
-        searching = beam_size is not None and counts("ResidualVQ", beam_size=beam_size)[0] > 1
+        searching = beam_size is not None and counts(self._title, beam_size=beam_size)[0] > 1
         kept = (
             self._kept(x.device, rand_quantize_dropout_fixed_seed)
             if n_q is None
@@ -477,6 +498,10 @@ class ResidualVQ(ResidualQuantizer):
         if kept < self._num_quantizers:
             all_indices = self._padded(all_indices)
             losses = nn.functional.pad(losses, (0, self._num_quantizers - kept))
+        if self.training and not losses.requires_grad:
+            losses = differentiable(losses)
+        if searching or self._shared or kept < self._num_quantizers:
+            self._count(all_indices)
         result = (self._output(x, start, total, mask), all_indices, losses)
         return (*result, self.get_codes_from_indices(all_indices)) if return_all_codes else result
 
@@ -536,6 +561,17 @@ class ResidualVQ(ResidualQuantizer):
             for layer, given, chosen in zip(self._quantizers, inputs, best.indices.unbind(-1), strict=False):
                 layer.update_indices(given.detach(), chosen, mask=mask)
         return best.total, best.indices, losses, inputs
+
+    def _count(self, indices: torch.Tensor) -> None:
+        """Set the counts of quantizers that were left out, share a codebook, or were searched by beams."""
+        codebooks = [layer._codebook for layer in self._quantizers]
+        counts = [
+            _counted(chosen, size)
+            for chosen, size in zip(indices.unbind(-1), self.codebook_sizes, strict=True)
+        ]
+        if self._shared:
+            codebooks, counts = codebooks[:1], [torch.stack(counts).sum(0)]
+        set_counts(codebooks, [count.unsqueeze(0) for count in counts])
 
     def _cross_entropies(
         self, start: torch.Tensor, indices: torch.Tensor, options: dict[str, Any]
@@ -637,6 +673,13 @@ def _used(
         return mask
     used = (n_q.to(x.device).long() > place).view(-1, *[1] * (x.dim() - 2)).expand(x.shape[:-1])
     return used if mask is None else used & mask
+
+
+def _counted(indices: torch.Tensor, size: int) -> torch.Tensor:
+    """Count how often each of ``size`` codewords was chosen, ``[size]``, where an index is not -1."""
+    places = indices.reshape(-1) + 1
+    counts = torch.zeros(size + 1, dtype=torch.int64, device=places.device)
+    return counts.scatter_add(0, places, torch.ones_like(places))[1:]  # not in place, for vmap
 
 
 class Beams(NamedTuple):
@@ -773,6 +816,7 @@ class GroupedResidualVQ(Coder):
         rvqs: the groups' quantizers.
         codebooks: ``[groups, Q, K, d]``, or a tuple of ``[K, d]`` per group if the sizes of the quantizers
             differ.
+        perplexity, usage: ``[groups, Q]``, as in :class:`ResidualVQ`.
 
     Raises:
         ValueError, TypeError: as :class:`ResidualVQ`, or ``dim`` is not a multiple of ``groups``.
@@ -801,6 +845,8 @@ class GroupedResidualVQ(Coder):
         self._dim = dim
         options = {"accept_image_fmap": accept_image_fmap, "channel_last": channel_last, **kwargs}
         self.rvqs = nn.ModuleList(ResidualVQ(dim=dim // groups, **options) for _ in range(groups))
+        for rvq in self._residuals:
+            rvq._part_of = "GroupedResidualVQ"
 
     dim = fixed("dim", lambda layer: layer._dim, "Length of the vectors.")
     groups = fixed("groups", lambda layer: len(layer.rvqs), "The number of parts of the channels.")
@@ -832,6 +878,16 @@ class GroupedResidualVQ(Coder):
             if self._residuals[0].uniform_codebook_size
             else codebooks
         )
+
+    @property
+    def perplexity(self) -> torch.Tensor:
+        """Return the perplexity of each quantizer in the last forward pass, ``[groups, Q]``."""
+        return torch.stack([rvq.perplexity for rvq in self._residuals])
+
+    @property
+    def usage(self) -> torch.Tensor:
+        """Return the share of codewords that the last forward pass chose, ``[groups, Q]``."""
+        return torch.stack([rvq.usage for rvq in self._residuals])
 
     @property
     def split_dim(self) -> int:

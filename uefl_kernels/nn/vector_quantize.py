@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from .. import VQOutput, vq, vq_with_sums
+from .._checks import refuse_forward_mode
 from .._gather import flat_indices, gather, take_along
 from .._snapshot import snapshot
 from . import _distributed, _losses, _search
@@ -28,6 +29,7 @@ from ._shared import (
     at_least_float32,
     by_codebook,
     counts,
+    differentiable,
     directional,
     fixed,
     numbers,
@@ -129,7 +131,7 @@ class VectorQuantize(Coder):
         layernorm_after_project_in: normalize the result of ``project_in``, if it is linear.
         threshold_ema_dead_code: codewords with an averaged cluster size below it move to random rows of the
             batch; 0 = off.
-        channel_last: False for ``[B, D, N]`` input.
+        channel_last: False for ``[B, D, N]`` input; feature maps have their channels second anyway.
         accept_image_fmap: ``[B, D, H, W]`` input, read in place.
         accept_3d_fmap: ``[B, D, L, H, W]`` input, read in place.
         commitment_weight: weight of the mean squared distance between the input and its codeword; with
@@ -526,6 +528,9 @@ class VectorQuantize(Coder):
         quantized, chosen = self.project_out(found.values), found.indices
 
         # 3. Fill in the padding, and move the channels back.
+        loss = found.loss
+        if self.training and not loss.requires_grad:
+            loss = differentiable(loss)
         if self.heads == 1 and topk is None:
             chosen = chosen.squeeze(-1)
         if mask is not None:
@@ -533,11 +538,7 @@ class VectorQuantize(Coder):
         quantized = layout.outward(quantized, x.dim())
         if indices is not None:
             return quantized, found.cross_entropy
-        return (
-            (quantized, chosen, found.loss, found.terms)
-            if return_loss_breakdown
-            else (quantized, chosen, found.loss)
-        )
+        return (quantized, chosen, loss, found.terms) if return_loss_breakdown else (quantized, chosen, loss)
 
     def _fill_padding(
         self,
@@ -656,6 +657,7 @@ class VectorQuantize(Coder):
         self, rows: torch.Tensor, codebook: torch.Tensor, call: ForwardOptions, summed: bool, measured: bool
     ) -> Assignment:
         """Choose several codewords, draw codewords, or take them from a codebook of each row."""
+        refuse_forward_mode("VectorQuantize", rows, codebook)
         cosine, k = self._codebook.metric == "cosine", call.topk
         sampling = call.sampling if self.training else call.sampling._replace(drawn=False, soft=False)
         split, searched = self._searched(rows, codebook)
@@ -1175,13 +1177,6 @@ def _refuse_conflicts(given: dict[str, Any]) -> None:
             "use_cosine_sim=True compares by the angle already; leave out cosine_search",
         ),
         (all(maps), "accept_image_fmap and accept_3d_fmap exclude each other"),
-        (
-            any(maps) and not given["channel_last"],
-            (
-                "accept_image_fmap=True says where the channels are, as accept_3d_fmap=True does; leave"
-                " channel_last at True"
-            ),
-        ),
     )
 
 

@@ -314,13 +314,15 @@ def _call(
     estimator: str,
 ) -> tuple[VQOutput, torch.Tensor]:
     check_search("vq", x, codebook, metric, precision)
-    if with_sums is None:  # then only for the codebook's gradient
-        with_sums = codebook_weight != 0 and needs_gradient(codebook)
+    compiling = torch.compiler.is_compiling()
+    if with_sums is None:  # then for the codebook's gradient, and in a trace, whose check has none
+        traced = not compiling and torch._C._is_tracing()
+        with_sums = codebook_weight != 0 and (traced or needs_gradient(codebook))
     if estimator not in ESTIMATORS:
         raise ValueError(f"vq: estimator {estimator!r} is not known, expected one of {ESTIMATORS}")
     check_reverse_mode("vq", x, codebook)
     check_weights("vq", codebook_weight=codebook_weight, commitment_weight=commitment_weight)
-    differentiable, compiling = needs_gradient(x, codebook), torch.compiler.is_compiling()
+    differentiable = needs_gradient(x, codebook)
     if compiling and differentiable:
         # the caller may update it in place before the backward pass; eager autograd refuses that
         codebook = snapshot(codebook)
