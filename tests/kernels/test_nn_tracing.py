@@ -63,7 +63,7 @@ def test_exported_for_any_batch_and_length(name):
         same(program(normal(*shape, seed=5))[:3], model(normal(*shape, seed=5))[:3])
 
 
-class Quantized(nn.Module):
+class FirstResults(nn.Module):
     """The first results of a layer that also returns a dict."""
 
     def __init__(self, layer):
@@ -76,7 +76,7 @@ class Quantized(nn.Module):
 
 TRACED = {
     **LAYERS,
-    "fsp": lambda: Quantized(LAYERS["fsp"]()),
+    "fsp": lambda: FirstResults(LAYERS["fsp"]()),
     "plain": lambda: VectorQuantize(8, 16),
     "residual": lambda: ResidualVQ(dim=8, num_quantizers=3, codebook_size=16),
     "learned": lambda: ResidualVQ(dim=8, num_quantizers=3, codebook_size=16, learnable_codebook=True),

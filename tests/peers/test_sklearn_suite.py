@@ -33,7 +33,5 @@ def test_page_names_the_pinned_versions():
     text = " ".join(PAGE.read_text().split())
     assert f"(here {pinned('scikit-learn', 'requirements.txt')})" in text
     version = pinned("vector-quantize-pytorch", "requirements-peers.txt")
-    assert (
-        f"[vector-quantize-pytorch](https://github.com/lucidrains/vector-quantize-pytorch) {version} " in text
-    )
+    assert f"/vector-quantize-pytorch) {version}. " in text
     assert f"torch {pinned('torch', 'requirements.txt')} " in text

@@ -332,7 +332,10 @@ class ResidualScalarQuantizer(ResidualQuantizer):
         raise NotImplementedError
 
     def _kept(self, device: torch.device, seed: int | None) -> int:
-        """Draw how many quantizers run; all of them without gradients, as in the peer."""
+        """Draw how many quantizers run.
+
+        Without gradients all of them run, as in the peer.
+        """
         return super()._kept(device, seed) if torch.is_grad_enabled() else self._num_quantizers
 
     def _scale(self, place: int) -> torch.Tensor | float:
