@@ -16,6 +16,7 @@ def main() -> None:
     Without the packages of the federated layer, print how to install them.
     """
     spin_briefly()
+    os.environ["MPLBACKEND"] = "agg"  # pictures are files, whatever backend the user's windows have
     try:
         import_module("uefl")
     except ImportError as error:

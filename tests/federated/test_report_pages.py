@@ -424,6 +424,13 @@ def uefl(*arguments, **keys):
 
 
 @pytest.mark.slow
+def test_a_report_needs_no_backend_of_the_user(tmp_path):
+    sample_runs.write(tmp_path, sample_runs.records(clients=1))
+    process = uefl("report", str(tmp_path), env={"MPLBACKEND": "nonsense"})
+    assert (process.communicate()[1], process.returncode) == (b"", 0)
+
+
+@pytest.mark.slow
 def test_a_terminal_of_ascii_shows_the_report(tmp_path):
     lines = [line | {"client": "клиника"} for line in sample_runs.records(clients=1)]
     sample_runs.write(tmp_path, lines)
