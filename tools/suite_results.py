@@ -16,12 +16,28 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
+
 from uefl.suites import report
 from uefl.suites.suite import load
 
 PLACE = Path(__file__).parents[1] / "reproduction" / "results"
 LARGEST = 60_000  # bytes of a picture
+_COLORS = 64  # of a picture that would be larger
 _PATH = re.compile(r"(?<!\S)/[^\s:,]+")  # of the machine that the suite ran on
+
+
+def _kept(picture: Path, place: Path) -> bool:
+    """Copy a picture, with fewer colors if it is too large, and return False if it still is."""
+    if picture.stat().st_size <= LARGEST:
+        shutil.copyfile(picture, place)
+        return True
+    with Image.open(picture) as full:
+        full.convert("RGB").quantize(_COLORS).save(place, optimize=True)
+    if place.stat().st_size > LARGEST:
+        place.unlink()
+        return False
+    return True
 
 
 def keep(folder: Path, place: Path = PLACE) -> None:
@@ -38,8 +54,7 @@ def keep(folder: Path, place: Path = PLACE) -> None:
     picture = next(
         (p for p in (folder / "plots" / f"{kind}.png" for kind in ("sweep", "curves")) if p.exists()), None
     )
-    if picture is not None and picture.stat().st_size <= LARGEST:
-        shutil.copyfile(picture, place / f"{name}.png")
+    if picture is not None and _kept(picture, place / f"{name}.png"):
         what = "The sweep" if picture.stem == "sweep" else "Accuracy over the rounds"
         pages.append(f"![{what}, {name}]({name}.png)")
     pages.append(f"Every number by seed: [{name}.json]({name}.json)")
