@@ -67,8 +67,8 @@ def alone():
         (op(vq, False, True), 37),
         (op(vq, True, True), 37),
         (op(vq_with_sums, False, True), 34),
-        (layer(), 154),
-        (layer(learnable_codebook=True, ema_update=False), 115),
+        (layer(), 155),
+        (layer(learnable_codebook=True, ema_update=False), 116),
     ],
     ids=["vq", "vq, learned", "vq with sums", "layer", "layer, learned"],
 )

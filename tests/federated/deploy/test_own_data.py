@@ -198,7 +198,7 @@ def test_a_folder_of_sets_that_is_no_silo_is_a_line(sets, change, line):
     ("keys", "line"),
     [
         ({"priors": "estimated"}, "labeled .*sets"),
-        ({"prior_noise": 0.1}, "clients .*process"),
+        ({"prior_noise": 0.1}, "key 'prior_noise': "),
         ({"labeled": 40}, "key 'labeled': .*data.source"),
         (
             {"data": {"partition": {"scheme": "unlabeled", "split": "iid", "sets": 3}}},
