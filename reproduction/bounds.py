@@ -13,6 +13,7 @@ import argparse
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import NamedTuple
 
 import torch
@@ -27,7 +28,7 @@ from uefl.models.normalization import normalized
 from uefl.models.saved import SavedModel
 
 DELTA = 0.05
-"""probability with which a bound may fail"""
+"""the largest probability that a bound fails"""
 NOISE = (0.1, 0.3, 1.0)
 """standard deviation of the noise, as a multiple of the features'"""
 
@@ -166,8 +167,8 @@ HEADER = (
 
 def row(arm: str, found: Sequence[ClientMeasurements]) -> str:
     """Return the row of an arm: means over the clients, and the largest deviation and gap."""
-    first, second, third, fourth = (_mean(values) for values in zip(*map(bounds, found), strict=True))
-    changed = " / ".join(f"{_mean(shares):.3f}" for shares in zip(*(f.changed for f in found), strict=True))
+    first, second, third, fourth = (fmean(values) for values in zip(*map(bounds, found), strict=True))
+    changed = " / ".join(f"{fmean(shares):.3f}" for shares in zip(*(f.changed for f in found), strict=True))
     deviation = max(f.deviation for f in found)
     values = [f"{deviation:.3f}", f"{first:.3f}", f"{second:.2f}", f"{max(f.gap for f in found):+.3f}"]
     values += [f"{third:.1f}", f"{fourth:.0f}", changed]
@@ -186,10 +187,6 @@ def bounds(found: ClientMeasurements) -> tuple[float, float, float, float]:
         gap_bound(found.n, positions * found.log_cells, found.classes) / math.log(10),
         gap_bound(found.n, covering(found.n, positions * dim), found.classes) / math.log(10),
     )
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 def main() -> None:

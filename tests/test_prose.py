@@ -333,7 +333,7 @@ def test_the_glossary_has_at_most_forty_terms():
     assert 30 < len(terms) <= 40
 
 
-# what stands for a term of the glossary, and the folders in which it has no other meaning
+# synonyms of a term of the glossary, and the folders in which a synonym has no other meaning
 SYNONYMS = {
     "(?i)answer": ("reply", "uefl", "tests/federated"),
     "left_out|(?:dropped|discarded|ignored) (?:repl|update)": ("rejected", "uefl"),
