@@ -169,7 +169,7 @@ bench() {
   measure bench-kmeans 90 --op kmeans_step,kmeans_lloyd "${first[@]}"
   measure bench-mc_dropout 60 --op mc_dropout_mlp,mc_dropout "${first[@]}"
   measure bench-transition 60 --op transition_nll,log_transition_probs,transition_double_softmax,set_proportion_loss "${first[@]}"
-  measure bench-rest 80 --op kmeans,layer,residual_vq,rvq,lfq_entropy,linear,estimator,estimator_sparse "${first[@]}"
+  measure bench-rest 80 --op kmeans,layer,residual_vq,rvq,lfq_entropy,fsq,linear,estimator,estimator_sparse "${first[@]}"
   measure bench-compiled 80 --op transition_nll,log_transition_probs,transition_double_softmax,set_proportion_loss --peers compiled
   federated bench-rounds 100 -m benchmarks.uefl_round demo --device "$device" --set arms=uefl --set local_epochs=20 --processes 2,4 --bf16 --turns 2
   measure bench-layer_compiled 60 --op layer_compiled

@@ -41,6 +41,7 @@ from uefl_kernels import (
     vq_assign,
     vq_with_sums,
 )
+from uefl_kernels.ops.fsq import fsq
 
 PATHS = {  # variables of the environment that select a path
     "wgmma": {"UEFL_BACKEND": "cuda", "UEFL_CUDA_SEARCH": "wgmma"},
@@ -233,7 +234,12 @@ def _checks() -> dict[str, SmokeCheck]:
     }
 
 
-CHECKS = _checks()
+CHECKS = _checks() | {
+    "fsq": SmokeCheck(lambda z: fsq(z, [8, 5, 5], False, False, True), (normal(900, 3),)),
+    "fsq gradient": SmokeCheck(
+        partial(gradients, lambda z: fsq(z, [8, 5, 5], False, False, False)[0], 1), (normal(900, 3),)
+    ),
+}
 
 
 def paths_here(device: str) -> list[str]:

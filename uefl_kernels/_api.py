@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from . import _flops
 from ._decompositions import decompositions
 from ._library import COMPILED, backend
-from .ops import ema_update, lfq_entropy  # noqa: F401  (define ops of the layers)
+from .ops import ema_update, fsq, lfq_entropy  # noqa: F401  (define ops of the layers)
 from .ops.kmeans import KMeansResult, kmeans, kmeans_batched
 from .ops.kmeans_step import KMeansStep, KMeansUnits, kmeans_step
 from .ops.log_transition_probs import log_transition_probs, transition_double_softmax

@@ -89,6 +89,8 @@ def test_every_op_with_products_has_a_formula():
     elementwise = {
         "dropout_mask",
         "ema_update",
+        "fsq",
+        "fsq_backward",
         "kmeans_units",
         "set_proportion_loss",
         "transition_nll",

@@ -39,6 +39,7 @@ driver.set_active(Gpu())
 JITFunction.__getitem__ = launcher
 torch.empty, torch.Tensor.new_empty = torch.zeros, torch.Tensor.new_zeros  # zeros are valid indices
 import uefl_kernels as ops
+from uefl_kernels.ops.fsq import fsq
 for path in Path(ops.__file__).parent.glob("ops/*/triton.py"):
     import_module(f"uefl_kernels.ops.{path.parent.name}.triton")
 os.environ["TRITON_INTERPRET"] = "1"  # accepts CPU tensors; the kernels were defined before
@@ -65,6 +66,8 @@ for rows, codes, number, seed in ((100, 7, 5, 3), (1, 16, 1, 1), (16, 1, 16, 16)
         ops.log_transition_probs(logits, shares, groups=groups).sum().backward()
         offsets, proportions = torch.arange(number + 1) * rows // number, torch.full((number, 10), 0.1)
         ops.set_proportion_loss(logits, offsets, proportions).sum().backward()
+        z = torch.randn(rows, 2 + number % 3).requires_grad_()
+        fsq(z, [4 + number] * z.shape[1], False, False, True)[0].sum().backward()
     report.append({name: len(keys) for name, keys in compiled.items()})
 print(json.dumps([report, sorted(grids)]))
 """

@@ -10,6 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from .._dtypes import result_dtype
+from ..ops.fsq import fsq
+from ..ops.fsq.composed import Form, formula
 from . import _distributed
 from ._codebook import Coder
 from ._shared import (
@@ -27,7 +30,6 @@ from ._shared import (
     project,
     random_rotation,
     refuse_together,
-    straight_through,
 )
 from .residual_vq import ResidualQuantizer
 
@@ -180,32 +182,24 @@ class FSQ(ConstantBuffers, Coder):
 
     def bound(self, z: torch.Tensor, eps: float = 1e-3, hard_clamp: bool = False) -> torch.Tensor:
         """Bound ``[..., d]``, round it to integers, and scale these to -1 to 1."""
-        levels = self._levels_as(z.dtype)
-        half = (levels - 1) * (1 + eps) / 2
-        offset = (1 - levels % 2) / 2
-        shift = offset / half
-        shift = shift if hard_clamp else shift.atanh()
-        bounded = self._squash(z + shift, hard_clamp) * half - offset
-        return straight_through(bounded, bounded.round()) / (levels // 2)
+        form = Form(tuple(self._level_list), False, hard_clamp, eps)
+        return formula(z.to(result_dtype(z)), form, indexed=False)[0]
 
     def symmetry_preserving_bound(self, z: torch.Tensor, hard_clamp: bool = False) -> torch.Tensor:
         """Round ``[..., d]`` to levels from -1 to 1 that are symmetric around zero."""
-        steps = self._levels_as(z.dtype) - 1
-        place = steps * (self._squash(z, hard_clamp) + 1) / 2.0 + 0.5
-        return 2.0 / steps * straight_through(place, place.floor()) - 1.0
+        form = Form(tuple(self._level_list), True, hard_clamp)
+        return formula(z.to(result_dtype(z)), form, indexed=False)[0]
 
-    @staticmethod
-    def _squash(z: torch.Tensor, hard_clamp: bool) -> torch.Tensor:
-        return z.clamp(-1, 1) if hard_clamp else z.tanh()
+    def _quantize(self, z: torch.Tensor, indexed: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        z = z.to(result_dtype(z))
+        return fsq(z, self._level_list, self.preserve_symmetry, self.bound_hard_clamp, indexed)
 
     def quantize(self, z: torch.Tensor) -> torch.Tensor:
         """Round ``[..., d]``.
 
         The gradient passes the rounding unchanged.
         """
-        if self.preserve_symmetry:
-            return self.symmetry_preserving_bound(z, self.bound_hard_clamp)
-        return self.bound(z, hard_clamp=self.bound_hard_clamp)
+        return self._quantize(z, indexed=False)[0]
 
     def maybe_apply_noise(self, bounded_z: torch.Tensor) -> torch.Tensor:
         """Add uniform noise to a share ``noise_dropout`` of the elements, in training."""
@@ -294,14 +288,15 @@ class FSQ(ConstantBuffers, Coder):
             z = z @ self.orthogonal_rot.to(dtype) if self.orthogonal_rotation else z
             if self.force_quantization_f32 and dtype not in self.allowed_dtypes:
                 z = z.float()
-            codewords = self.quantize(z)
-            indices = self.codes_to_indices(codewords) if self.return_indices else None
+            if self.return_indices:
+                self._counted()
+            codewords, indices = self._quantize(z, self.return_indices)
             codewords = self._rotated_back(self.maybe_apply_noise(codewords)).flatten(-2).to(dtype)
         output = self.project_out(codewords)
         output = output.movedim(-1, 1) if image else output
-        if indices is not None and not self._keep:
-            indices = indices.squeeze(-1)
-        return output, indices
+        if not self.return_indices:
+            return output, None
+        return output, indices if self._keep else indices.squeeze(-1)
 
 
 class ResidualScalarQuantizer(ResidualQuantizer):
