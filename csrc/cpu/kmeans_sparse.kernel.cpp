@@ -94,8 +94,22 @@ double square(const SparseRow& row) {
   return row.wide ? square_typed<double>(row) : square_typed<float>(row);
 }
 
+int64_t falls(const int32_t* columns, int64_t count) {
+  Ints found{}, before, after;
+  int64_t i = 1;
+  for (; i + kLanes <= count; i += kLanes) {
+    load(columns + i - 1, before);
+    load(columns + i, after);
+    found -= (Ints)(after <= before);  // true is -1
+  }
+  int64_t total = 0;
+  for (int lane = 0; lane < kLanes; ++lane) total += found[lane];
+  for (; i < count; ++i) total += columns[i] <= columns[i - 1];
+  return total;
+}
+
 }  // namespace
 
-const KMeansSparseKernel UEFL_VARIANT(kmeans_sparse){products, top_two, square};
+const KMeansSparseKernel UEFL_VARIANT(kmeans_sparse){products, top_two, square, falls};
 
 }  // namespace uefl::cpu

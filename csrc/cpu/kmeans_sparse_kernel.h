@@ -30,6 +30,8 @@ struct KMeansSparseKernel {
   SparseTopTwo (*top_two)(const double* products, const double* half_norms, int64_t pitch);
   // Returns the sum of the squares of a row.
   double (*square)(const SparseRow& row);
+  // Returns how many of the columns are not above the column before them.
+  int64_t (*falls)(const int32_t* columns, int64_t count);
 };
 
 extern const KMeansSparseKernel kmeans_sparse_portable, kmeans_sparse_avx2, kmeans_sparse_avx512;

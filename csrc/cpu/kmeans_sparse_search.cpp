@@ -37,6 +37,26 @@ const KMeansSparseKernel& kmeans_sparse_kernel() {
   return pick<&kmeans_sparse_portable, &kmeans_sparse_avx2, &kmeans_sparse_avx512>();
 }
 
+bool in_order(const SparseRows& x, int64_t columns, const Parallel& parallel) {
+  const int64_t* const offsets = x.offsets;
+  if (offsets[0] != 0 || offsets[x.n] != columns || !std::is_sorted(offsets, offsets + x.n + 1)) return false;
+  std::atomic<bool> ordered = true;
+  parallel(x.n, [&](int64_t lo, int64_t hi) {
+    // The falls of all columns in one long loop, less those between two rows.
+    const int64_t begin = offsets[lo];
+    int64_t falls = kmeans_sparse_kernel().falls(x.columns + begin, offsets[hi] - begin);
+    bool inside = true;
+    for (int64_t row = lo; row < hi; ++row) {
+      const int64_t first = offsets[row], end = offsets[row + 1];
+      if (first == end) continue;
+      inside = inside && x.columns[first] >= 0 && x.columns[end - 1] < x.d;
+      falls -= first > begin && x.columns[first] <= x.columns[first - 1];
+    }
+    if (!inside || falls != 0) ordered = false;
+  });
+  return ordered;
+}
+
 std::vector<double> sparse_squares(const SparseRows& x, const Parallel& parallel, const char* op) {
   std::vector<double> squares(x.n);
   std::atomic<bool> small = true;

@@ -39,6 +39,10 @@ struct SparseRows {
 
 const KMeansSparseKernel& kmeans_sparse_kernel();
 
+// Returns true if the offsets ascend from 0 to the number of columns, and the columns of each row from at
+// least 0 to below d. Nothing outside of the arrays is read.
+bool in_order(const SparseRows& x, int64_t columns, const Parallel& parallel);
+
 // Returns |x|^2 of each row. Throws std::runtime_error with the name of the op if a value is not finite or
 // exceeds kLargest.
 std::vector<double> sparse_squares(const SparseRows& x, const Parallel& parallel, const char* op);

@@ -38,15 +38,6 @@ bool is_matrix(const Tensor& tensor, ScalarType dtype, int64_t d) {
          tensor.size(1) == d;
 }
 
-// Returns true if CSR columns are within [0, d), and offsets ascend within [0, count].
-bool within(const int32_t* columns, int64_t count, const int64_t* offsets, int64_t n, int64_t d) {
-  bool inside = d > 0 && offsets[0] == 0 && offsets[n] == count;
-  for (int64_t i = 0; i < n; ++i) inside = inside && offsets[i] <= offsets[i + 1];
-  uint32_t largest = 0;
-  for (int64_t i = 0; i < count; ++i) largest = std::max(largest, static_cast<uint32_t>(columns[i]));
-  return inside && (count == 0 || largest < d);
-}
-
 // Returns the rows after a check of every index, because the kernels read without a check.
 cpu::SparseRows rows_of(const Tensor& values, const Tensor& columns, const Tensor& offsets, int64_t d) {
   const ScalarType dtype = values.scalar_type();
@@ -63,8 +54,11 @@ cpu::SparseRows rows_of(const Tensor& values, const Tensor& columns, const Tenso
                           static_cast<const int64_t*>(offsets.const_data_ptr()),
                           n,
                           d};
-  require(within(x.columns, count, x.offsets, n, d),
-          "columns must be from 0 to d - 1, and offsets must ascend from 0 to the length of values");
+  const auto by_rows = [](int64_t rows, const auto& work) {
+    torch::stable::parallel_for(0, rows, 1024, work);
+  };
+  require(in_order(x, count, by_rows),
+          "columns must ascend in each row, from 0 to d - 1, and offsets from 0 to the length of values");
   return x;
 }
 

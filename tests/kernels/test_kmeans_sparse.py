@@ -332,7 +332,19 @@ def test_flags_that_are_no_longer_true():
     matrix.has_sorted_indices = matrix.has_canonical_format = True
     found, expected = (KMeans(3, init=x[:9:3], n_init=1).fit(rows) for rows in (matrix, x))
     assert found.inertia_ == pytest.approx(expected.inertia_)
+    for name in ("auto", "reference"):
+        with backend(name):
+            assert np.array_equal(expected.predict(matrix), expected.labels_)
+            assert np.allclose(expected.transform(matrix), expected.transform(x), atol=1e-7)
     assert matrix.nnz == 96
+
+
+@pytest.mark.skipif(not COMPILED, reason="the compiled kernels are absent")
+def test_only_the_op_reads_the_columns_of_rows_in_order(monkeypatch):
+    model = KMeans(5, n_init=1, random_state=0).fit(DATA)
+    monkeypatch.setattr(_data, "_in_order", None)
+    for method in ("predict", "transform", "score"):
+        getattr(model, method)(DATA)
 
 
 @pytest.mark.parametrize("method", ["fit", "predict", "transform", "score"])

@@ -379,8 +379,8 @@ class KMeans(RowEstimator, ClusteringEstimator):
             advance = printing if self.verbose else None
             return kmeans_of_blocks(blocks, weights, request, self.metric == "cosine", group, advance)
 
-    def _sparse_rows(self, X: Any) -> SparseRows:
-        rows = sparse_rows_of("KMeans", X)
+    def _sparse_rows(self, X: Any, checked: bool = True) -> SparseRows:
+        rows = sparse_rows_of("KMeans", X, checked=checked)
         with in_words_of("KMeans"), torch.device("cpu"):  # whatever the default device of the caller
             return rows.unit() if self.metric == "cosine" else rows
 
@@ -392,10 +392,17 @@ class KMeans(RowEstimator, ClusteringEstimator):
         source = source_of("KMeans", X)
         assert source is not None
         self._check_columns(column_names(X), source.d, fitting=False)
-        rows = self._sparse_rows(X)
-        centers = rows_of("KMeans", self.cluster_centers_)[0].cpu().to(rows.dtype)
-        with in_words_of("KMeans"), torch.device("cpu"):
-            return answer(rows, centers)
+        centers = rows_of("KMeans", self.cluster_centers_)[0].cpu()
+        checks = (True,) if self.metric == "cosine" else (False, True)
+        for checked in checks:
+            rows = self._sparse_rows(X, checked)
+            try:
+                with in_words_of("KMeans"), torch.device("cpu"):
+                    return answer(rows, centers.to(rows.dtype))
+            except RuntimeError:  # the op refuses rows that are not in order, which are rare
+                if checked:
+                    raise
+        raise AssertionError
 
     def _cluster_sparse(self, rows: SparseRows, weights: torch.Tensor | None, asked: FitOptions) -> Fit:
         spherical = self.metric == "cosine"

@@ -80,8 +80,20 @@ def fallback(given: Arguments) -> composed.Fit:
     return lloyd(data, given.init, data.limit(given.tol), given.spherical, given.max_iter)
 
 
+def require_order(given: SearchArguments) -> None:
+    """Raise RuntimeError if columns do not ascend in each row within the columns of the centers."""
+    _, columns, offsets, centers = given
+    falls = columns.diff() <= 0
+    starts = offsets[1:-1][(offsets[1:-1] > 0) & (offsets[1:-1] < len(columns))].unique()
+    falls[starts - 1] = False  # between two rows
+    inside = len(columns) == 0 or (int(columns.min()) >= 0 and int(columns.max()) < centers.shape[1])
+    if not inside or bool(falls.any()) or bool((offsets.diff() < 0).any()):
+        raise RuntimeError("kmeans_sparse: columns must ascend in each row, from 0 to d - 1")
+
+
 def labels(given: SearchArguments) -> LabelsAndDistances:
     """Compute ``kmeans_sparse_labels``."""
+    require_order(given)
     steps.require_valid("kmeans", given.values, None)
     rows = SparseRows(*given[:3], given.centers.shape[1])
     return rows.nearest(given.centers.to(rows.dtype))
@@ -89,6 +101,7 @@ def labels(given: SearchArguments) -> LabelsAndDistances:
 
 def distances(given: SearchArguments) -> torch.Tensor:
     """Compute ``kmeans_sparse_distances``."""
+    require_order(given)
     steps.require_valid("kmeans", given.values, None)
     rows = SparseRows(*given[:3], given.centers.shape[1])
     return rows.distances(given.centers.to(rows.dtype))

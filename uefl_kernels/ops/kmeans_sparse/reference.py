@@ -29,12 +29,14 @@ def kmeans_sparse(given: composed.Arguments) -> kmeans.Fit:
 
 def kmeans_sparse_labels(given: composed.SearchArguments) -> composed.LabelsAndDistances:
     """Return the nearest center of each row, and the squared distance to it."""
+    composed.require_order(given)
     x = _dense(given, given.centers.shape[1])
     return labels_of_dense.kmeans_labels(Arguments(x, given.centers.to(x.dtype), True))
 
 
 def kmeans_sparse_distances(given: composed.SearchArguments) -> torch.Tensor:
     """Return the distance of each row to each center."""
+    composed.require_order(given)
     x = _dense(given, given.centers.shape[1])
     return labels_of_dense.kmeans_distances(DistanceArguments(x, given.centers))
 
