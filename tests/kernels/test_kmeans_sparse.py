@@ -395,7 +395,7 @@ def test_indices_out_of_range_are_refused():
     values, columns, offsets = rows.format
     centers = torch.from_numpy(CENTERS)
     high, low, long = columns.clone(), columns.clone(), offsets.clone()
-    high[5], low[5], long[7] = 60, -1, 10**6
+    high[offsets[1] - 1], low[0], long[7] = 60, -1, 10**6  # the last and the first column of a row
     for broken in ((values, high, offsets), (values, low, offsets), (values, columns, long)):
         with pytest.raises(RuntimeError, match=r"^kmeans_sparse: columns .*\b0\b.*\bd - 1\b.*offsets"):
             torch.ops.uefl.kmeans_sparse_labels(*broken, centers)
