@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from drawing import SvgDrawing
 
 
@@ -214,6 +216,39 @@ def linear() -> SvgDrawing:
     return d
 
 
+def scalar() -> SvgDrawing:
+    """Draw the levels of an element, and the halves of the bits of a code."""
+    d = SvgDrawing(620, 400, "Levels by thresholds, and probabilities by halves of the bits")
+    d.frame(10, 12, 600, 186, "FSQ: an element with five levels")
+    ends = (30, 158, 254, 350, 446, 574)
+    for level, (left, right) in enumerate(pairwise(ends)):
+        value = f"value {(level - 2) / 2:g}"
+        d.box(left, 94, right - left, 48, f"level {level}", value, kind="green")
+    d.arrow((20, 76), (596, 76))
+    d.text(588, 66, "z", "small", "start")
+    for i, x in enumerate(ends[1:-1], 1):
+        d.arrow((x, 58), (x, 92))
+        d.text(x, 54, f"threshold {i}", "small")
+    d.text(302, 164, "level = number of thresholds that z reaches", "small")
+    d.text(302, 184, "index = sum over the elements of level x factor", "small")
+    d.frame(10, 212, 600, 176, "LFQ: the probabilities of the codes of d bits")
+    d.box(30, 246, 190, 54, "higher half of the bits", "2^(d/2) probabilities", kind="blue")
+    d.box(30, 316, 190, 54, "lower half of the bits", "2^(d/2) probabilities", kind="blue")
+    d.box(
+        300,
+        262,
+        280,
+        90,
+        "2^d products",
+        "formed for a block of rows,",
+        "added up, never stored",
+        kind="orange",
+    )
+    d.arrow((220, 273), (299, 290))
+    d.arrow((220, 343), (299, 326))
+    return d
+
+
 def vq_layer() -> SvgDrawing:
     """Draw the forward and the backward pass of a VQ layer."""
     d = SvgDrawing(620, 450, "The forward and the backward pass of a VQ layer")
@@ -296,6 +331,7 @@ DRAWINGS = (
     mc_dropout_cpu,
     mc_dropout_gpu,
     linear,
+    scalar,
     vq_layer,
     resident_network,
     learning_from_sets,
