@@ -14,6 +14,7 @@ from uefl_kernels.nn import (
     LFQ,
     ExtensibleCodebook,
     GroupedResidualVQ,
+    HierarchicalVQ,
     MCDropout,
     ResidualFSQ,
     ResidualLFQ,
@@ -91,6 +92,22 @@ def test_onnx_gets_the_ops_of_pytorch(name, monkeypatch):
     found = program.module()(x)
     assert torch.equal(found[1], expected[1])
     torch.testing.assert_close(found[0], expected[0])
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("make", [VectorQuantize, HierarchicalVQ])
+@pytest.mark.parametrize("how", ["export", "strict", "trace"])
+def test_a_codebook_that_waits_for_k_means_is_refused(make, how, monkeypatch):
+    """The program would run k-means in every call."""
+    options = {"accept_image_fmap": True, "scales": (1, 2)} if make is HierarchicalVQ else {}
+    layer, x = make(dim=8, codebook_size=16, kmeans_init=True, **options).eval(), normal(2, 8, 8, 8)
+    x = x if options else x.flatten(0, 2)
+    monkeypatch.setattr(torch.onnx, "is_in_onnx_export", lambda: how != "trace")
+    with pytest.raises(Exception, match="k-means"):
+        if how == "trace":
+            torch.jit.trace(layer, (x,))
+        torch.export.export(layer, (x,), strict=how == "strict")
+    assert not any(buffer.any() for name, buffer in layer.named_buffers() if name.endswith("initted"))
 
 
 @pytest.mark.filterwarnings("ignore")
