@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -103,10 +105,9 @@ def test_a_codebook_that_waits_for_k_means_is_refused(make, how, monkeypatch):
     layer, x = make(dim=8, codebook_size=16, kmeans_init=True, **options).eval(), normal(2, 8, 8, 8)
     x = x if options else x.flatten(0, 2)
     monkeypatch.setattr(torch.onnx, "is_in_onnx_export", lambda: how != "trace")
+    run = torch.jit.trace if how == "trace" else partial(torch.export.export, strict=how == "strict")
     with pytest.raises(Exception, match="k-means"):
-        if how == "trace":
-            torch.jit.trace(layer, (x,))
-        torch.export.export(layer, (x,), strict=how == "strict")
+        run(layer, (x,))
     assert not any(buffer.any() for name, buffer in layer.named_buffers() if name.endswith("initted"))
 
 
