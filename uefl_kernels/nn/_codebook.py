@@ -741,7 +741,8 @@ class Coder(nn.Module):
         return output
 
 
-@torch.compiler.assume_constant_result  # torch.compile takes is_in_onnx_export for False
+# torch.compile takes is_in_onnx_export for False
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _for_onnx() -> bool:
     return torch.onnx.is_in_onnx_export()
 
