@@ -514,8 +514,8 @@ def test_a_suite_is_a_file_in_any_capitals(tmp_path):
         assert said in refused("suite", path)
     (tmp_path / "dev.toml").symlink_to("/dev/zero")  # endless
     assert "device" in refused("suite", tmp_path / "dev.toml")
-    (tmp_path / "X.TOML").write_text("\ufeffbroken =")
-    assert "X.TOML " in refused("suite", tmp_path / "X.TOML")
+    (tmp_path / "X.TOML").write_text("\ufeffseeds = []")
+    assert "X.against" in refused("suite", tmp_path / "X.TOML")
 
 
 def test_folders_that_killed_processes_left_are_removed(tmp_path, monkeypatch):

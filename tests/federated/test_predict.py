@@ -435,8 +435,8 @@ def test_export_as_a_program(models, tmp_path, name, client):
 def test_export_as_a_state_dict(models, tmp_path):
     path = models["uefl"][1]
     model = saved.load(path)
-    assert cli("export", path, tmp_path / "m.safetensors", "--client", "silo-2").exit_code == 0
-    with safe_open(tmp_path / "m.safetensors", "pt") as file:
+    assert cli("export", path, tmp_path / "m.SafeTensors", "--client", "silo-2").exit_code == 0
+    with safe_open(tmp_path / "m.SafeTensors", "pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         about = json.loads(file.metadata()["uefl-export"])
     expected = model.module("silo-2").state_dict()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -14,6 +16,7 @@ from uefl_kernels.nn import (
     LFQ,
     ExtensibleCodebook,
     GroupedResidualVQ,
+    HierarchicalVQ,
     MCDropout,
     ResidualFSQ,
     ResidualLFQ,
@@ -91,6 +94,21 @@ def test_onnx_gets_the_ops_of_pytorch(name, monkeypatch):
     found = program.module()(x)
     assert torch.equal(found[1], expected[1])
     torch.testing.assert_close(found[0], expected[0])
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("make", [VectorQuantize, HierarchicalVQ])
+@pytest.mark.parametrize("how", ["export", "strict", "trace"])
+def test_a_codebook_that_waits_for_k_means_is_refused(make, how, monkeypatch):
+    """The program would run k-means in every call."""
+    options = {"accept_image_fmap": True, "scales": (1, 2)} if make is HierarchicalVQ else {}
+    layer, x = make(dim=8, codebook_size=16, kmeans_init=True, **options).eval(), normal(2, 8, 8, 8)
+    x = x if options else x.flatten(0, 2)
+    monkeypatch.setattr(torch.onnx, "is_in_onnx_export", lambda: how != "trace")
+    run = torch.jit.trace if how == "trace" else partial(torch.export.export, strict=how == "strict")
+    with pytest.raises(Exception, match="k-means"):
+        run(layer, (x,))
+    assert not any(buffer.any() for name, buffer in layer.named_buffers() if name.endswith("initted"))
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -44,6 +44,7 @@ _BROKEN = (
     "VectorQuantize: the batch for k-means initialization holds NaN or infinity; remove or replace those"
     " rows, or mask them"
 )
+_WAITS = "the codebook waits for k-means of its first batch; call the layer once first"
 _OF_BATCH = ("batch_mean", "batch_variance")
 _OF_CODES = ("codebook_mean", "codebook_variance")
 
@@ -622,7 +623,12 @@ class Codebook(ConstantBuffers, Float32Module):
         """Run k-means on the rows ``[..., heads * d]`` of the first batch.
 
         The codebook must be ``waiting``. If no process has a row, it waits for the next batch.
+
+        Raises:
+            RuntimeError: in ``torch.onnx.export`` and ``torch.jit.trace``, which keep no change of a buffer.
         """
+        if torch.jit.is_tracing() or _for_onnx():  # type: ignore[attr-defined]
+            raise RuntimeError(f"VectorQuantize: {_WAITS}")
         found = self._kmeans(x, mask)
         if found is None:
             return
@@ -735,6 +741,12 @@ class Coder(nn.Module):
         return output
 
 
+# torch.compile takes is_in_onnx_export for False
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _for_onnx() -> bool:
+    return torch.onnx.is_in_onnx_export()
+
+
 @contextmanager
 def undisturbed(layer: nn.Module) -> Iterator[None]:
     """Switch to evaluation mode without gradients, and restore modes and counts at the end."""
@@ -743,10 +755,7 @@ def undisturbed(layer: nn.Module) -> Iterator[None]:
         (module.counts, module.counts.clone()) for module in layer.modules() if isinstance(module, Codebook)
     ]
     if any(isinstance(module, Codebook) and module.waiting for module, _ in modes):
-        raise RuntimeError(
-            f"{type(layer).__name__}: the codebook waits for k-means of its first batch; call the layer once"
-            " first"
-        )
+        raise RuntimeError(f"{type(layer).__name__}: {_WAITS}")
     try:
         layer.eval()
         with torch.no_grad():
