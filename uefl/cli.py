@@ -24,7 +24,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from . import config
 from .errors import RunError, UserError, one_line
-from .paths import expanded
+from .paths import expanded, has_file, resolved
 from .terminal import OUTPUT, name_output, open_closed_streams, write_nearest_characters
 
 if TYPE_CHECKING:
@@ -722,7 +722,7 @@ def report(
     files = [path for path in runs if path.is_file()]  # `suite` writes NAME.log next to the run folder NAME
     runs = [path for path in runs if path not in files] or runs
     # a folder that is named twice must not count twice in a mean
-    once = list({folder.resolve(): folder for folder in runs}.values())
+    once = list({resolved(folder): folder for folder in runs}.values())
     if len(once) == 1 and out is not None:
         raise UserError("--out is the folder for the page of several runs; name at least two runs")
     read = [_written(folder) for folder in once]
@@ -743,7 +743,7 @@ def report(
     for note in compared.notes:
         typer.echo(note)
     folder = out or reports.folder_of_comparison(once)
-    if (folder / "config.toml").is_file():
+    if has_file(folder / "config.toml"):
         raise UserError(
             f"{folder} is a run folder, and the page would replace its report; choose another --out"
         )

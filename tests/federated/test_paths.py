@@ -180,9 +180,13 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path, pipe, place):
         with pytest.raises(UserError, match=r"\bpipe;"):
             saved.load(path)
     elif place == "run":
-        assert "--out" in refused("train", "demo", "--out", path)
-        for arguments in (("train", "--resume", path), ("report", path)):
-            refused(*arguments)
+        for arguments in (
+            ("train", "demo", "--out", path),
+            ("train", "--resume", path),
+            ("report", path),
+            ("predict", path, tmp_path / "a.png"),
+        ):
+            assert f"{path} is a pipe" in refused(*arguments)
         with pytest.raises(UserError, match=r"\bpipe;"):
             labeled(path)
     elif path.name == "config.toml":
@@ -244,6 +248,41 @@ def test_files_are_read_by_these_functions():
         "node.py",
         "link.py",
     }
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket", "device", "folder", "loop"])
+@pytest.mark.parametrize("name", ["config.toml", "metrics.jsonl", "summary.json"])
+def test_a_special_file_of_a_run_is_not_an_absent_one(finished, tmp_path, kind, name):
+    out = Path(shutil.copytree(finished[0], tmp_path / "run"))
+    put(kind, out / name)
+    for arguments in (
+        ("report", out),
+        ("train", "--resume", out, "--more-rounds", 1),
+        ("predict", out, tmp_path / "a.png"),
+        ("export", out, tmp_path / "a.pt2"),
+    ):
+        assert f"{out / name} cannot be used" in refused(*arguments)
+    for call in (uefl.resume, uefl.load):
+        with pytest.raises(UnusableFile, match=name):
+            call(out)
+
+
+def test_a_loop_of_links_is_no_folder(finished, tmp_path):
+    loop = tmp_path / "loop"
+    put("loop", loop)
+    for arguments in (
+        ("report", loop),
+        ("report", finished[0], loop),
+        ("train", "demo", "--out", loop),
+        ("train", "--resume", loop),
+        ("predict", loop, loop),
+        ("export", loop, tmp_path / "a.pt2"),
+        ("export", finished[0], loop / "a.pt2", "--arm", "fedavg"),
+        ("predict", finished[0], loop, "--arm", "fedavg"),
+        ("predict", finished[0], tmp_path / "a.png", "--arm", "fedavg", "--csv", loop / "a.csv"),
+    ):
+        assert refused(*arguments)
+    assert [*tmp_path.iterdir()] == [loop]
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder"])

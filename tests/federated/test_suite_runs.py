@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -358,6 +359,17 @@ def test_special_and_damaged_files_in_the_folder_of_a_suite(
     keys = {"side_by_side": 1, "device": "cpu", "data_root": None, "ended": print, "report": print}
     with pytest.raises(UserError, match=r"seed-0\.log .*\bpipe"):
         runner.run([job], **keys)
+    os.mkfifo(tmp_path / "out" / "config.toml")
+    with pytest.raises(UserError, match=r"out/config\.toml .*\bpipe"):
+        runner.check_own(tmp_path / "out", "tiny", [job])
+    for name, check in (
+        ("config.toml", runner.check_configurations),
+        ("summary.json", partial(runner.run, **keys)),
+    ):
+        os.mkfifo(job.folder / name)
+        with pytest.raises(UserError, match=rf"{name} .*\bpipe"):
+            check([job])
+        (job.folder / name).unlink()
     (job.folder / "cost.json").write_text('{"parameters_')
     assert cost.read(job.folder) == {}
     (job.folder / "cost.json").unlink()
