@@ -20,6 +20,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import uefl
+from tests import fresh
 from uefl import checkpoint, config, data, privacy
 from uefl.cli import app
 from uefl.data import SOURCES
@@ -510,6 +511,22 @@ def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
     assert uefl.load("~/run").model().read(["~/silos/a/cat/0.png"]).shape == (1, 1, 8, 8)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["home"]
     assert (tmp_path / "home" / "a.csv").is_file()
+
+
+def test_a_user_without_a_name():
+    """Torch calls the folder of its cache after the user, who may have no entry in a container."""
+    code = """
+import os, pwd
+for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+    os.environ.pop(name, None)
+def unknown(uid):
+    raise KeyError(uid)
+pwd.getpwuid = unknown
+import uefl
+from torch._inductor.runtime import cache_dir_utils
+print(cache_dir_utils.default_cache_dir())
+"""
+    assert str(os.getuid()) in fresh.python(code).stdout
 
 
 def test_an_unknown_home_is_a_name(tmp_path, monkeypatch):
