@@ -21,6 +21,7 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
+from tests import fresh
 from uefl import load, run
 from uefl.cli import app
 from uefl.errors import RunError, UserError
@@ -376,6 +377,21 @@ def test_special_and_damaged_files_in_the_folder_of_a_suite(
     os.mkfifo(job.folder / "cost.json")
     with pytest.raises(UserError, match=r"cost\.json .*\bpipe"):
         cost.read(job.folder)
+
+
+def test_a_full_disk_is_the_reason_of_a_run(tmp_path: Path) -> None:
+    code = """
+import sys
+from pathlib import Path
+from uefl.suites import worker
+def full(*_, **keys):
+    raise OSError(28, "full", str(keys["out"] / "checkpoint.new"))
+worker.run.train, worker.from_toml = full, str
+worker.work("", Path(sys.argv[1]), "cpu", None, Path(sys.argv[1] + ".log"))
+"""
+    assert fresh.python(code, str(tmp_path / "run")).returncode == 1
+    (line,) = (tmp_path / "run.log").read_text().splitlines()
+    assert re.search(r"28.*/run/checkpoint\.new", line)
 
 
 def test_the_cost_of_a_model_covers_the_cpu_and_any_gpu(

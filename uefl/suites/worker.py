@@ -55,7 +55,7 @@ def work(text: str, folder: Path, device: str, data_root: Path | None, log: Path
             summary = run.resume(folder, **keys)
         else:
             summary = run.train(from_toml(text), preset=str(folder), out=folder, **keys)
-    except (UserError, RunError) as error:
+    except (UserError, RunError, OSError) as error:  # a full disk
         sys.exit(f"error: {error}")
     rejected = sum(arm["rejected"] for arm in summary["arms"].values())
     if rejected:
