@@ -24,7 +24,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from . import config
 from .errors import RunError, UserError, one_line
-from .paths import expanded, has_file, resolved
+from .paths import check_name, expanded, has_file, resolved
 from .terminal import OUTPUT, name_output, open_closed_streams, write_nearest_characters
 
 if TYPE_CHECKING:
@@ -733,6 +733,8 @@ def report(
     once = list({resolved(folder): folder for folder in runs}.values())
     if len(once) == 1 and out is not None:
         raise UserError("--out is the folder for the page of several runs; name at least two runs")
+    if out is not None:
+        check_name(out, "the folder of the page")
     read = [_written(folder) for folder in once]
     reports.check_arm(read, against)
     console = _console()

@@ -128,6 +128,24 @@ def test_other_capitals_in_a_run_folder_are_named(finished, tmp_path, name):
 BYTES = os.fsdecode(b"caf\xe9")
 
 
+@pytest.mark.parametrize(
+    "arguments", [("report", "--out"), ("suite", "--out"), ("export",), ("predict", "--csv")]
+)
+def test_results_in_places_that_are_not_utf8(finished, tmp_path, arguments):
+    command, *option = arguments
+    more = Path(shutil.copytree(finished[0], tmp_path / "more"))
+    (tmp_path / "mine.toml").write_text("")
+    given = {"report": (finished[0], more), "suite": (tmp_path / "mine.toml",), "export": (finished[0],)}
+    given["predict"] = (finished[0], tmp_path / "a.png", "--arm", "fedavg")
+    images(tmp_path)
+    (tmp_path / "a/cat/0.png").rename(tmp_path / "a.png")
+    before = {*tmp_path.iterdir()}
+    arm = ("--arm", "fedavg") if command == "export" else ()
+    message = refused(command, *given[command], *option, tmp_path / f"{BYTES}.pt2", *arm)
+    assert "not UTF-8" in message
+    assert {*tmp_path.iterdir()} == before
+
+
 def test_names_that_are_not_utf8(tmp_path):
     """No file of a run can contain such a name, so the command writes nothing."""
     for arguments in (

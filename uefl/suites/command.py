@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from ..errors import RunError
-from ..paths import has_file
+from ..paths import check_name, has_file
 from ..report.words import count
 from ..run import chosen_device
 from . import cost, report, runner
@@ -42,6 +42,7 @@ def run(
         UserError: the suite or the device does not exist, or the folder holds other runs or another suite.
         RunError: some runs could not finish; the report names them.
     """
+    check_name(out, "the folder of the suite")
     suite = load(name)
     gpu = chosen_device(device).type == "cuda"
     cores = len(os.sched_getaffinity(0))
