@@ -205,7 +205,7 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path, pipe, place):
             ("report", path),
             ("predict", path, tmp_path / "a.png"),
         ):
-            assert f"{path} is a pipe" in refused(*arguments)
+            assert re.search(rf"{path} .*\bpipe;", refused(*arguments))
         with pytest.raises(UserError, match=r"\bpipe;"):
             labeled(path)
     elif path.name == "config.toml":
@@ -280,7 +280,7 @@ def test_a_special_file_of_a_run_is_not_an_absent_one(finished, tmp_path, kind, 
         ("predict", out, tmp_path / "a.png"),
         ("export", out, tmp_path / "a.pt2"),
     ):
-        assert f"{out / name} cannot be used" in refused(*arguments)
+        assert str(out / name) in refused(*arguments)
     for call in (uefl.resume, uefl.load):
         with pytest.raises(UnusableFile, match=name):
             call(out)
