@@ -7,6 +7,8 @@ Raises:
     ImportError: a package of the extra ``federated`` is not installed.
 """
 
+import getpass
+import os
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -30,6 +32,11 @@ if _missing := [name for name in _NEEDED if find_spec(name) is None]:
         f"the federated layer needs {', '.join(_missing)}; in a clone of uefl, install what it needs with:"
         " pip install '.[federated]'"
     )
+
+try:
+    getpass.getuser()
+except (KeyError, OSError):  # in a container; torch names its cache after the user
+    os.environ["LOGNAME"] = str(os.getuid())
 
 try:
     # read here and not from uefl_kernels, because that package imports torch: the command line starts at

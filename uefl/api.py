@@ -25,7 +25,7 @@ from .isolation import isolate
 from .metrics import METRICS
 from .models import custom, saved
 from .models.networks import NETWORKS
-from .paths import check_name, expanded
+from .paths import check_name, expanded, has_file
 from .progress import PlainProgress
 from .registry import Registry
 
@@ -102,7 +102,7 @@ class Run:
         if arm not in self.config.arms:
             raise UserError(f"no arm {arm!r} in {self.path}; it has {', '.join(self.config.arms)}")
         file = self.path / f"model-{arm}.safetensors"
-        if not file.exists():
+        if not has_file(file):
             raise UserError(
                 f"{file} does not exist: arm {arm!r} has not ended; continue with"
                 f" uefl.resume({str(self.path)!r})"
@@ -262,7 +262,7 @@ def resume(
         _table(name, arm)
     out = expanded(out).absolute()  # the run finds its folder again if something changes the current one
     check_name(out, "the run folder")
-    cfg = config.load_whole(out / "config.toml") if (out / "config.toml").is_file() else None
+    cfg = config.load_whole(out / "config.toml") if has_file(out / "config.toml") else None
     if clients is not None and cfg is not None:
         federation = _federation(cfg, clients, federation)
     network = None if model is None else custom.factory(model)

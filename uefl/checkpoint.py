@@ -24,7 +24,7 @@ from safetensors.torch import save as save_bytes
 
 from .errors import UserError
 from .json_text import parse_json
-from .paths import named, neighbor, opened, read_text
+from .paths import has_file, named, neighbor, opened, read_text
 
 SCHEMA = 4
 _INDEX = "checkpoint.json"
@@ -50,11 +50,11 @@ def load(directory: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]] | No
     Raises:
         UserError: a file has another schema version, or is missing, truncated or altered.
     """
-    if not (directory / _INDEX).exists():
+    if not has_file(directory / _INDEX):
         return None
     index = read_index(directory)
     path = directory / index["tensors"]
-    if not path.exists():
+    if not has_file(path):
         raise UserError(
             f"{directory / _INDEX} names {path.name}, which is missing; restore it, or start again in another"
             " folder"

@@ -24,7 +24,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from . import config
 from .errors import RunError, UserError, one_line
-from .paths import expanded
+from .paths import check_name, expanded, has_file, resolved
 from .terminal import OUTPUT, name_output, open_closed_streams, write_nearest_characters
 
 if TYPE_CHECKING:
@@ -58,10 +58,10 @@ def _in_a_line() -> Iterator[None]:
     except (UserError, RunError) as error:
         _say(str(error))
         raise typer.Exit(2 if isinstance(error, UserError) else 1) from None
+    except typer.Exit:
+        raise
     except KeyboardInterrupt as end:
-        with suppress(OSError):
-            typer.echo("interrupted", err=True)
-        raise typer.Exit(_exit_code(end)) from None
+        raise _interrupted(_exit_code(end)) from None
     except BrokenPipeError:  # `uefl presets | head`
         _silence_stdout()
         raise typer.Exit(_OUTPUT_CLOSED) from None
@@ -74,6 +74,16 @@ def _in_a_line() -> Iterator[None]:
             _silence_stdout()
         _say(f"{where}{error.strerror or error}")
         raise typer.Exit(2) from None
+    except Exception:
+        if not _signals:
+            raise
+        raise _interrupted(128 + _signals[-1]) from None
+
+
+def _interrupted(code: int) -> typer.Exit:
+    with suppress(OSError):
+        typer.echo("interrupted", err=True)
+    return typer.Exit(code)
 
 
 def _say(problem: str) -> None:
@@ -185,6 +195,7 @@ def main() -> None:
     except FileNotFoundError:  # without a folder, libraries that torch loads end the process
         typer.echo("error: the current folder was removed; change to another one", err=True)
         sys.exit(2)
+    _end_as_by_ctrl_c()
     try:
         app()
     finally:
@@ -305,7 +316,6 @@ def train(
     from .run import train as train_run
 
     console = _console()
-    _end_as_by_ctrl_c()
     keys: dict[str, Any] = {"device": device.value, "data_root": data_root}
     with _resumable(folder, go_on):
         with (
@@ -567,7 +577,6 @@ def silo(
     options = SimpleNamespace(**{**locals(), "device": device.value})
     from .deploy.command import silo as serve
 
-    _end_as_by_ctrl_c()
     try:
         serve(options)
     except KeyboardInterrupt as end:
@@ -681,7 +690,6 @@ def suite(
 
     name = called(name)
     folder = out or Path("runs") / f"{Path(name).stem}-{scale.value}"
-    _end_as_by_ctrl_c()
     try:
         run(
             name,
@@ -722,9 +730,11 @@ def report(
     files = [path for path in runs if path.is_file()]  # `suite` writes NAME.log next to the run folder NAME
     runs = [path for path in runs if path not in files] or runs
     # a folder that is named twice must not count twice in a mean
-    once = list({folder.resolve(): folder for folder in runs}.values())
+    once = list({resolved(folder): folder for folder in runs}.values())
     if len(once) == 1 and out is not None:
         raise UserError("--out is the folder for the page of several runs; name at least two runs")
+    if out is not None:
+        check_name(out, "the folder of the page")
     read = [_written(folder) for folder in once]
     reports.check_arm(read, against)
     console = _console()
@@ -743,7 +753,7 @@ def report(
     for note in compared.notes:
         typer.echo(note)
     folder = out or reports.folder_of_comparison(once)
-    if (folder / "config.toml").is_file():
+    if has_file(folder / "config.toml"):
         raise UserError(
             f"{folder} is a run folder, and the page would replace its report; choose another --out"
         )
@@ -789,6 +799,10 @@ def doctor() -> None:
     )
 
 
+_signals: list[int] = []
+"""signals that have asked this process to end; an import that one interrupts may raise any error"""
+
+
 class _Terminated(KeyboardInterrupt):
     """A signal that ends a run as Ctrl-C does."""
 
@@ -796,20 +810,28 @@ class _Terminated(KeyboardInterrupt):
         super().__init__(number)
 
 
+def _interrupt(number: int, frame: object) -> None:
+    _signals.append(number)
+    raise KeyboardInterrupt
+
+
 def _terminate(number: int, frame: object) -> None:
     _end_at_once()
+    _signals.append(number)
     raise _Terminated(number)
 
 
 def _end_at_once() -> None:
     """End at the next signal without an exception, which would print a traceback at the exit of Python."""
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(each) in (_terminate, signal.default_int_handler):
+        if signal.getsignal(each) in (_interrupt, _terminate, signal.default_int_handler):
             signal.signal(each, signal.SIG_DFL)
 
 
 def _end_as_by_ctrl_c() -> None:
     """Handle SIGTERM, and SIGHUP of a closed terminal unless nohup ignores it, in the same way as Ctrl-C."""
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, _interrupt)
     signal.signal(signal.SIGTERM, _terminate)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
         signal.signal(signal.SIGHUP, _terminate)

@@ -20,7 +20,7 @@ from .config import Config
 from .errors import UserError
 from .folder import MetricsFile
 from .json_text import parse_json
-from .paths import opened, read_text
+from .paths import has_file, opened, read_text
 
 _FOLDER, _LONGER, _STAGED = "ends", "longer", "longer.tmp"
 Checkpoint = tuple[dict[str, torch.Tensor], dict[str, Any]]
@@ -58,7 +58,7 @@ def private_files(out: Path, cfg: Config) -> set[str]:
     found: set[str] = set()
     for name in cfg.arms:
         index = out / _FOLDER / name / "checkpoint.json"
-        if index.is_file():
+        if has_file(index):
             members = checkpoint.read_index(index.parent)["state"]["state"]["members"]
             found.update(file for member in members for file in member["private"].values())
     return found
@@ -100,7 +100,7 @@ def stage(out: Path, cfg: Config, rounds: int, digest: str, preset: str) -> dict
     Raises:
         UserError: the run has not ended, or has no states to continue from.
     """
-    if not (out / "summary.json").is_file():
+    if not has_file(out / "summary.json"):
         raise UserError(f"{out} has not finished; continue it first: uefl train --resume {out}")
     longer, names = with_more_rounds(cfg, rounds), list(cfg.arms)
     states = {name: kept(out, name) for name in names}

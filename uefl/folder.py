@@ -13,7 +13,7 @@ from typing import IO, Any
 
 from .errors import UserError
 from .json_text import parse_json
-from .paths import check_name, check_regular, named, neighbor, read_bytes, read_text
+from .paths import check_name, check_regular, named, neighbor, read_bytes, read_text, resolved, special
 
 Silos = dict[str, dict[str, str]]
 """facts by name of the silo: ``precision``, ``torch`` and, with keys, the hash of its ``key``"""
@@ -151,13 +151,15 @@ def check_free(out: Path) -> None:
     folder = run_around(out)
     if folder is not None:
         raise UserError(f"{out} lies inside the run folder {folder}; choose another folder with --out")
+    if special(out):
+        raise UserError(f"{out} is {special(out)}; choose another folder with --out")
     if names - _BEGUN or (out.exists() and not out.is_dir()):
         raise UserError(f"{out} is not empty and is not a run folder; choose another folder with --out")
 
 
 def run_around(path: Path) -> Path | None:
     """Return the run folder that a path lies in, if there is one."""
-    folders = path.resolve().parents
+    folders = resolved(path).parents
     whole = ("config.toml", "metrics.jsonl")
     return next((folder for folder in folders if all((folder / name).is_file() for name in whole)), None)
 

@@ -33,6 +33,11 @@ def expanded(path: str | Path) -> Path:
     return Path(os.path.expanduser(path))
 
 
+def resolved(path: Path) -> Path:
+    """Return an absolute path without links, except for a loop of links, for which ``resolve`` raises."""
+    return Path(os.path.realpath(path))
+
+
 def check_name(path: Path, what: str) -> None:
     """Refuse a path that the files of a run cannot store as text, or that no file system allows.
 
@@ -115,6 +120,18 @@ def check_regular(path: Path) -> None:
     kind = _other_kind(path)
     if kind is not None:
         raise UnusableFile(errno.EINVAL, f"it is {kind}", str(path))
+
+
+def has_file(path: Path) -> bool:
+    """Return True for a regular file, and False if the path is free.
+
+    Raises:
+        UnusableFile: the path is a folder, a pipe, a socket, a device or a broken link.
+    """
+    check_regular(path)
+    if path.is_symlink() and not path.exists():
+        raise UnusableFile(errno.ELOOP, "it is a link to a path that does not exist", str(path))
+    return path.exists()
 
 
 def opened(path: Path) -> BufferedReader:

@@ -23,7 +23,7 @@ from .data.vectors import Vectors, joined
 from .errors import UserError, one_line
 from .folder import check_no_file_of_a_run, run_around, writing
 from .models.saved import SavedModel
-from .paths import check_name, special
+from .paths import check_name, resolved, special
 from .report.tables import number
 from .text_table import Table
 
@@ -178,9 +178,9 @@ def output(path: Path, images: Sequence[Path]) -> Iterator[None]:
     if not path.parent.is_dir():
         raise UserError(f"{path} cannot be written: there is no folder {path.parent}")
     check_no_file_of_a_run(path)
-    if path.resolve() in [image.resolve() for image in images]:
+    if resolved(path) in [resolved(image) for image in images]:
         raise UserError(f"{path} is read and would be replaced; choose another file")
-    with nullcontext() if special(path) else writing(path.resolve()):
+    with nullcontext() if special(path) else writing(resolved(path)):
         yield
 
 
@@ -194,7 +194,7 @@ def write_file(rows: Iterable[NamedPrediction], kind: str, path: Path) -> None:
     write(rows, kind, text)
     try:
         if special(path) is None:
-            write_text(path.resolve(), text.getvalue())  # a link stays a link
+            write_text(resolved(path), text.getvalue())  # a link stays a link
         else:  # a file must not take its place
             descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)  # a pipe that is not read is an error
             os.set_blocking(descriptor, True)
@@ -236,11 +236,11 @@ def _files(path: Path, skipped: list[Path]) -> Iterator[Path]:
     if not path.is_dir() or special(path) is not None:
         yield path
         return
-    if run_around(path / "image") == path.resolve():
+    if run_around(path / "image") == resolved(path):
         raise UserError(f"{path} is a run folder; name one run, and then images")
     for entry in visible(path):
         if entry.is_dir():
-            if path.resolve().is_relative_to(entry.resolve()):
+            if resolved(path).is_relative_to(resolved(entry)):
                 raise UserError(f"{entry} is a link to a folder that holds it; remove the link")
             yield from _files(entry, skipped)
         elif Image.registered_extensions().get(entry.suffix.lower()) in Image.OPEN:

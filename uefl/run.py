@@ -52,7 +52,7 @@ from .folder import MetricsFile, Silos, check_free, lock, read_silos
 from .isolation import isolate
 from .json_text import parse_json
 from .models import custom, saved
-from .paths import check_name, other_capitals, read_text
+from .paths import check_name, has_file, other_capitals, read_text, special
 from .seeds import derive, deterministic, make_repeatable
 from .server.participants import Participants, check_joins
 from .server.rounds import ServerLoop
@@ -193,7 +193,9 @@ def resume(
     """
     where = chosen_device(device)
     check_name(out, "the run folder")
-    if not (out / "config.toml").is_file():
+    if special(out):
+        raise UserError(f"{out} is {special(out)}; expected a run folder")
+    if not has_file(out / "config.toml"):
         free = not out.exists() or (out.is_dir() and not any(out.iterdir()))
         advice = (
             f"start one with: uefl train PRESET --out {out}"
@@ -213,7 +215,7 @@ def resume(
 
         if more_rounds:
             run = _with_more_rounds(out, cfg, more_rounds, preset, prepared)
-        elif (out / "summary.json").exists():
+        elif has_file(out / "summary.json"):
             if pages and not all((out / name).exists() for name in ("report.md", "report.html")):
                 report.write_report(out)
             (out / privacy.KEY).unlink(missing_ok=True)

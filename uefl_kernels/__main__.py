@@ -6,6 +6,7 @@ It is the command of the federated layer, or only ``uefl doctor`` if just the ke
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from importlib import import_module
 
@@ -15,6 +16,8 @@ def main() -> None:
 
     Without the packages of the federated layer, print how to install them.
     """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during the imports prints no traceback
     spin_briefly()
     os.environ["MPLBACKEND"] = "agg"  # pictures are files, whatever backend the user's windows have
     try:

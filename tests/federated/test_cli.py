@@ -230,10 +230,40 @@ def test_sigterm_and_closed_pipe_name_the_resume_command(fake_run, tmp_path):
         result = runner.invoke(app, ["train", "demo"])
         assert result.exit_code == code
         assert re.search(f"{why}.*: uefl train --resume runs/demo\n$", result.stderr)
-    with pytest.raises(_Terminated):
-        signal.raise_signal(signal.SIGTERM)  # the handler that the command has set
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # a second one ends the process
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["", "lost"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_every_command_in_a_line(number, lost):
+    """If a library loses the exception of the signal, its own error is no bug."""
+    code = f"""
+import signal, sys
+from uefl import cli
+def signaled():
+    try:
+        signal.raise_signal({number:d})
+    except KeyboardInterrupt:
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL or {number:d} == signal.SIGINT
+        if {lost}:
+            raise RecursionError from None
+        raise
+cli.config.preset_groups = signaled
+sys.argv = ["uefl", "presets"]
+cli.main()
+"""
+    done = fresh.python(code)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (128 + number, "", 1)
+
+
+def test_ctrl_c_during_the_imports_prints_nothing():
+    code = """
+import signal
+from uefl_kernels import __main__ as command
+command.import_module = lambda name: signal.raise_signal(signal.SIGINT)
+command.main()
+"""
+    done = fresh.python(code)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
 
 
 @pytest.mark.parametrize(

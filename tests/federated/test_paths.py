@@ -20,6 +20,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import uefl
+from tests import fresh
 from uefl import checkpoint, config, data, privacy
 from uefl.cli import app
 from uefl.data import SOURCES
@@ -127,6 +128,24 @@ def test_other_capitals_in_a_run_folder_are_named(finished, tmp_path, name):
 BYTES = os.fsdecode(b"caf\xe9")
 
 
+@pytest.mark.parametrize(
+    "arguments", [("report", "--out"), ("suite", "--out"), ("export",), ("predict", "--csv")]
+)
+def test_results_in_places_that_are_not_utf8(finished, tmp_path, arguments):
+    command, *option = arguments
+    more = Path(shutil.copytree(finished[0], tmp_path / "more"))
+    (tmp_path / "mine.toml").write_text("")
+    given = {"report": (finished[0], more), "suite": (tmp_path / "mine.toml",), "export": (finished[0],)}
+    given["predict"] = (finished[0], tmp_path / "a.png", "--arm", "fedavg")
+    images(tmp_path)
+    (tmp_path / "a/cat/0.png").rename(tmp_path / "a.png")
+    before = {*tmp_path.iterdir()}
+    arm = ("--arm", "fedavg") if command == "export" else ()
+    message = refused(command, *given[command], *option, tmp_path / f"{BYTES}.pt2", *arm)
+    assert "not UTF-8" in message
+    assert {*tmp_path.iterdir()} == before
+
+
 def test_names_that_are_not_utf8(tmp_path):
     """No file of a run can contain such a name, so the command writes nothing."""
     for arguments in (
@@ -180,9 +199,13 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path, pipe, place):
         with pytest.raises(UserError, match=r"\bpipe;"):
             saved.load(path)
     elif place == "run":
-        assert "--out" in refused("train", "demo", "--out", path)
-        for arguments in (("train", "--resume", path), ("report", path)):
-            refused(*arguments)
+        for arguments in (
+            ("train", "demo", "--out", path),
+            ("train", "--resume", path),
+            ("report", path),
+            ("predict", path, tmp_path / "a.png"),
+        ):
+            assert re.search(rf"{path} .*\bpipe;", refused(*arguments))
         with pytest.raises(UserError, match=r"\bpipe;"):
             labeled(path)
     elif path.name == "config.toml":
@@ -244,6 +267,41 @@ def test_files_are_read_by_these_functions():
         "node.py",
         "link.py",
     }
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket", "device", "folder", "loop"])
+@pytest.mark.parametrize("name", ["config.toml", "metrics.jsonl", "summary.json"])
+def test_a_special_file_of_a_run_is_not_an_absent_one(finished, tmp_path, kind, name):
+    out = Path(shutil.copytree(finished[0], tmp_path / "run"))
+    put(kind, out / name)
+    for arguments in (
+        ("report", out),
+        ("train", "--resume", out, "--more-rounds", 1),
+        ("predict", out, tmp_path / "a.png"),
+        ("export", out, tmp_path / "a.pt2"),
+    ):
+        assert str(out / name) in refused(*arguments)
+    for call in (uefl.resume, uefl.load):
+        with pytest.raises(UnusableFile, match=name):
+            call(out)
+
+
+def test_a_loop_of_links_is_no_folder(finished, tmp_path):
+    loop = tmp_path / "loop"
+    put("loop", loop)
+    for arguments in (
+        ("report", loop),
+        ("report", finished[0], loop),
+        ("train", "demo", "--out", loop),
+        ("train", "--resume", loop),
+        ("predict", loop, loop),
+        ("export", loop, tmp_path / "a.pt2"),
+        ("export", finished[0], loop / "a.pt2", "--arm", "fedavg"),
+        ("predict", finished[0], loop, "--arm", "fedavg"),
+        ("predict", finished[0], tmp_path / "a.png", "--arm", "fedavg", "--csv", loop / "a.csv"),
+    ):
+        assert refused(*arguments)
+    assert [*tmp_path.iterdir()] == [loop]
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
@@ -471,6 +529,22 @@ def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
     assert uefl.load("~/run").model().read(["~/silos/a/cat/0.png"]).shape == (1, 1, 8, 8)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["home"]
     assert (tmp_path / "home" / "a.csv").is_file()
+
+
+def test_a_user_without_a_name():
+    """Torch calls the folder of its cache after the user, who may have no entry in a container."""
+    code = """
+import os, pwd
+for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+    os.environ.pop(name, None)
+def unknown(uid):
+    raise KeyError(uid)
+pwd.getpwuid = unknown
+import uefl
+from torch._inductor.runtime import cache_dir_utils
+print(cache_dir_utils.default_cache_dir())
+"""
+    assert str(os.getuid()) in fresh.python(code).stdout
 
 
 def test_an_unknown_home_is_a_name(tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
+from tests import fresh
 from uefl import load, run
 from uefl.cli import app
 from uefl.errors import RunError, UserError
@@ -358,12 +360,38 @@ def test_special_and_damaged_files_in_the_folder_of_a_suite(
     keys = {"side_by_side": 1, "device": "cpu", "data_root": None, "ended": print, "report": print}
     with pytest.raises(UserError, match=r"seed-0\.log .*\bpipe"):
         runner.run([job], **keys)
+    os.mkfifo(tmp_path / "out" / "config.toml")
+    with pytest.raises(UserError, match=r"out/config\.toml .*\bpipe"):
+        runner.check_own(tmp_path / "out", "tiny", [job])
+    for name, check in (
+        ("config.toml", runner.check_configurations),
+        ("summary.json", partial(runner.run, **keys)),
+    ):
+        os.mkfifo(job.folder / name)
+        with pytest.raises(UserError, match=rf"{name} .*\bpipe"):
+            check([job])
+        (job.folder / name).unlink()
     (job.folder / "cost.json").write_text('{"parameters_')
     assert cost.read(job.folder) == {}
     (job.folder / "cost.json").unlink()
     os.mkfifo(job.folder / "cost.json")
     with pytest.raises(UserError, match=r"cost\.json .*\bpipe"):
         cost.read(job.folder)
+
+
+def test_a_full_disk_is_the_reason_of_a_run(tmp_path: Path) -> None:
+    code = """
+import sys
+from pathlib import Path
+from uefl.suites import worker
+def full(*_, **keys):
+    raise OSError(28, "full", str(keys["out"] / "checkpoint.new"))
+worker.run.train, worker.from_toml = full, str
+worker.work("", Path(sys.argv[1]), "cpu", None, Path(sys.argv[1] + ".log"))
+"""
+    assert fresh.python(code, str(tmp_path / "run")).returncode == 1
+    (line,) = (tmp_path / "run.log").read_text().splitlines()
+    assert re.search(r"28.*/run/checkpoint\.new", line)
 
 
 def test_the_cost_of_a_model_covers_the_cpu_and_any_gpu(

@@ -6,6 +6,7 @@ run notes each kind with the number of its images.
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,7 +20,8 @@ from ..errors import UserError
 
 TRANSPARENT = "have transparency, which is put on white"
 TURNED = "are turned upright, as their EXIF orientation says"
-DEEP = "have 16 bits per value, and only the upper 8 are used (65535 becomes 255)"
+DEEP = "have 9 to 16 bits per value, and only the upper 8 are used (65535 becomes 255)"
+ROUNDED = "have 9 to 16 bits per value, rounded to 8 bits (65535 becomes 255)"
 FLOATS = "are floats in [0, 1], rounded to 8 bits"
 CONVERTED = "are neither gray nor RGB (such as CMYK), and are converted to RGB"
 FRAMES = "have several frames or pages, and only the first is used"
@@ -30,6 +32,9 @@ _RGB = ("RGB", "RGBA", "RGBa", "RGBX", "P", "PA")
 _WITH_ALPHA = ("LA", "La", "PA", "RGBA", "RGBa")
 _ORIENTATION = 0x0112  # the EXIF tag
 _PHOTOMETRIC = 0x0106  # the TIFF tag; 0 means that 0 is white
+# bits per value in JPEG 2000, without and with boxes, and in AVIF
+_DEPTH = re.compile(rb"^\xff\x4f\xff\x51.{38}(.)|ihdr.{10}(.)|pixi.{5}(.)", re.DOTALL)
+_HEAD = 4096  # bytes of a file that hold its depth
 
 
 @contextmanager
@@ -70,7 +75,8 @@ def kinds_of(image: Image.Image) -> list[str]:
     found = {
         TRANSPARENT: image.mode in _WITH_ALPHA or "transparency" in image.info,
         TURNED: _orientation(image) > 1,
-        DEEP: image.mode.startswith("I") or ";16" in stored_as,
+        DEEP: (deep := _deep(image, stored_as)) == DEEP,
+        ROUNDED: deep == ROUNDED,
         CONVERTED: image.mode not in _GRAY and image.mode not in _RGB,
         FRAMES: getattr(image, "n_frames", 1) > 1,
         HUGE: image.width * image.height > (Image.MAX_IMAGE_PIXELS or 2**62),
@@ -87,12 +93,13 @@ def pixels_of(image: Image.Image) -> torch.Tensor:
         ValueError: :func:`kinds_of` raises it. OSError, SyntaxError: the file is damaged.
     """
     with _quiet():
-        clear, inverted = _clear(image), getattr(image, "tag_v2", {}).get(_PHOTOMETRIC) == 0
+        clear, stored_as = _clear(image), _stored_as(image)
+        inverted = getattr(image, "tag_v2", {}).get(_PHOTOMETRIC) == 0
         kinds_of(image)
         image = ImageOps.exif_transpose(image)
         gray = is_gray(image)
         if image.mode.startswith("I"):
-            values = np.array(image).astype(np.int64)
+            values = np.array(image).astype(np.int64) << (4 if stored_as == "I;12" else 0)
             if values.size and not 0 <= values.min() <= values.max() < 2**16:
                 raise ValueError(
                     f"its values are {values.min()} to {values.max()}; save it with 8 or 16 bits per value"
@@ -284,6 +291,27 @@ def _stored_as(image: Image.Image) -> str:
     raw = tile[0][3] if tile else ""
     raw = raw[0] if isinstance(raw, tuple) and raw else raw
     return raw if isinstance(raw, str) else ""
+
+
+def _deep(image: Image.Image, stored_as: str) -> str | None:
+    """Return how values of more than 8 bits become 8 bits, or None if the file has no such values."""
+    tile: Any = getattr(image, "tile", None) or [(None,) * 4]
+    decoder, *_, arguments = tile[0]
+    if image.mode.startswith("I") or ";16" in stored_as or decoder == "SGI16":
+        return DEEP
+    if image.format == "PPM" and isinstance(arguments, tuple):
+        return ROUNDED if arguments[1] > 255 else None
+    file: Any = getattr(image, "fp", None)
+    if image.format not in ("JPEG2000", "AVIF") or file is None:
+        return None
+    place = file.tell()
+    file.seek(0)
+    depth = _DEPTH.search(file.read(_HEAD))
+    file.seek(place)
+    found = next(byte[0] for byte in depth.groups() if byte) if depth else 0
+    if image.format == "AVIF":
+        return ROUNDED if found > 8 else None
+    return DEEP if 7 < found & 0x7F < 16 else None  # one less, and a bit for the sign
 
 
 def _clear(image: Image.Image) -> Any:

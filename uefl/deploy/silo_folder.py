@@ -18,7 +18,7 @@ import torch
 from ..checkpoint import write_json
 from ..errors import UserError
 from ..json_text import parse_json
-from ..paths import read_bytes, read_text
+from ..paths import read_bytes, read_text, resolved
 from ..server.private import StateFiles, Tensors
 
 _NAME = re.compile("[0-9a-f]{32}")
@@ -54,7 +54,7 @@ class SiloFolder:
 
 def next_to(data: Path, suffix: str) -> Path:
     """Return the path next to a silo's data that has the same name and this suffix too."""
-    return data.resolve().with_name(f"{data.resolve().name}.{suffix}")
+    return resolved(data).with_name(f"{resolved(data).name}.{suffix}")
 
 
 class StateNotFound(UserError):

@@ -23,6 +23,7 @@ from ..data.partitions.leave_one_out import LeaveOneOut, measured_only
 from ..data.partitions.natural import Natural
 from ..data.sources import own_folder, own_sets, own_table
 from ..errors import UserError
+from ..paths import resolved
 
 if TYPE_CHECKING:
     from ..data.dataset import DataSet
@@ -83,7 +84,7 @@ def own(path: Path, name: str | None, label: str = "label") -> OwnFolder | OwnSe
     inside = path / "clients"
     if inside.is_dir() and any(entry.is_dir() or entry.suffix.lower() == ".npz" for entry in visible(inside)):
         return OwnSets(path, name)
-    name = name or path.resolve().name
+    name = name or resolved(path).name
     check_names("silo", [name])
     return OwnFolder(path, name)
 

@@ -22,7 +22,7 @@ from ..errors import UserError
 from ..findings import Findings, History
 from ..json_text import parse_json
 from ..metrics.base import described
-from ..paths import check_name, other_capitals, read_text
+from ..paths import check_name, has_file, other_capitals, read_text, special
 from .words import labels, mean
 
 Record = dict[str, Any]
@@ -175,8 +175,10 @@ def read_run(path: Path) -> RunFolder:
         raise UserError(
             f"{path} does not exist{other_capitals(path)}; expected a run folder, with config.toml"
         )
+    if special(path):
+        raise UserError(f"{path} is {special(path)}; expected a run folder, with config.toml")
     for name in ("config.toml", "metrics.jsonl"):
-        if not (path / name).is_file():
+        if not has_file(path / name):
             held = (
                 f"{what}: uefl report {path}/{runs}"
                 for runs, what in _FOLDERS.items()
@@ -184,7 +186,7 @@ def read_run(path: Path) -> RunFolder:
             )
             advice = next(held, "expected a run folder, as `uefl train` writes it")
             raise UserError(f"{path} has no {name}{other_capitals(path / name)}; {advice}")
-    finished = (path / "summary.json").is_file()
+    finished = has_file(path / "summary.json")
     config = configuration.load_whole(path / "config.toml")
     records, rejected = _read_lines(path / "metrics.jsonl", finished, config)
     if not records:

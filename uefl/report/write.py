@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..checkpoint import write_text
 from ..folder import in_turn
-from ..paths import read_bytes
+from ..paths import read_bytes, resolved
 from ..text_table import Table, escape_markdown
 from .compare import Comparison
 from .content import Content, ReportElement, comparison, content
@@ -81,7 +81,7 @@ def write_pages(found: Content, out: Path) -> None:
 
 def folder_of_comparison(paths: Sequence[Path]) -> Path:
     """Return the default folder of a comparison: ``comparison`` next to the first run."""
-    return paths[0].resolve().parent / "comparison"
+    return resolved(paths[0]).parent / "comparison"
 
 
 def markdown(content: Content) -> str:

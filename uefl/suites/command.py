@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from ..errors import RunError
+from ..paths import check_name, has_file
 from ..report.words import count
 from ..run import chosen_device
 from . import cost, report, runner
@@ -41,6 +42,7 @@ def run(
         UserError: the suite or the device does not exist, or the folder holds other runs or another suite.
         RunError: some runs could not finish; the report names them.
     """
+    check_name(out, "the folder of the suite")
     suite = load(name)
     gpu = chosen_device(device).type == "cuda"
     cores = len(os.sched_getaffinity(0))
@@ -51,7 +53,7 @@ def run(
     runner.check_own(out, suite.name, runs)
     with runner.locked(out):
         runner.check_configurations(runs)
-        before = [job for job in runs if (job.folder / "summary.json").is_file()]
+        before = [job for job in runs if has_file(job.folder / "summary.json")]
         console.print(
             f"{suite.name}: {suite.about}\n{count(len(runs), 'run')}, {len(before)} of them finished,"
             f" {at_a_time} at a time, in {out}",

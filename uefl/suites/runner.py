@@ -20,7 +20,7 @@ from typing import NamedTuple
 from .. import config
 from ..errors import UserError
 from ..folder import lock
-from ..paths import check_regular, opened, read_bytes, read_text
+from ..paths import check_regular, has_file, opened, read_bytes, read_text
 from ..report.compare import differing
 from .suite import Job
 from .worker import work
@@ -59,7 +59,7 @@ def run(
         ended: called with every run as it ends.
         report: called some ten times a second with the rounds that each running job has measured.
     """
-    waiting = [job for job in jobs if not (job.folder / "summary.json").is_file()]
+    waiting = [job for job in jobs if not has_file(job.folder / "summary.json")]
     running: dict[Job, tuple[ForkServerProcess, float]] = {}
     _start_server()
     try:
@@ -114,7 +114,7 @@ def check_own(out: Path, suite: str, jobs: list[Job]) -> None:
             )
     runs = {path.parent for path in out.glob("*/*/seed-*/config.toml")}
     named = _suite_of(out / "results.json")
-    if (out / "config.toml").is_file():
+    if has_file(out / "config.toml"):
         there = "a run"
     elif named not in (None, suite):
         there = f"the suite {named!r}"
@@ -153,7 +153,7 @@ def check_configurations(jobs: list[Job]) -> None:
 
 def _differing(job: Job) -> list[str]:
     """Return the keys that differ between a job and the run in its folder, or none without a run there."""
-    if not (job.folder / "config.toml").is_file():
+    if not has_file(job.folder / "config.toml"):
         return []
     try:
         there, wanted = (

@@ -19,6 +19,7 @@ from .. import run
 from ..algorithms.base import registry
 from ..config import from_toml
 from ..errors import RunError, UserError
+from ..paths import has_file
 from ..progress import PlainProgress
 
 registry()  # modules that a run imports later, imported before the fork
@@ -50,11 +51,11 @@ def work(text: str, folder: Path, device: str, data_root: Path | None, log: Path
         "pages": False,
     }
     try:
-        if (folder / "config.toml").is_file():
+        if has_file(folder / "config.toml"):
             summary = run.resume(folder, **keys)
         else:
             summary = run.train(from_toml(text), preset=str(folder), out=folder, **keys)
-    except (UserError, RunError) as error:
+    except (UserError, RunError, OSError) as error:  # a full disk
         sys.exit(f"error: {error}")
     rejected = sum(arm["rejected"] for arm in summary["arms"].values())
     if rejected:

@@ -1,5 +1,6 @@
 """Every way in reads images by the same rules: values, notes with their counts, refusals."""
 
+import io
 import re
 import struct
 import warnings
@@ -12,7 +13,7 @@ from PIL import Image
 
 from uefl.data import from_arrays
 from uefl.data.images import on_files
-from uefl.data.pixels import as_bytes, as_labels, pixels_of
+from uefl.data.pixels import as_bytes, as_labels, kinds_of, pixels_of
 from uefl.errors import UserError
 
 from .common import labeled, load
@@ -368,9 +369,64 @@ def test_a_gray_image_with_multiplied_alpha():
 
 
 def test_color_of_16_bits_is_noted(tmp_path):
-    png(tmp_path / "a.png", 16, 2, [row.astype(">u2").tobytes() for row in np.repeat(DEEP, 3, 1)])
-    images = on_files([tmp_path / "a.png"])
-    assert torch.equal(images.read(np.arange(1), 0)[0], expected(DEEP >> 8))
+    """Pillow rounds the values of a PPM, and drops the lower bits in other formats."""
+    color = np.stack([DEEP, DEEP.T.reshape(8, 6), DEEP[::-1]], 2)
+    png(tmp_path / "a.png", 16, 2, [row.astype(">u2").tobytes() for row in color])
+    sgi = struct.pack(">HBBHHHH", 474, 0, 2, 3, 6, 8, 3).ljust(512, b"\0")
+    (tmp_path / "a.sgi").write_bytes(sgi + color[::-1].transpose(2, 0, 1).astype(">u2").tobytes())
+    for name, most in (("a", 2**16 - 1), ("b", 1023)):
+        stored = (color & most).astype(">u2").tobytes()
+        (tmp_path / f"{name}.ppm").write_bytes(b"P6\n6 8\n%d\n" % most + stored)
+    rounded = {
+        name: np.round((color & most) * (255 / most)) for name, most in (("a", 2**16 - 1), ("b", 1023))
+    }
+    for name, right in (
+        ("a.png", color >> 8),
+        ("a.sgi", color >> 8),
+        ("a.ppm", rounded["a"]),
+        ("b.ppm", rounded["b"]),
+    ):
+        images = on_files([tmp_path / name])
+        assert torch.equal(images.read(np.arange(1), 0)[0], expected(right)), name
+        (kind,) = images.kinds
+        assert "16 bits" in kind
+        assert ("rounded" in kind) == name.endswith("ppm")
+    Image.fromarray(COLOR).save(tmp_path / "8.ppm")
+    assert not on_files([tmp_path / "8.ppm"]).kinds
+
+
+@pytest.mark.parametrize(
+    ("suffix", "before", "depth"),
+    [("jp2", b"ihdr", 14), ("j2k", b"\xff\x4f\xff\x51", 42), ("avif", b"pixi", 9)],
+)
+def test_the_depth_of_compressed_colors_is_noted(tmp_path, suffix, before, depth):
+    """Pillow writes 8 bits only, so the test changes the depth in the header."""
+    Image.fromarray(COLOR).save(tmp_path / f"a.{suffix}")
+    image = Image.open(tmp_path / f"a.{suffix}")
+    assert not kinds_of(image)
+    changed = bytearray((tmp_path / f"a.{suffix}").read_bytes())
+    changed[changed.index(before) + depth] = 12 if suffix == "avif" else 11
+    image.fp = io.BytesIO(changed)
+    assert [kind for kind in kinds_of(image) if "16 bits" in kind]
+
+
+def test_a_tiff_of_12_bits(tmp_path):
+    """Pillow leaves the values as they are, with at most 4095."""
+    bits = np.unpackbits((DEEP >> 4).astype(">u2").view(np.uint8).reshape(8, 6, 2), axis=2)[:, :, 4:]
+    Image.fromarray(np.zeros((8, 9), np.uint8)).save(tmp_path / "a.tiff")
+    whole = bytearray((tmp_path / "a.tiff").read_bytes())
+    tags = int.from_bytes(whole[4:8], "little") + 2
+    values = {256: 6, 258: 12}  # width, bits per value
+    for place in range(tags, tags + 12 * int.from_bytes(whole[tags - 2 : tags], "little"), 12):
+        tag = int.from_bytes(whole[place : place + 2], "little")
+        if tag in values:
+            whole[place + 8 : place + 12] = values[tag].to_bytes(4, "little")
+        if tag == 273:
+            begin = int.from_bytes(whole[place + 8 : place + 12], "little")
+    whole[begin : begin + 72] = np.packbits(bits.reshape(8, -1), axis=1).tobytes()
+    (tmp_path / "a.tiff").write_bytes(whole)
+    images = on_files([tmp_path / "a.tiff"])
+    assert torch.equal(images.read(np.arange(1), 0)[0], torch.from_numpy((DEEP >> 8).astype(np.uint8))[None])
     assert [kind for kind in images.kinds if "16 bits" in kind]
 
 
