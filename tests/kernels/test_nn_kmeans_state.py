@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 from torch.func import functional_call
-from torch.optim.swa_utils import AveragedModel
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from uefl_kernels.nn import VectorQuantize
 
@@ -35,11 +35,30 @@ def kept(vq, codewords):
     return torch.equal(vq.codebook, codewords)
 
 
-def test_averaged_model():
-    source, average = trained(), AveragedModel(waiting(), use_buffers=True)
-    average.update_parameters(source)
-    assert average.module._codebook.initted
-    assert kept(average.module, average.module.codebook.clone())
+AVERAGES = {"mean": {}, "moving": {"multi_avg_fn": get_ema_multi_avg_fn(0.9)}}
+
+
+@pytest.mark.parametrize("kind", AVERAGES)
+@pytest.mark.parametrize("options", [{"kmeans_init": True}, {"affine_param": True}], ids=str)
+def test_averaged_model(options, kind):
+    """The averaged model has the averages of all buffers, and its codes belong to its codewords."""
+    source = layer(**options)
+    average = AveragedModel(layer(1, **options), use_buffers=True, **AVERAGES[kind])
+    expected = None
+    for step in range(4):
+        source(normal(40, 8, seed=step))
+        now = state(source)
+        weight = 0.1 if kind == "moving" else 1 / (step + 1)
+        expected = {name: expected[name].lerp(now[name], weight) for name in now} if expected else now
+        average.update_parameters(source)
+    torch.testing.assert_close(state(average.module), expected)
+    codewords = average.module.codebook.clone()
+    other = layer(2, **options)
+    other.load_state_dict(average.module.state_dict())
+    for vq in (average.module, other):
+        quantized, indices, _ = vq.eval()(normal(40, 8, seed=8))
+        assert torch.equal(quantized, vq.decode(indices))
+        assert torch.equal(vq.codebook, codewords)
 
 
 def test_buffers_copied_into_a_deepcopy():

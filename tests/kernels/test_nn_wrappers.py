@@ -43,12 +43,12 @@ def trained(**options):
 @pytest.mark.parametrize("saved", ["no", "copied", "assigned"])
 @pytest.mark.parametrize("options", [{}, {"learnable_codebook": True}], ids=str)
 def test_codewords_that_were_copied_without_their_flag(options, saved):
-    """ema_pytorch copies only floating-point values, also into the state that it saves."""
+    """As by a wrapper that copies parameters, or only floating-point values into flags that are bool."""
     source, average = trained(**options), copy.deepcopy(layer(1, kmeans_init=True, **options))
     for mine, other in zip(
         (*average.parameters(), *average.buffers()), (*source.parameters(), *source.buffers()), strict=True
     ):
-        if mine.is_floating_point():
+        if mine.is_floating_point() and mine.dim() > 0:
             mine.data.copy_(other.data)
     assert not average._codebook.initted
     if saved != "no":
@@ -66,7 +66,7 @@ def test_statistics_that_were_copied_without_their_flags():
     for _ in range(2):
         source(3 * normal(40, 8) + 2)
     for mine, other in zip(average.buffers(), source.buffers(), strict=True):
-        if mine.is_floating_point():
+        if mine.is_floating_point() and mine.dim() > 0:
             mine.copy_(other)
     assert average._codebook.codebook_mean_needs_init
     loaded.load_state_dict(average.state_dict())

@@ -118,7 +118,8 @@ class Codebook(ConstantBuffers, Float32Module):
         if not kmeans_init:
             nn.init.kaiming_uniform_(embed)
             embed = self.scaled(embed)
-        self.register_buffer("initted", torch.tensor(not kmeans_init))
+        # floats as flags: wrappers average buffers, and torch cannot subtract bools
+        self.register_buffer("initted", torch.tensor(float(not kmeans_init), dtype=dtype))
         self.register_buffer("cluster_size", torch.ones(num_codebooks, codebook_size, dtype=dtype))
         self.register_buffer("embed_avg", embed.clone())
         if learnable_codebook:
@@ -534,7 +535,7 @@ class Codebook(ConstantBuffers, Float32Module):
         for name in _OF_BATCH:
             self.register_buffer(name, torch.zeros_like(self.embed_avg[:, :1]) if self.affine_param else None)
         for name in _OF_CODES if self.affine_param else ():
-            self.register_buffer(f"{name}_needs_init", torch.tensor(True))
+            self.register_buffer(f"{name}_needs_init", torch.ones_like(self.initted))
             self.register_buffer(name, torch.zeros_like(self.embed_avg[:, :1]))
 
     def _without_statistics(self) -> torch.Tensor:
@@ -542,7 +543,7 @@ class Codebook(ConstantBuffers, Float32Module):
 
         Wrappers that average a model may copy the statistics and not the flags.
         """
-        return self.codebook_mean_needs_init & ~self.codebook_variance.any()
+        return (self.codebook_mean_needs_init != 0) & ~self.codebook_variance.any()
 
     @torch.no_grad()
     def update_affine(self, x: torch.Tensor, mask: torch.Tensor | None) -> None:
@@ -627,7 +628,7 @@ class Codebook(ConstantBuffers, Float32Module):
         if found is None:
             return
         means, counts = found
-        begun = self.initted if self._begun else self.initted | self.embed.any()
+        begun = self.initted != 0 if self._begun else (self.initted != 0) | self.embed.any()
         state = (self.embed, self.cluster_size, self.embed_avg)
         before = [buffer.clone() for buffer in state]
         self.embed_avg.copy_(means * counts)
@@ -659,7 +660,7 @@ class Codebook(ConstantBuffers, Float32Module):
         if x.device.type == "cpu":  # on other devices the host would wait for the result
             broken = x.isfinite().logical_not().any().float().view(1, 1, 1)
             broken = _distributed.all_reduce([broken], shared)[0]
-            torch._assert_async((broken == 0) | self.initted, _BROKEN)  # an if could not be compiled
+            torch._assert_async((broken == 0) | (self.initted != 0), _BROKEN)  # an if could not be compiled
         means = _distributed.sample_rows(by_codebook(x, codebooks, d), k, shared)
         if means is None:
             return None
