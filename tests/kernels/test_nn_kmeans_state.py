@@ -54,7 +54,9 @@ def test_averaged_model(options, kind):
     torch.testing.assert_close(state(average.module), expected)
     codewords = average.module.codebook.clone()
     other = layer(2, **options)
-    other.load_state_dict(average.module.state_dict())
+    flags = {name: value.bool() for name, value in state(average.module).items() if value.dim() == 0}
+    other.load_state_dict(average.module.state_dict() | flags, assign=True)
+    assert all(value.is_floating_point() for value in state(other).values())
     for vq in (average.module, other):
         quantized, indices, _ = vq.eval()(normal(40, 8, seed=8))
         assert torch.equal(quantized, vq.decode(indices))

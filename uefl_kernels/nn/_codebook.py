@@ -700,6 +700,9 @@ class Codebook(ConstantBuffers, Float32Module):
             for name in (*_OF_BATCH, *_OF_CODES):
                 getattr(self, name).zero_()
                 missing[:] = (key for key in missing if key != prefix + name)
+        for name, buffer in [*self.named_buffers(recurse=False)]:
+            if buffer.dtype == torch.bool:  # a flag of the peer's, which assign=True has put here
+                setattr(self, name, buffer.to(self.embed_avg.dtype))
         self._known = None
         if self.initted.is_meta or isinstance(self.initted, FakeTensor):
             return
