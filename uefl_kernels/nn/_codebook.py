@@ -31,6 +31,7 @@ from ._shared import (
     HALF,
     ConstantBuffers,
     Float32Module,
+    Layer,
     absent,
     by_codebook,
     fixed,
@@ -154,6 +155,7 @@ class Codebook(ConstantBuffers, Float32Module):
 
         So hooks of this module run before and after all code that uses its tensors.
         """
+        leave_inference_mode([self])
         if self.embed_avg.dtype in HALF:
             self._restore_float32()
         return step(x, *args)
@@ -712,7 +714,7 @@ class Codebook(ConstantBuffers, Float32Module):
             self.kmeans_init, self._begun = True, False  # nonzero codewords then count as set
 
 
-class Coder(nn.Module):
+class Coder(Layer):
     """A layer that encodes vectors by indices and decodes them."""
 
     __prepare_scriptable__ = no_torchscript
@@ -743,9 +745,7 @@ class Coder(nn.Module):
 def undisturbed(layer: nn.Module) -> Iterator[None]:
     """Switch to evaluation mode without gradients, and restore modes and counts at the end."""
     modes = [(module, module.training) for module in layer.modules()]
-    counted = [
-        (module.counts, module.counts.clone()) for module in layer.modules() if isinstance(module, Codebook)
-    ]
+    counted = [(module, module.counts.clone()) for module in layer.modules() if isinstance(module, Codebook)]
     if any(isinstance(module, Codebook) and module.waiting for module, _ in modes):
         raise RuntimeError(
             f"{type(layer).__name__}: the codebook waits for k-means of its first batch; call the layer once"
@@ -758,8 +758,8 @@ def undisturbed(layer: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes:
             module.training = mode
-        for counts, before in counted:
-            counts.copy_(before)
+        for codebook, before in counted:
+            codebook.counts.copy_(before)
 
 
 def _version(tensor: torch.Tensor) -> int:
@@ -801,6 +801,16 @@ def update_all(
     _copy([*chain(*state[:changed])], [*chain(*values[:changed])])
 
 
+def leave_inference_mode(codebooks: Sequence[Codebook]) -> None:
+    """Replace buffers of codebooks that were moved or copied in inference mode, so that they can change."""
+    if torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
+        return
+    for codebook in codebooks:
+        for name, buffer in [*codebook._buffers.items()]:
+            if buffer is not None and buffer.is_inference():
+                setattr(codebook, name, buffer.clone())
+
+
 def set_counts(codebooks: Sequence[Codebook], counts: Sequence[torch.Tensor]) -> None:
     """Set the counts of the last pass.
 
@@ -809,10 +819,6 @@ def set_counts(codebooks: Sequence[Codebook], counts: Sequence[torch.Tensor]) ->
     """
     if torch.compiler.is_exporting() or any(map(torch._C._functorch.is_batchedtensor, counts)):
         return
-    if not torch.compiler.is_compiling() and not torch.is_inference_mode_enabled():
-        for codebook in codebooks:  # of a layer that was made, moved or copied in inference mode
-            if codebook.counts.is_inference():
-                codebook.counts = codebook.counts.clone()
     _copy([codebook.counts for codebook in codebooks], counts)
 
 

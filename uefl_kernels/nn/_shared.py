@@ -309,7 +309,26 @@ def project(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return result
 
 
-class ConstantBuffers(nn.Module):
+class Layer(nn.Module):
+    """A module with tensors that can be trained and loaded, even if it is made in inference mode."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "__init__" in vars(cls):
+            cls.__init__ = _outside_inference_mode(cls.__init__)  # type: ignore[method-assign]
+
+
+def _outside_inference_mode(init: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(init)
+    def run(*args: Any, **options: Any) -> None:
+        active = torch.is_inference_mode_enabled()
+        with torch.inference_mode(False) if active else contextlib.nullcontext():
+            init(*args, **options)
+
+    return run
+
+
+class ConstantBuffers(Layer):
     """A module with buffers that start with values computed from its arguments.
 
     The buffers are not state: after a move from the meta device, as by ``to_empty``, the module computes them
@@ -391,7 +410,7 @@ def in_a_call(method: _Method) -> _Method:
     return cast(_Method, run)
 
 
-class Float32Module(nn.Module):
+class Float32Module(Layer):
     """A module that stays float32 when the model around it is cast to half precision.
 
     Averages do not move in the 8 bits of bfloat16, and the ops take float32 codewords with half-precision

@@ -9,7 +9,7 @@ import torch
 
 from .._snapshot import snapshots
 from ..ops.rvq import RVQOutput, composed, run
-from ._codebook import Codebook, set_counts, update_all
+from ._codebook import Codebook, leave_inference_mode, set_counts, update_all
 from ._model_cut import altered
 from ._shared import HALF
 from .vector_quantize import VectorQuantize
@@ -29,6 +29,7 @@ class Stages:
 
     def fit(self, start: torch.Tensor) -> bool:
         """Return True if one op gives the same result as the quantizers one by one for this input."""
+        leave_inference_mode(self.codebooks)
         alike = _options(self.first)
         for layer, codebook in zip(self.layers, self.codebooks, strict=True):
             elsewhere = codebook.embed.device != start.device  # the quantizer says so in its error
