@@ -46,6 +46,8 @@ _BROKEN = (
     " rows, or mask them"
 )
 _OF_BATCH = ("batch_mean", "batch_variance")
+# In the state they are bools, as the peer's; here floats: wrappers average buffers, but not bools.
+_FLAGS = ("initted", "codebook_mean_needs_init", "codebook_variance_needs_init")
 _OF_CODES = ("codebook_mean", "codebook_variance")
 
 
@@ -119,7 +121,6 @@ class Codebook(ConstantBuffers, Float32Module):
         if not kmeans_init:
             nn.init.kaiming_uniform_(embed)
             embed = self.scaled(embed)
-        # floats as flags: wrappers average buffers, and torch cannot subtract bools
         self.register_buffer("initted", torch.tensor(float(not kmeans_init), dtype=dtype))
         self.register_buffer("cluster_size", torch.ones(num_codebooks, codebook_size, dtype=dtype))
         self.register_buffer("embed_avg", embed.clone())
@@ -685,12 +686,17 @@ class Codebook(ConstantBuffers, Float32Module):
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
+        for key in (prefix + name for name in _FLAGS):
+            if key in destination:
+                destination[key] = destination[key].bool()
         if self.affine_param and _is_set(self.codebook_mean_needs_init):
             without = _is_set(self._without_statistics())
             for name in _OF_BATCH if without else ():  # the peer adds these buffers in its first batch
                 del destination[prefix + name]
             for name in _OF_CODES if not without else ():
-                destination[f"{prefix}{name}_needs_init"] = torch.zeros_like(self.codebook_mean_needs_init)
+                destination[f"{prefix}{name}_needs_init"] = torch.zeros_like(
+                    self.codebook_mean_needs_init, dtype=torch.bool
+                )
 
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: list[str], *args: Any
@@ -703,7 +709,7 @@ class Codebook(ConstantBuffers, Float32Module):
                 getattr(self, name).zero_()
                 missing[:] = (key for key in missing if key != prefix + name)
         for name, buffer in [*self.named_buffers(recurse=False)]:
-            if buffer.dtype == torch.bool:  # a flag of the peer's, which assign=True has put here
+            if buffer.dtype == torch.bool:  # a flag of the state, which assign=True has put here
                 setattr(self, name, buffer.to(self.embed_avg.dtype))
         self._known = None
         if self.initted.is_meta or isinstance(self.initted, FakeTensor):
