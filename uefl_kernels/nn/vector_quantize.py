@@ -20,7 +20,7 @@ from .._snapshot import snapshot
 from . import _distributed, _losses, _search
 from ._codebook import Codebook, Coder, UpdateWeight, set_counts, without_single_head
 from ._losses import LossBreakdown
-from ._recompute import put
+from ._recompute import put, runs_again
 from ._search import Sampling
 from ._shared import (
     Layout,
@@ -781,6 +781,8 @@ class VectorQuantize(Coder):
                 " not; use torch.no_grad, or call eval() or freeze_codebook=True"
             )
         codebook, rows = self._codebook, rows.detach()
+        if not self.manual_in_place_optimizer_update:
+            self._clear_gradients()
         # In a checkpointed region, its hooks would run the whole of it again for this backward pass.
         with (
             torch.enable_grad(),
@@ -792,7 +794,9 @@ class VectorQuantize(Coder):
                 call._replace(targets=None),
                 codebook.tracks(call.ema),
             )
-            loss = _losses.mean_square(chosen.codewords() - at_least_float32(rows), call.mask)
+            finite = rows.isfinite().all(-1, keepdim=True)  # as for averages
+            error = (chosen.codewords() - at_least_float32(rows)).masked_fill(~finite, 0)
+            loss = _losses.mean_square(error, call.mask)
             # the gradient goes only to the codewords: their transform may belong to the graph of the
             # quantizers before
             own = [parameter for parameter in codebook.parameters() if parameter.requires_grad]
@@ -803,6 +807,14 @@ class VectorQuantize(Coder):
         if not self.manual_in_place_optimizer_update:
             self.update_in_place_optimizer()
         return loss.detach()
+
+    def _clear_gradients(self) -> None:
+        """Clear gradients of the caller's losses, which the codewords' own optimizer must not take.
+
+        A ``GradScaler`` may have scaled them.
+        """
+        if self.in_place_codebook_optimizer is not None:
+            self.in_place_codebook_optimizer.zero_grad()
 
     def update_in_place_optimizer(self) -> None:
         """Step the codewords' own optimizer with the mean of the gradients of all processes.
@@ -845,9 +857,7 @@ class VectorQuantize(Coder):
             mask: as for ``forward``.
         """
         indices = self._indices(indices)
-        if not self._codebook.tracks() or (
-            not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
-        ):
+        if not self._codebook.tracks() or runs_again():
             return
         layout = self.layout
         layout.check(x, mask)
