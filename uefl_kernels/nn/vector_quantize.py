@@ -165,7 +165,7 @@ class VectorQuantize(Coder):
         learnable_codebook: the codewords are a parameter, moved by the gradient of the loss.
         in_place_codebook_optimizer: makes an optimizer of the codewords' parameters, which steps in
             ``forward`` towards the batch, with the mean of the gradients of all processes; it needs
-            ``learnable_codebook``.
+            ``learnable_codebook`` or ``orthogonal_reg_weight``.
         manual_in_place_optimizer_update: leave its step to ``update_in_place_optimizer()``.
         affine_param: move and scale the codewords to the averaged mean and variance of the batches.
         affine_param_batch_decay, affine_param_codebook_decay: decays of those averages.
@@ -1193,11 +1193,7 @@ def _refuse_conflicts(given: dict[str, Any]) -> None:
 def _refuse_of_gradients(given: dict[str, Any]) -> None:
     """Raise ValueError for options of codewords that gradients move, and of estimators."""
     learnable, directed = given["learnable_codebook"], given["directional_reparam"]
-    moved = (
-        given["vq_bridge"] is not None
-        or given["sync_update_v"]
-        or given["in_place_codebook_optimizer"] is not None
-    )
+    optimized = given["in_place_codebook_optimizer"] is not None and given["orthogonal_reg_weight"] == 0
     refuse_together(
         "VectorQuantize",
         (
@@ -1227,10 +1223,11 @@ def _refuse_of_gradients(given: dict[str, Any]) -> None:
             ),
         ),
         (
-            not learnable and bool(moved),
+            not learnable and (given["vq_bridge"] is not None or given["sync_update_v"] > 0 or optimized),
             (
                 "vq_bridge, sync_update_v and in_place_codebook_optimizer move codewords by gradients; set"
-                " learnable_codebook=True and ema_update=False"
+                " learnable_codebook=True and ema_update=False (in_place_codebook_optimizer: or"
+                " orthogonal_reg_weight above 0)"
             ),
         ),
     )
