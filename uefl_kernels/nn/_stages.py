@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from .._checks import needs_gradient
 from .._snapshot import snapshots
 from ..ops.rvq import RVQOutput, composed, run
 from ._codebook import Codebook, leave_inference_mode, set_counts, update_all
@@ -37,12 +38,10 @@ class Stages:
                 return False
         if self.updated and (_may_run_again() or not all(codebook.tracks() for codebook in self.codebooks)):
             return False
-        # in this case the gradient of quantized differs from the gradient of the op
-        return (
-            not _with_gradients()
-            or self._routed(start)
-            or not any(codebook.embed.requires_grad for codebook in self.codebooks)
-        )
+        # otherwise the gradient of quantized differs from the gradient of the op
+        learned = [codebook.embed for codebook in self.codebooks if codebook.embed.requires_grad]
+        traced = not torch.compiler.is_compiling()
+        return self._routed(start) or not learned or not needs_gradient(*learned, traced=traced)
 
     def quantize(self, start: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return the sum of the codewords, indices ``[..., q]`` and losses ``[q]``.
@@ -53,7 +52,7 @@ class Stages:
         codebooks = [codebook.embed for codebook in self.codebooks]
         if self.updated:
             codebooks = snapshots(codebooks)
-        if not learning and _with_gradients():
+        if not learning:
             codebooks = [codebook.detach() for codebook in codebooks]
         out, sums = run(
             composed.Arguments(
@@ -61,7 +60,7 @@ class Stages:
                 codebooks,
                 metric="l2",
                 exact=True,
-                with_sums=self.updated or (learning and _with_gradients()),
+                with_sums=self.updated or (learning and needs_gradient(*codebooks, traced=not torch.compiler.is_compiling())),
                 codebook_weight=float(learning),
                 commitment_weight=1.0,
                 rotation=self.first.rotation_trick,
@@ -99,11 +98,6 @@ class Stages:
             losses = losses.detach()
             return torch.where(losses.isnan(), losses, 0.0)
         return (losses - losses.detach() / 2 if learning else losses) * weight
-
-
-def _with_gradients() -> bool:
-    """Return True where the gradient mode is on, and in a trace, whose check must find the same graph."""
-    return torch.is_grad_enabled() or torch.jit.is_tracing()  # type: ignore[attr-defined]
 
 
 def _options(layer: VectorQuantize) -> tuple[Any, ...]:
