@@ -60,7 +60,8 @@ class Stages:
                 codebooks,
                 metric="l2",
                 exact=True,
-                with_sums=self.updated or (learning and needs_gradient(*codebooks, traced=not torch.compiler.is_compiling())),
+                with_sums=self.updated
+                or (learning and needs_gradient(*codebooks, traced=not torch.compiler.is_compiling())),
                 codebook_weight=float(learning),
                 commitment_weight=1.0,
                 rotation=self.first.rotation_trick,

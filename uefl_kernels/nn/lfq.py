@@ -11,6 +11,7 @@ from torch import nn
 
 from .._checks import check_dense
 from ..ops.lfq_entropy import lfq_entropy
+from ..ops.lfq_entropy.composed import place_values, signs
 from . import _distributed
 from ._codebook import Coder
 from ._shared import (
@@ -153,7 +154,7 @@ class LFQ(ConstantBuffers, Coder):
         self._make_projections(has_projections, projection_has_bias, scale if cosine_sim_project_in else None)
         if orthogonal_rotation:
             self.register_buffer("orthogonal_rot", random_rotation(self._bits))
-        self.register_buffer("mask", self._place_values())
+        self.register_buffer("mask", place_values(self._bits))
         self._register_constants()
 
     def _check_options(self, codebook_size: int, share: float, clamp: float | None) -> None:
@@ -188,11 +189,7 @@ class LFQ(ConstantBuffers, Coder):
             self.project_out = nn.Linear(inner, self._dim, bias=bias)
 
     def _constants(self) -> dict[str, torch.Tensor | None]:
-        bits = torch.arange(self.codebook_size).unsqueeze(-1).bitwise_and(self._place_values()) != 0
-        return {"codebook": self.bits_to_codes(bits.float())}
-
-    def _place_values(self) -> torch.Tensor:
-        return 2 ** torch.arange(self._bits - 1, -1, -1)
+        return {"codebook": signs(self._bits, torch.float32) * self._codebook_scale}
 
     def extra_repr(self) -> str:
         """Return the sizes."""

@@ -17,6 +17,7 @@ from .. import VQOutput, vq, vq_with_sums
 from .._checks import refuse_forward_mode
 from .._gather import flat_indices, gather, take_along
 from .._snapshot import snapshot
+from ..metrics import entropy
 from . import _distributed, _losses, _search
 from ._codebook import Codebook, Coder, UpdateWeight, set_counts, without_single_head
 from ._losses import LossBreakdown
@@ -1026,8 +1027,7 @@ class VectorQuantize(Coder):
         equally.
         """
         share = self.counts.float() / self.counts.sum(-1, keepdim=True).clamp(min=1)
-        entropy: torch.Tensor = torch.special.entr(share).sum(-1)
-        return entropy.exp()
+        return entropy(share).exp()
 
     @property
     def usage(self) -> torch.Tensor:
