@@ -40,8 +40,7 @@ class Stages:
             return False
         # otherwise the gradient of quantized differs from the gradient of the op
         learned = [codebook.embed for codebook in self.codebooks if codebook.embed.requires_grad]
-        traced = not torch.compiler.is_compiling()
-        return self._routed(start) or not learned or not needs_gradient(*learned, traced=traced)
+        return self._routed(start) or not learned or not self._needs_gradient(learned)
 
     def quantize(self, start: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return the sum of the codewords, indices ``[..., q]`` and losses ``[q]``.
@@ -60,8 +59,7 @@ class Stages:
                 codebooks,
                 metric="l2",
                 exact=True,
-                with_sums=self.updated
-                or (learning and needs_gradient(*codebooks, traced=not torch.compiler.is_compiling())),
+                with_sums=self.updated or (learning and self._needs_gradient(codebooks)),
                 codebook_weight=float(learning),
                 commitment_weight=1.0,
                 rotation=self.first.rotation_trick,
@@ -72,6 +70,10 @@ class Stages:
             self._update(start.detach(), [codebook.detach() for codebook in codebooks], out, sums)
         total = out.quantized if self._routed(start) else out.quantized.detach()
         return total, out.indices.squeeze(-2), self._weighted(out.losses, learning)
+
+    @staticmethod
+    def _needs_gradient(codebooks: Sequence[torch.Tensor]) -> bool:
+        return needs_gradient(*codebooks, traced=not torch.compiler.is_compiling())
 
     def _routed(self, start: torch.Tensor) -> bool:
         """Return True if the gradient of the codewords goes to the input."""
