@@ -17,7 +17,16 @@ import torch.multiprocessing as mp
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from uefl_kernels.nn import GroupedResidualVQ, ResidualSimVQ, ResidualVQ, VectorQuantize
+from uefl_kernels.nn import (
+    FSP,
+    FSQ,
+    LFQ,
+    GroupedResidualVQ,
+    LatentQuantize,
+    ResidualSimVQ,
+    ResidualVQ,
+    VectorQuantize,
+)
 
 from .conftest import normal
 
@@ -135,6 +144,27 @@ def test_averaged_models_decode_as_they_quantize(name):
     )
     same(average.eval().module[1](normal(20, 8)), model.eval()[1](normal(20, 8)))
     copy.deepcopy(average)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: FSQ([3, 6, 7, 3], dim=4),
+        lambda: FSP([3, 6, 7, 3], dim=4),
+        lambda: LatentQuantize([3, 6, 7, 3], 4),
+        lambda: LFQ(codebook_size=16, dim=4),
+    ],
+    ids=["FSQ", "FSP", "LatentQuantize", "LFQ"],
+)
+def test_averages_of_buffers_keep_levels_and_factors(make):
+    """0.9 * 3 + 0.1 * 3, which a moving average writes into a buffer of integers, is rounded down to 2."""
+    model, x = make(), normal(20, 4)
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
+    for _ in range(5):
+        average.update_parameters(model)
+    indices = model.encode(x)
+    assert torch.equal(average.module.encode(x), indices)
+    torch.testing.assert_close(average.module.decode(indices), model.decode(indices))
 
 
 # --- processes --------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from .._checks import check_dense, check_tensor
 from .._numbers import is_count
@@ -345,8 +346,27 @@ class ConstantBuffers(Layer):
 
     def _register_constants(self) -> None:
         self._model_dtype = torch.get_default_dtype()
+        self._exact: dict[tuple[str, torch.device], torch.Tensor] = {}
         for name, value in self._constants().items():
             self.register_buffer(name, value, persistent=False)
+
+    def _constant(self, name: str) -> torch.Tensor:
+        """Return a buffer of integers as it was made.
+
+        ``AveragedModel(use_buffers=True)`` rounds integers down when it averages them, as 0.9 * 3 + 0.1 * 3.
+        """
+        buffer = self._buffers[name]
+        assert buffer is not None
+        traced = torch.compiler.is_compiling() or torch._C._is_tracing()
+        if traced or buffer.is_meta or isinstance(buffer, FakeTensor):
+            return buffer
+        key = name, buffer.device
+        if key not in self._exact:
+            with torch.inference_mode(False), torch.device("cpu"):
+                value = self._constants()[name]
+            assert value is not None
+            self._exact[key] = value.to(buffer.device)
+        return self._exact[key]
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> ConstantBuffers:
         absent = [name for name, buffer in self._buffers.items() if buffer is not None and buffer.is_meta]
