@@ -90,8 +90,14 @@ def refuse_forward_mode(op: str, *tensors: torch.Tensor) -> None:
         )
 
 
-def needs_gradient(*tensors: torch.Tensor) -> bool:
-    """Return True if a tensor requires a gradient, which the wrapper of ``vmap`` does not tell."""
+def needs_gradient(*tensors: torch.Tensor, traced: bool = False) -> bool:
+    """Return True if a tensor requires a gradient, which the wrapper of ``vmap`` does not tell.
+
+    ``traced``, not in a compiled graph: also in ``torch.jit.trace``, whose check has no gradients and must
+    find the same graph.
+    """
+    if traced and torch._C._is_tracing():
+        return True
     if not torch.is_grad_enabled():
         return False
     for tensor in tensors:  # noqa: SIM110  a generator calls a function more for each tensor

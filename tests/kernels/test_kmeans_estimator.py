@@ -282,19 +282,26 @@ class LazyFrame:
     def collect(self):
         return DATA
 
+    @property
+    def columns(self):
+        raise AssertionError
+
 
 def test_non_numeric_input_error_explains_itself():
-    with pytest.raises(TypeError, match=r"^KMeans: X .*LazyFrame.*collect\(\)"):
-        KMeans(2).fit(LazyFrame())
+    for model in (KMeans(2), ResidualKMeans(2, 2)):
+        with pytest.raises(TypeError, match=rf"^{type(model).__name__}: X .*LazyFrame.*collect\(\)"):
+            model.fit(LazyFrame())
     ragged = np.empty(3, dtype=object)
     ragged[:] = [[1.0, 2.0], [3.0, 4.0], [5.0]]
     for value in (ragged, [[1.0, 2.0], [3.0]]):
         with pytest.raises(ValueError, match=r"^KMeans: X .*rows"):
             KMeans(2).fit(value)
-    lists = np.empty(3, dtype=object)
-    lists[:] = [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]  # as a column of lists
-    with pytest.raises(ValueError, match=r"^KMeans: X .*np.stack"):
-        KMeans(2).fit(lists)
+    for kind in (list, np.array, torch.tensor):  # as a column of lists
+        column = np.empty(3, dtype=object)
+        for row in range(3):
+            column[row] = kind([1.0, row])
+        with pytest.raises(ValueError, match=r"^KMeans: X .*np.stack"):
+            KMeans(2).fit(column)
 
 
 REFUSED = {

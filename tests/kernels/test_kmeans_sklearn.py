@@ -10,10 +10,11 @@ import warnings
 
 import numpy as np
 import pytest
+import scipy.sparse
 import torch
 
 from tests.fresh import python
-from uefl_kernels import KMeans
+from uefl_kernels import KMeans, ResidualKMeans
 
 pd = pytest.importorskip("pandas")
 pytest.importorskip("sklearn", minversion="1.6")
@@ -55,6 +56,44 @@ def test_columns_in_another_order_are_an_error():
             call(FRAME[["c", "a", "b"]])
     with pytest.raises(ValueError, match=r"(?s)unseen.*\n- d\n.*missing.*\n- c\n"):
         model.predict(FRAME.rename(columns={"c": "d"}))
+
+
+def interrupted(X, k, random_state):
+    raise KeyboardInterrupt
+
+
+WIDE = pd.DataFrame(np.ones((60, 5)), columns=list("vwxyz"))
+FAILED = {
+    "NaN": (lambda model: model.fit(WIDE * np.nan), ValueError),
+    "few rows": (lambda model: model.fit(WIDE[:1]), ValueError),
+    "text": (lambda model: model.fit(WIDE.astype(str) + "a"), ValueError),
+    "weights": (lambda model: model.fit(WIDE, sample_weight=-np.ones(60)), ValueError),
+    "warning": (lambda model: model.fit(WIDE), ConvergenceWarning),
+}
+FAILED_KMEANS = {
+    "sparse": (lambda model: model.fit(scipy.sparse.csr_matrix(WIDE[:1])), ValueError),
+    "sparse, warning": (lambda model: model.fit(scipy.sparse.csr_matrix(WIDE)), ConvergenceWarning),
+    "blocks": (lambda model: model.fit_blocks([WIDE[:1]]), ValueError),
+    "interrupted": (lambda model: model.set_params(init=interrupted).fit(WIDE), KeyboardInterrupt),
+    "more rows": (lambda model: model.partial_fit(FRAME * np.nan), ValueError),
+}
+
+
+@pytest.mark.filterwarnings("error:Number of distinct clusters")
+@pytest.mark.parametrize(
+    ("kind", "case"),
+    [*((KMeans, case) for case in FAILED | FAILED_KMEANS), *((ResidualKMeans, case) for case in FAILED)],
+)
+def test_a_refit_that_fails_changes_nothing(kind, case):
+    """WIDE has other columns than the first fit."""
+    model = kind(n_clusters=2, random_state=0).fit(FRAME)
+    before = {name: value for name, value in vars(model).items() if name.endswith("_")}
+    expected = model.predict(FRAME)
+    fit, error = (FAILED | FAILED_KMEANS)[case]
+    with pytest.raises(error):
+        fit(model)
+    assert all(vars(model)[name] is value for name, value in before.items())
+    assert np.array_equal(model.predict(FRAME), expected)
 
 
 def test_names_on_one_side_only_are_a_warning():
@@ -167,7 +206,7 @@ import sys, warnings
 warnings.simplefilter("error", FutureWarning)
 sys.modules["sklearn"] = None
 import numpy as np
-from uefl_kernels import KMeans
+from uefl_kernels import KMeans, ResidualKMeans
 x = np.random.default_rng(0).standard_normal((60, 3))
 model = KMeans(2, random_state=0)
 try:

@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 from torch.func import functional_call
-from torch.optim.swa_utils import AveragedModel
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from uefl_kernels.nn import VectorQuantize
 
@@ -35,11 +35,34 @@ def kept(vq, codewords):
     return torch.equal(vq.codebook, codewords)
 
 
-def test_averaged_model():
-    source, average = trained(), AveragedModel(waiting(), use_buffers=True)
-    average.update_parameters(source)
-    assert average.module._codebook.initted
-    assert kept(average.module, average.module.codebook.clone())
+AVERAGES = {"mean": {}, "moving": {"multi_avg_fn": get_ema_multi_avg_fn(0.9)}}
+
+
+@pytest.mark.parametrize("kind", AVERAGES)
+@pytest.mark.parametrize("options", [{"kmeans_init": True}, {"affine_param": True}], ids=str)
+def test_averaged_model(options, kind):
+    """All buffers are averaged, and codes belong to the averaged codewords, in a loaded copy, too."""
+    source, expected = layer(**options), {}
+    average = AveragedModel(layer(1, **options), use_buffers=True, **AVERAGES[kind])
+    for step in range(4):
+        source(normal(40, 8, seed=step))
+        now = {name: value.clone() for name, value in source.named_buffers() if value.is_floating_point()}
+        weight = 0.1 if kind == "moving" else 1 / (step + 1)
+        expected = {name: expected[name].lerp(now[name], weight) for name in now} if expected else now
+        average.update_parameters(source)
+    found = dict(average.module.named_buffers())
+    torch.testing.assert_close({name: found[name] for name in expected}, expected)
+    saved, other = state(average.module), layer(2, **options)
+    assert [value.dtype for value in saved.values() if value.dim() == 0] == [
+        torch.bool for name in found if name.endswith(("initted", "needs_init"))
+    ]
+    other.load_state_dict(saved, assign=True)
+    average = AveragedModel(other, use_buffers=True)
+    average.update_parameters(other), average.update_parameters(other)
+    for vq in (average.module, other):
+        quantized, indices, _ = vq.eval()(normal(40, 8, seed=8))
+        assert torch.equal(quantized, vq.decode(indices))
+        assert torch.equal(vq._codebook.embed, found["_codebook.embed"])
 
 
 def test_buffers_copied_into_a_deepcopy():

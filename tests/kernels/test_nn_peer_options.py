@@ -59,6 +59,12 @@ OPTIONS = {
         "manual_in_place_optimizer_update": True,
         **LEARNED,
     },
+    "own optimizer, orthogonal": {"in_place_codebook_optimizer": sgd, "orthogonal_reg_weight": 3},
+    "own optimizer, orthogonal, fixed averages": {
+        "in_place_codebook_optimizer": sgd,
+        "orthogonal_reg_weight": 3,
+        "ema_update": False,
+    },
     "norm": {"codebook_dim": 6, "layernorm_after_project_in": True},
     "affine": {"affine_param": True},
     "affine learned": {"affine_param": True, "sync_update_v": 0.3, "rotation_trick": False, **LEARNED},

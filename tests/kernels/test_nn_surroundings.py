@@ -17,7 +17,16 @@ import torch.multiprocessing as mp
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from uefl_kernels.nn import GroupedResidualVQ, ResidualSimVQ, ResidualVQ, VectorQuantize
+from uefl_kernels.nn import (
+    FSP,
+    FSQ,
+    LFQ,
+    GroupedResidualVQ,
+    LatentQuantize,
+    ResidualSimVQ,
+    ResidualVQ,
+    VectorQuantize,
+)
 
 from .conftest import normal
 
@@ -137,10 +146,60 @@ def test_averaged_models_decode_as_they_quantize(name):
     copy.deepcopy(average)
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: FSQ([3, 6, 7, 3], dim=4),
+        lambda: FSP([3, 6, 7, 3], dim=4),
+        lambda: LatentQuantize([3, 6, 7, 3], 4),
+        lambda: LFQ(codebook_size=16, dim=4),
+    ],
+    ids=["FSQ", "FSP", "LatentQuantize", "LFQ"],
+)
+def test_averages_of_buffers_keep_levels_and_factors(make):
+    """0.9 * 3 + 0.1 * 3, which a moving average writes into a buffer of integers, is rounded down to 2."""
+    model, x = make(), normal(20, 4)
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
+    for _ in range(5):
+        average.update_parameters(model)
+    indices = model.encode(x)
+    assert torch.equal(average.module.encode(x), indices)
+    torch.testing.assert_close(average.module.decode(indices), model.decode(indices))
+
+
 # --- processes --------------------------------------------------------------------------------------------
 
 
-def work(rank, folder):
+SHARDED = {name: MODELS[name] for name in ("averages", "learned", "k-means", "residual")}
+SHARDED["plain"] = lambda: VectorQuantize(8, 10)
+
+
+def step(model, optimizer, x, share=1.0):
+    quantized, _, loss = model(x)
+    (quantized.square().sum() * share + loss.sum()).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def sharded(name, seed, flat):
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(8, 8), SHARDED[name]())
+    return (
+        FullyShardedDataParallel(model, use_orig_params=True, device_id=torch.device("cpu"))
+        if flat
+        else fully_shard(model)
+    )
+
+
+def work(rank, folder, flat):
+    from torch.distributed.checkpoint.state_dict import (
+        StateDictOptions,
+        get_model_state_dict,
+        set_model_state_dict,
+    )
+
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",
@@ -149,23 +208,16 @@ def work(rank, folder):
         world_size=2,
         timeout=datetime.timedelta(minutes=3),
     )
-    from torch.distributed.fsdp import fully_shard
-
-    found = {}
-    for name in ("averages", "learned", "k-means", "residual"):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(8, 8), MODELS[name]())
-        fully_shard(model)
+    found, whole = {}, StateDictOptions(full_state_dict=True)
+    for name in SHARDED:
+        model = sharded(name, 0, flat)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for step in range(2):
-            quantized, _, loss = model(normal(30, 8, seed=10 * step + rank))
-            (quantized.square().sum() + loss.sum()).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        found[name] = {
-            key: getattr(value, "full_tensor", lambda value=value: value)()
-            for key, value in model.state_dict().items()
-        }
+        for place in range(2):
+            step(model, optimizer, normal(30, 8, seed=10 * place + rank))
+        other, state = sharded(name, 1, flat), get_model_state_dict(model, options=whole)
+        found[name] = {key: value.clone() for key, value in state.items()}
+        set_model_state_dict(other, state, options=whole)
+        same(other.eval()(normal(30, 8, seed=5)), model.eval()(normal(30, 8, seed=5)))
     torch.save(found, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
     # FSDP's caches keep the group, and so gloo's threads, alive. A thread that frees a tensor while the
@@ -175,15 +227,22 @@ def work(rank, folder):
 
 
 @pytest.mark.slow
-def test_fully_sharded(tmp_path):
-    """Two processes with FSDP2 end with the same codewords, which have moved."""
-    mp.start_processes(work, (str(tmp_path),), nprocs=2, start_method="spawn")
+@pytest.mark.parametrize("flat", [True, False], ids=["FSDP1", "FSDP2"])
+def test_fully_sharded(flat, tmp_path):
+    """Two processes end with the codewords of one process that has their batches, and load their state."""
+    mp.start_processes(work, (str(tmp_path), flat), nprocs=2, start_method="spawn")
     first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
     for name, state in first.items():
         torch.manual_seed(0)
-        start = nn.Sequential(nn.Linear(8, 8), MODELS[name]()).state_dict()
+        alone = nn.Sequential(nn.Linear(8, 8), SHARDED[name]())
+        optimizer, start = torch.optim.SGD(alone.parameters(), lr=0.1), copy.deepcopy(alone.state_dict())
+        for place in range(2):
+            batch = [normal(30, 8, seed=10 * place + rank) for rank in range(2)]
+            step(alone, optimizer, torch.cat(batch), share=0.5)
         for key, value in state.items():
             assert torch.equal(value, second[name][key]), (name, key)
+            if name not in ("averages", "k-means"):  # these draw rows, in each process from its own batch
+                torch.testing.assert_close(value, alone.state_dict()[key], msg=f"{name}: {key}")
         moved = [key for key in state if key.endswith("embed")]
         assert moved
         assert not any(torch.equal(state[key], start[key]) for key in moved)

@@ -141,6 +141,20 @@ def test_one_average_by_hand():
     torch.testing.assert_close(vq.codebook.double(), total / smooth[:, None], rtol=1e-6, atol=1e-7)
 
 
+def test_orthogonal_codewords_take_an_optimizer_without_being_learned():
+    """Averages move the codewords, and then the optimizer by the gradient of the codewords before."""
+    options = {"orthogonal_reg_weight": 0.1}
+    optimized = layer(
+        **options, in_place_codebook_optimizer=lambda codewords: torch.optim.SGD(codewords, 0.5)
+    )
+    averaged, x = layer(**options), normal(40, 8)
+    codewords = averaged.codebook.detach().clone().requires_grad_()
+    optimized(x), averaged(x)
+    nearest = torch.cdist(x, codewords.detach()).argmin(-1)
+    (gradient,) = torch.autograd.grad((codewords[nearest] - x).square().mean(), codewords)
+    torch.testing.assert_close(optimized.codebook, averaged.codebook - 0.5 * gradient)
+
+
 def test_accumulated_batches_equal_one_batch():
     whole, parts = layer(), layer()
     x = normal(60, 8)

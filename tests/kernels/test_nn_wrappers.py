@@ -14,9 +14,11 @@ from uefl_kernels.nn import (
     FSP,
     FSQ,
     LFQ,
+    BinaryMapper,
     ExtensibleCodebook,
     GroupedResidualFSQ,
     GroupedResidualVQ,
+    HierarchicalVQ,
     LatentQuantize,
     MCDropout,
     RandomProjectionQuantizer,
@@ -43,12 +45,12 @@ def trained(**options):
 @pytest.mark.parametrize("saved", ["no", "copied", "assigned"])
 @pytest.mark.parametrize("options", [{}, {"learnable_codebook": True}], ids=str)
 def test_codewords_that_were_copied_without_their_flag(options, saved):
-    """ema_pytorch copies only floating-point values, also into the state that it saves."""
+    """As by a wrapper that copies parameters, or only floating-point values into flags that are bool."""
     source, average = trained(**options), copy.deepcopy(layer(1, kmeans_init=True, **options))
     for mine, other in zip(
         (*average.parameters(), *average.buffers()), (*source.parameters(), *source.buffers()), strict=True
     ):
-        if mine.is_floating_point():
+        if mine.is_floating_point() and mine.dim() > 0:
             mine.data.copy_(other.data)
     assert not average._codebook.initted
     if saved != "no":
@@ -66,7 +68,7 @@ def test_statistics_that_were_copied_without_their_flags():
     for _ in range(2):
         source(3 * normal(40, 8) + 2)
     for mine, other in zip(average.buffers(), source.buffers(), strict=True):
-        if mine.is_floating_point():
+        if mine.is_floating_point() and mine.dim() > 0:
             mine.copy_(other)
     assert average._codebook.codebook_mean_needs_init
     loaded.load_state_dict(average.state_dict())
@@ -237,15 +239,57 @@ def test_kmeans_in_inference_mode(make):
     assert all(map(torch.equal, *found))
 
 
-@pytest.mark.parametrize("later", [torch.no_grad, torch.inference_mode])
-@pytest.mark.parametrize("name", ["averages", "affine", "residual", "groups", "projection"])
-def test_layers_made_in_inference_mode(name, later):
-    x = normal(2, 8, 8)
+WAITING = {"kmeans_init": True}
+TRAINED = OFFLOADED | {
+    "waiting": lambda: layer(**WAITING),
+    "waiting parameter": lambda: layer(learnable_codebook=True, **WAITING),
+    "optimized": lambda: layer(
+        learnable_codebook=True, in_place_codebook_optimizer=lambda codewords: torch.optim.SGD(codewords, 0.1)
+    ),
+    "implicit": lambda: ResidualVQ(
+        dim=8, num_quantizers=2, codebook_size=10, implicit_neural_codebook=True, **WAITING
+    ),
+    "scales": lambda: HierarchicalVQ(dim=8, codebook_size=10, scales=(1, 2, 8)),
+    "bits": lambda: BinaryMapper(bits=8),
+}
+
+
+def trained_once(vq, x):
+    """Return the state of the layer, loaded, after a step of training."""
+    vq.load_state_dict(state(vq))
+    torch.manual_seed(1)
+    given = x.clone().requires_grad_()
+    found = [piece for piece in pieces(vq(given)) if piece.requires_grad]
+    if found:
+        sum(piece.sum() for piece in found).backward()
+        torch.optim.SGD([given, *vq.parameters()], 0.1).step()
+    return state(vq)
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_layers_made_in_inference_mode_can_be_trained(name):
+    x, made = normal(2, 8, 8), []
+    for mode in (torch.inference_mode, torch.enable_grad):
+        torch.manual_seed(0)
+        with mode():
+            made.append(TRAINED[name]())
+        made[-1](x)
+    torch.testing.assert_close(*(trained_once(vq, x) for vq in made), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("change", [copy.deepcopy, lambda vq: vq.double().float()], ids=["copied", "moved"])
+@pytest.mark.parametrize("name", ["averages", "affine", "residual", "groups", "waiting"])
+def test_layers_changed_in_inference_mode_can_be_trained(name, change):
+    x, expected = normal(2, 8, 8), TRAINED[name]()
     with torch.inference_mode():
-        vq = OFFLOADED[name]().eval()
-        expected = [piece.clone() for piece in pieces(vq(x))]
-    with later():
-        assert all(map(torch.equal, pieces(vq(x)), expected))
+        vq = change(copy.deepcopy(expected))
+    if name != "waiting":
+        indices = expected.encode(x)
+        assert torch.equal(vq.encode(x), indices)
+    for each in (vq, expected):
+        torch.manual_seed(1)
+        each(x)
+    torch.testing.assert_close(state(vq), state(expected), rtol=0, atol=0)
 
 
 RESIDUAL = {"dim": 8, "num_quantizers": 2, "codebook_size": 16, "kmeans_init": True}

@@ -213,8 +213,10 @@ def column_names(X: Any) -> Any:
 
     A mixture is an error, as in scikit-learn.
     """
+    if isinstance(X, torch.Tensor) or _is_lazy(X):
+        return None
     columns = getattr(X, "column_names", getattr(X, "columns", None))  # PyArrow has column_names
-    if columns is None or isinstance(X, torch.Tensor) or len(columns) == 0:
+    if columns is None or len(columns) == 0:
         return None
     kinds = sorted({type(name).__qualname__ for name in columns})
     if "str" not in kinds:
@@ -295,7 +297,7 @@ def _array(name: str, X: Any) -> Any:
             else without_na(array).astype(np.float64)
         )
     except ValueError as error:
-        if "sequence" not in str(error):
+        if not any(words in str(error) for words in ("sequence", "one element tensors")):
             raise
         raise ValueError(
             f"{name}: X holds sequences as elements, or rows of different lengths; give numbers [n_samples,"
@@ -303,8 +305,13 @@ def _array(name: str, X: Any) -> Any:
         ) from None
 
 
+def _is_lazy(X: Any) -> bool:
+    """Return True for a polars LazyFrame, which warns where its columns are read."""
+    return hasattr(X, "collect") and not hasattr(X, "__array__")
+
+
 def _tensor(name: str, X: Any) -> torch.Tensor:
-    if hasattr(X, "collect") and not hasattr(X, "__array__"):
+    if _is_lazy(X):
         raise TypeError(f"{name}: X is a {type(X).__name__}, which holds no values yet; call .collect()")
     array = _array(name, X.toarray() if hasattr(X, "toarray") else X)
     if array.dtype.kind == "c":

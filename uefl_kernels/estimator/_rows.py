@@ -43,21 +43,22 @@ class RowEstimator:
                 " using it."
             )
 
-    def _rows(self, X: Any, *, fitting: bool) -> tuple[torch.Tensor, Back]:
-        names = column_names(X)
+    def _rows(self, X: Any) -> tuple[torch.Tensor, Back]:
+        """Return rows with the columns of the fit."""
         x, back = rows_of(type(self).__name__, X)
-        self._check_columns(names, x.shape[1], fitting=fitting)
+        self._check_columns(column_names(X), x.shape[1])
         return x, back
 
-    def _check_columns(self, names: Any, d: int, *, fitting: bool) -> None:
-        """Keep the number and names of the columns of a fit, or compare them with the fit."""
-        if fitting:
-            self.n_features_in_ = d
-            if names is not None:
-                self.feature_names_in_ = names
-            elif hasattr(self, "feature_names_in_"):
-                del self.feature_names_in_
-            return
+    def _keep_columns(self, names: Any, d: int) -> None:
+        """Set the number and names of the columns of a fit that has succeeded."""
+        self.n_features_in_ = d
+        if names is not None:
+            self.feature_names_in_ = names
+        elif hasattr(self, "feature_names_in_"):
+            del self.feature_names_in_
+
+    def _check_columns(self, names: Any, d: int) -> None:
+        """Compare the number and names of columns with the fit."""
         check_names(type(self).__name__, getattr(self, "feature_names_in_", None), names)
         if d != self.n_features_in_:
             raise ValueError(

@@ -151,9 +151,8 @@ class KMeans(RowEstimator, ClusteringEstimator):
         too.
         """
         self._check_parameters()
-        source = source_of("KMeans", X)
+        source, names = source_of("KMeans", X), column_names(X)
         if source is not None:
-            self._check_columns(column_names(X), source.d, fitting=True)
             weights = self._weights(sample_weight, source.n)
             if hasattr(X, "tocsr"):
                 sparse, requests = self._sparse_rows(X), self._requests(source.n, source.d, X)
@@ -161,19 +160,19 @@ class KMeans(RowEstimator, ClusteringEstimator):
                     (self._cluster_sparse(sparse, weights, asked) for asked in requests),
                     key=lambda fit: float(fit.inertia),
                 )
-                self._keep(fit, _counts(fit.labels, weights, len(fit.centers)), to_numpy)
+                self._keep(fit, _counts(fit.labels, weights, len(fit.centers)), to_numpy, names)
                 return self
             found_in = [
                 self._cluster_blocks(source.blocks(), weights, asked)
                 for asked in self._requests(source.n, source.d, X)
             ]
-            self._keep(*min(found_in, key=lambda found: float(found.fit.inertia)), to_numpy)
+            self._keep(*min(found_in, key=lambda found: float(found.fit.inertia)), to_numpy, names)
             return self
-        x, back = self._rows(X, fitting=True)
+        x, back = rows_of("KMeans", X)
         weights = self._weights(sample_weight, len(x), x.device)
         fits = [self._cluster(x, weights, asked) for asked in self._requests(x.shape[0], x.shape[1], X)]
         found = min(fits, key=lambda found: float(found.inertia))
-        self._keep(found, _counts(found.labels, weights, len(found.centers)), back)
+        self._keep(found, _counts(found.labels, weights, len(found.centers)), back, names)
         return self
 
     def fit_blocks(self, blocks: Any, *, sample_weight: Any = None, group: Any = None) -> KMeans:
@@ -207,8 +206,7 @@ class KMeans(RowEstimator, ClusteringEstimator):
         read = blocks_of("KMeans", blocks)
         weights = None if sample_weight is None else self._weights(sample_weight, None)
         found, counts = self._cluster_blocks(read, weights, lambda n, d: self._requests(n, d)[0], group)
-        self._check_columns(None, found.centers.shape[1], fitting=True)
-        self._keep(found, counts, to_numpy)
+        self._keep(found, counts, to_numpy, None)
         return self
 
     def partial_fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> KMeans:
@@ -226,7 +224,7 @@ class KMeans(RowEstimator, ClusteringEstimator):
         if not self.__sklearn_is_fitted__():
             return self.fit(X, sample_weight=sample_weight)
         self._check_parameters()
-        x, back = self._rows(X, fitting=False)
+        x, back = self._rows(X)
         centers, before = (
             rows_of("KMeans", value)[0].to(x.device)
             for value in (self.cluster_centers_, self.counts_[:, None])
@@ -391,7 +389,7 @@ class KMeans(RowEstimator, ClusteringEstimator):
         self._check_fitted()
         source = source_of("KMeans", X)
         assert source is not None
-        self._check_columns(column_names(X), source.d, fitting=False)
+        self._check_columns(column_names(X), source.d)
         centers = rows_of("KMeans", self.cluster_centers_)[0].cpu()
         checks = (True,) if self.metric == "cosine" else (False, True)
         for checked in checks:
@@ -415,13 +413,8 @@ class KMeans(RowEstimator, ClusteringEstimator):
                 return kmeans_sparse_by_steps(rows, weights, asked, spherical, printing)
             return kmeans_sparse(rows, weights, asked, spherical)
 
-    def _keep(self, found: KMeansResult | Fit, counts: torch.Tensor, back: Back) -> None:
+    def _keep(self, found: KMeansResult | Fit, counts: torch.Tensor, back: Back, names: Any) -> None:
         """Set the attributes that a fit leaves."""
-        self.cluster_centers_ = back(found.centers)
-        self.labels_ = back(found.labels)
-        self.counts_ = back(counts)
-        self.inertia_ = float(found.inertia)
-        self.n_iter_ = int(found.iterations)
         used, k = int((counts > 0).sum()), len(counts)
         if used < k:
             warnings.warn(
@@ -430,6 +423,12 @@ class KMeans(RowEstimator, ClusteringEstimator):
                 ConvergenceWarning,
                 stacklevel=3,
             )
+        self._keep_columns(names, found.centers.shape[1])
+        self.cluster_centers_ = back(found.centers)
+        self.labels_ = back(found.labels)
+        self.counts_ = back(counts)
+        self.inertia_ = float(found.inertia)
+        self.n_iter_ = int(found.iterations)
 
     def _transform(self, X: Any) -> Any:
         if hasattr(X, "tocsr"):
@@ -446,10 +445,10 @@ class KMeans(RowEstimator, ClusteringEstimator):
         self._check_fitted()
         source = source_of("KMeans", X)
         if source is None:
-            x, back = self._rows(X, fitting=False)
+            x, back = self._rows(X)
             like, blocks = x, iter([x])
         else:
-            self._check_columns(column_names(X), source.d, fitting=False)
+            self._check_columns(column_names(X), source.d)
             like, blocks, back = source.select(slice(0, 1)), iter(source), to_numpy
         centers = rows_of("KMeans", self.cluster_centers_)[0].to(
             like.device, torch.float64 if like.dtype == torch.float64 else torch.float32

@@ -12,7 +12,7 @@ import torch
 
 from ..ops.kmeans_labels import kmeans_labels
 from ._base import Estimator, constraints
-from ._data import codes_of, numbers, rows_of, seed_of
+from ._data import codes_of, column_names, numbers, rows_of, seed_of
 from ._rows import RowEstimator
 from .kmeans import KMeans, in_words_of
 
@@ -146,7 +146,8 @@ class ResidualKMeans(RowEstimator, Estimator):
             )
         if not isinstance(self.n_levels, (int, np.integer)) or self.n_levels < 1:
             raise ValueError(f"ResidualKMeans: n_levels must be an int of at least 1, got {self.n_levels!r}")
-        x, back = self._rows(X, fitting=True)
+        names = column_names(X)
+        x, back = rows_of("ResidualKMeans", X)
         rest = _wide(x)
         weights = sample_weight
         if weights is not None and not isinstance(weights, (int, float, np.number)):
@@ -170,6 +171,7 @@ class ResidualKMeans(RowEstimator, Estimator):
             left.append(float((squares if weights is None else squares * weights).sum()))
             codebooks.append(centers)
             codes.append(labels)
+        self._keep_columns(names, x.shape[1])
         self.codebooks_, self.codes_ = back(torch.stack(codebooks)), back(torch.stack(codes, 1))
         self.inertia_ = np.array(left)
         return self
@@ -184,7 +186,7 @@ class ResidualKMeans(RowEstimator, Estimator):
         In each level, the code is the index of the center nearest to the residual of the levels before.
         """
         self._check_fitted()
-        x, back = self._rows(X, fitting=False)
+        x, back = self._rows(X)
         rest, codes = _wide(x), []
         with in_words_of("ResidualKMeans"):
             for centers in self._codebooks(rest):

@@ -31,6 +31,7 @@ from ._shared import (
     HALF,
     ConstantBuffers,
     Float32Module,
+    Layer,
     absent,
     by_codebook,
     fixed,
@@ -46,6 +47,8 @@ _BROKEN = (
 )
 _WAITS = "the codebook waits for k-means of its first batch; call the layer once first"
 _OF_BATCH = ("batch_mean", "batch_variance")
+# In the state they are bools, as the peer's; here floats: wrappers average buffers, but not bools.
+_FLAGS = ("initted", "codebook_mean_needs_init", "codebook_variance_needs_init")
 _OF_CODES = ("codebook_mean", "codebook_variance")
 
 
@@ -119,7 +122,7 @@ class Codebook(ConstantBuffers, Float32Module):
         if not kmeans_init:
             nn.init.kaiming_uniform_(embed)
             embed = self.scaled(embed)
-        self.register_buffer("initted", torch.tensor(not kmeans_init))
+        self.register_buffer("initted", torch.tensor(float(not kmeans_init), dtype=dtype))
         self.register_buffer("cluster_size", torch.ones(num_codebooks, codebook_size, dtype=dtype))
         self.register_buffer("embed_avg", embed.clone())
         if learnable_codebook:
@@ -154,6 +157,7 @@ class Codebook(ConstantBuffers, Float32Module):
 
         So hooks of this module run before and after all code that uses its tensors.
         """
+        leave_inference_mode([self])
         if self.embed_avg.dtype in HALF:
             self._restore_float32()
         return step(x, *args)
@@ -535,7 +539,7 @@ class Codebook(ConstantBuffers, Float32Module):
         for name in _OF_BATCH:
             self.register_buffer(name, torch.zeros_like(self.embed_avg[:, :1]) if self.affine_param else None)
         for name in _OF_CODES if self.affine_param else ():
-            self.register_buffer(f"{name}_needs_init", torch.tensor(True))
+            self.register_buffer(f"{name}_needs_init", torch.ones_like(self.initted))
             self.register_buffer(name, torch.zeros_like(self.embed_avg[:, :1]))
 
     def _without_statistics(self) -> torch.Tensor:
@@ -543,7 +547,7 @@ class Codebook(ConstantBuffers, Float32Module):
 
         Wrappers that average a model may copy the statistics and not the flags.
         """
-        return self.codebook_mean_needs_init & ~self.codebook_variance.any()
+        return (self.codebook_mean_needs_init != 0) & ~self.codebook_variance.any()
 
     @torch.no_grad()
     def update_affine(self, x: torch.Tensor, mask: torch.Tensor | None) -> None:
@@ -633,7 +637,7 @@ class Codebook(ConstantBuffers, Float32Module):
         if found is None:
             return
         means, counts = found
-        begun = self.initted if self._begun else self.initted | self.embed.any()
+        begun = self.initted != 0 if self._begun else (self.initted != 0) | self.embed.any()
         state = (self.embed, self.cluster_size, self.embed_avg)
         before = [buffer.clone() for buffer in state]
         self.embed_avg.copy_(means * counts)
@@ -665,7 +669,7 @@ class Codebook(ConstantBuffers, Float32Module):
         if x.device.type == "cpu":  # on other devices the host would wait for the result
             broken = x.isfinite().logical_not().any().float().view(1, 1, 1)
             broken = _distributed.all_reduce([broken], shared)[0]
-            torch._assert_async((broken == 0) | self.initted, _BROKEN)  # an if could not be compiled
+            torch._assert_async((broken == 0) | (self.initted != 0), _BROKEN)  # an if could not be compiled
         means = _distributed.sample_rows(by_codebook(x, codebooks, d), k, shared)
         if means is None:
             return None
@@ -688,12 +692,17 @@ class Codebook(ConstantBuffers, Float32Module):
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
+        for key in (prefix + name for name in _FLAGS):
+            if key in destination:
+                destination[key] = destination[key].bool()
         if self.affine_param and _is_set(self.codebook_mean_needs_init):
             without = _is_set(self._without_statistics())
             for name in _OF_BATCH if without else ():  # the peer adds these buffers in its first batch
                 del destination[prefix + name]
             for name in _OF_CODES if not without else ():
-                destination[f"{prefix}{name}_needs_init"] = torch.zeros_like(self.codebook_mean_needs_init)
+                destination[f"{prefix}{name}_needs_init"] = torch.zeros_like(
+                    self.codebook_mean_needs_init, dtype=torch.bool
+                )
 
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: list[str], *args: Any
@@ -705,6 +714,9 @@ class Codebook(ConstantBuffers, Float32Module):
             for name in (*_OF_BATCH, *_OF_CODES):
                 getattr(self, name).zero_()
                 missing[:] = (key for key in missing if key != prefix + name)
+        for name, buffer in [*self.named_buffers(recurse=False)]:
+            if buffer.dtype == torch.bool:  # a flag of the state, which assign=True has put here
+                setattr(self, name, buffer.to(self.embed_avg.dtype))
         self._known = None
         if self.initted.is_meta or isinstance(self.initted, FakeTensor):
             return
@@ -714,7 +726,7 @@ class Codebook(ConstantBuffers, Float32Module):
             self.kmeans_init, self._begun = True, False  # nonzero codewords then count as set
 
 
-class Coder(nn.Module):
+class Coder(Layer):
     """A layer that encodes vectors by indices and decodes them."""
 
     __prepare_scriptable__ = no_torchscript
@@ -751,9 +763,7 @@ def _for_onnx() -> bool:
 def undisturbed(layer: nn.Module) -> Iterator[None]:
     """Switch to evaluation mode without gradients, and restore modes and counts at the end."""
     modes = [(module, module.training) for module in layer.modules()]
-    counted = [
-        (module.counts, module.counts.clone()) for module in layer.modules() if isinstance(module, Codebook)
-    ]
+    counted = [(module, module.counts.clone()) for module in layer.modules() if isinstance(module, Codebook)]
     if any(isinstance(module, Codebook) and module.waiting for module, _ in modes):
         raise RuntimeError(f"{type(layer).__name__}: {_WAITS}")
     try:
@@ -763,8 +773,8 @@ def undisturbed(layer: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes:
             module.training = mode
-        for counts, before in counted:
-            counts.copy_(before)
+        for codebook, before in counted:
+            codebook.counts.copy_(before)
 
 
 def _version(tensor: torch.Tensor) -> int:
@@ -806,6 +816,16 @@ def update_all(
     _copy([*chain(*state[:changed])], [*chain(*values[:changed])])
 
 
+def leave_inference_mode(codebooks: Sequence[Codebook]) -> None:
+    """Replace buffers of codebooks that were moved or copied in inference mode, so that they can change."""
+    if torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
+        return
+    for codebook in codebooks:
+        for name, buffer in [*codebook._buffers.items()]:
+            if buffer is not None and buffer.is_inference():
+                setattr(codebook, name, buffer.clone())
+
+
 def set_counts(codebooks: Sequence[Codebook], counts: Sequence[torch.Tensor]) -> None:
     """Set the counts of the last pass.
 
@@ -814,10 +834,6 @@ def set_counts(codebooks: Sequence[Codebook], counts: Sequence[torch.Tensor]) ->
     """
     if torch.compiler.is_exporting() or any(map(torch._C._functorch.is_batchedtensor, counts)):
         return
-    if not torch.compiler.is_compiling() and not torch.is_inference_mode_enabled():
-        for codebook in codebooks:  # of a layer that was made, moved or copied in inference mode
-            if codebook.counts.is_inference():
-                codebook.counts = codebook.counts.clone()
     _copy([codebook.counts for codebook in codebooks], counts)
 
 

@@ -71,6 +71,11 @@ class Memory:
         return call[2]
 
 
+def runs_again() -> bool:
+    """Return True inside of a backward pass, which runs a checkpointed region again."""
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+
+
 def _region() -> Any:
     """Return an object that lives as long as the present pass may run again, or None if it cannot."""
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from .._checks import check_dense, check_tensor
 from .._numbers import is_count
@@ -309,7 +310,26 @@ def project(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return result
 
 
-class ConstantBuffers(nn.Module):
+class Layer(nn.Module):
+    """A module with tensors that can be trained and loaded, even if it is made in inference mode."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "__init__" in vars(cls):
+            cls.__init__ = _outside_inference_mode(cls.__init__)  # type: ignore[method-assign]
+
+
+def _outside_inference_mode(init: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(init)
+    def run(*args: Any, **options: Any) -> None:
+        active = torch.is_inference_mode_enabled()
+        with torch.inference_mode(False) if active else contextlib.nullcontext():
+            init(*args, **options)
+
+    return run
+
+
+class ConstantBuffers(Layer):
     """A module with buffers that start with values computed from its arguments.
 
     The buffers are not state: after a move from the meta device, as by ``to_empty``, the module computes them
@@ -326,8 +346,27 @@ class ConstantBuffers(nn.Module):
 
     def _register_constants(self) -> None:
         self._model_dtype = torch.get_default_dtype()
+        self._exact: dict[tuple[str, torch.device], torch.Tensor] = {}
         for name, value in self._constants().items():
             self.register_buffer(name, value, persistent=False)
+
+    def _constant(self, name: str) -> torch.Tensor:
+        """Return a buffer of integers as it was made.
+
+        ``AveragedModel(use_buffers=True)`` rounds integers down when it averages them, as 0.9 * 3 + 0.1 * 3.
+        """
+        buffer = self._buffers[name]
+        assert buffer is not None
+        traced = torch.compiler.is_compiling() or torch._C._is_tracing()
+        if traced or buffer.is_meta or isinstance(buffer, FakeTensor):
+            return buffer
+        key = name, buffer.device
+        if key not in self._exact:
+            with torch.inference_mode(False), torch.device("cpu"):
+                value = self._constants()[name]
+            assert value is not None
+            self._exact[key] = value.to(buffer.device)
+        return self._exact[key]
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> ConstantBuffers:
         absent = [name for name, buffer in self._buffers.items() if buffer is not None and buffer.is_meta]
@@ -391,7 +430,7 @@ def in_a_call(method: _Method) -> _Method:
     return cast(_Method, run)
 
 
-class Float32Module(nn.Module):
+class Float32Module(Layer):
     """A module that stays float32 when the model around it is cast to half precision.
 
     Averages do not move in the 8 bits of bfloat16, and the ops take float32 codewords with half-precision

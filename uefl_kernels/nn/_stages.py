@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
+from .._checks import needs_gradient
 from .._snapshot import snapshots
 from ..ops.rvq import RVQOutput, composed, run
-from ._codebook import Codebook, set_counts, update_all
+from ._codebook import Codebook, leave_inference_mode, set_counts, update_all
 from ._model_cut import altered
 from ._shared import HALF
 from .vector_quantize import VectorQuantize
@@ -29,6 +30,7 @@ class Stages:
 
     def fit(self, start: torch.Tensor) -> bool:
         """Return True if one op gives the same result as the quantizers one by one for this input."""
+        leave_inference_mode(self.codebooks)
         alike = _options(self.first)
         for layer, codebook in zip(self.layers, self.codebooks, strict=True):
             elsewhere = codebook.embed.device != start.device  # the quantizer says so in its error
@@ -36,12 +38,9 @@ class Stages:
                 return False
         if self.updated and (_may_run_again() or not all(codebook.tracks() for codebook in self.codebooks)):
             return False
-        # in this case the gradient of quantized differs from the gradient of the op
-        return (
-            not _with_gradients()
-            or self._routed(start)
-            or not any(codebook.embed.requires_grad for codebook in self.codebooks)
-        )
+        # otherwise the gradient of quantized differs from the gradient of the op
+        learned = [codebook.embed for codebook in self.codebooks if codebook.embed.requires_grad]
+        return self._routed(start) or not learned or not self._needs_gradient(learned)
 
     def quantize(self, start: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return the sum of the codewords, indices ``[..., q]`` and losses ``[q]``.
@@ -52,7 +51,7 @@ class Stages:
         codebooks = [codebook.embed for codebook in self.codebooks]
         if self.updated:
             codebooks = snapshots(codebooks)
-        if not learning and _with_gradients():
+        if not learning:
             codebooks = [codebook.detach() for codebook in codebooks]
         out, sums = run(
             composed.Arguments(
@@ -60,7 +59,7 @@ class Stages:
                 codebooks,
                 metric="l2",
                 exact=True,
-                with_sums=self.updated or (learning and _with_gradients()),
+                with_sums=self.updated or (learning and self._needs_gradient(codebooks)),
                 codebook_weight=float(learning),
                 commitment_weight=1.0,
                 rotation=self.first.rotation_trick,
@@ -71,6 +70,10 @@ class Stages:
             self._update(start.detach(), [codebook.detach() for codebook in codebooks], out, sums)
         total = out.quantized if self._routed(start) else out.quantized.detach()
         return total, out.indices.squeeze(-2), self._weighted(out.losses, learning)
+
+    @staticmethod
+    def _needs_gradient(codebooks: Sequence[torch.Tensor]) -> bool:
+        return needs_gradient(*codebooks, traced=not torch.compiler.is_compiling())
 
     def _routed(self, start: torch.Tensor) -> bool:
         """Return True if the gradient of the codewords goes to the input."""
@@ -98,11 +101,6 @@ class Stages:
             losses = losses.detach()
             return torch.where(losses.isnan(), losses, 0.0)
         return (losses - losses.detach() / 2 if learning else losses) * weight
-
-
-def _with_gradients() -> bool:
-    """Return True where the gradient mode is on, and in a trace, whose check must find the same graph."""
-    return torch.is_grad_enabled() or torch.jit.is_tracing()  # type: ignore[attr-defined]
 
 
 def _options(layer: VectorQuantize) -> tuple[Any, ...]:

@@ -85,7 +85,7 @@ class BinaryMapper(ConstantBuffers):
             raise ValueError("BinaryMapper: give one of indices and one_hot")
         if one_hot is not None:
             indices = one_hot.argmax(-1)
-        drawn = self.codes[self._indices(indices)]
+        drawn = self._constant("codes")[self._indices(indices)]
         found = torch.where(drawn, F.logsigmoid(logits), F.logsigmoid(-logits))
         return found.sum(-1) if sum_bits else found
 
@@ -149,13 +149,13 @@ class BinaryMapper(ConstantBuffers):
         if readable and not deterministic and bool(prob.isnan().any()):
             raise ValueError("BinaryMapper: logits hold NaN, which is not a probability of a bit")
         drawn = (prob > 0.5).long() if deterministic else prob.bernoulli().long()
-        indices = (self.power_two * drawn).sum(-1)
+        indices = (self._constant("power_two") * drawn).sum(-1)
         one_hot = F.one_hot(indices, self.num_codes).float()
         loss = logits.new_zeros(())
         if self.training if calc_aux_loss is None else calc_aux_loss:
             loss = self.calc_aux_loss(logits, reduce_aux_kl_loss)
         if self.training if straight_through is None else straight_through:
-            ones = self.codes.to(logits.dtype).t()
+            ones = self._constant("codes").to(logits.dtype).t()
             soft = (F.logsigmoid(logits) @ ones + F.logsigmoid(-logits) @ (1 - ones)).exp()
             one_hot = one_hot + (soft - soft.detach())
         return (one_hot, indices, loss) if return_indices else (one_hot, loss)

@@ -237,8 +237,8 @@ class FSP(ConstantBuffers, Coder):
 
         The middles have the gradient of ``act_z``.
         """
-        places = (act_z.clamp(max=1 - eps) * self._levels).floor().detach()
-        return straight_through(act_z, (places + 0.5) / self._levels), places
+        places = (act_z.clamp(max=1 - eps) * self._constant("_levels")).floor().detach()
+        return straight_through(act_z, (places + 0.5) / self._constant("_levels")), places
 
     def _perturbed(self, act_z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Move ``[..., d]`` by up to half a bin where the result is from 0 to 1.
@@ -246,7 +246,7 @@ class FSP(ConstantBuffers, Coder):
         Also return the share of values that moved.
         """
         moved = act_z + (torch.rand_like(act_z, memory_format=torch.contiguous_format) * 2 - 1) / (
-            self._levels * 2
+            self._constant("_levels") * 2
         )
         inside = (moved > 0) & (moved < 1)
         return torch.where(inside, moved, act_z), inside.float().sum() / max(1, inside.numel())
@@ -264,18 +264,22 @@ class FSP(ConstantBuffers, Coder):
 
         NaN counts as the first bin.
         """
-        return (level_indices.nan_to_num(nan=0).long() * self._basis).sum(-1).to(self._basis.dtype)
+        return (
+            (level_indices.nan_to_num(nan=0).long() * self._constant("_basis"))
+            .sum(-1)
+            .to(self._constant("_basis").dtype)
+        )
 
     @in_a_call
     def indices_to_level_indices(self, indices: torch.Tensor) -> torch.Tensor:
         """Return the numbers of bins ``[..., d]`` of indices ``[...]``."""
         indices = as_indices("FSP", indices, least=0, size=self.codebook_size)
-        return indices.unsqueeze(-1) // self._basis % self._levels
+        return indices.unsqueeze(-1) // self._constant("_basis") % self._constant("_levels")
 
     @in_a_call
     def indices_to_act_value(self, indices: torch.Tensor) -> torch.Tensor:
         """Return the middles of the bins ``[..., d]`` of indices ``[...]``."""
-        return (self.indices_to_level_indices(indices).float() + 0.5) / self._levels
+        return (self.indices_to_level_indices(indices).float() + 0.5) / self._constant("_levels")
 
     @in_a_call
     def indices_to_codes(self, indices: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:

@@ -178,7 +178,7 @@ class FSQ(ConstantBuffers, Coder):
 
         Quotients of integers would have the default dtype.
         """
-        return self._levels.to(torch.promote_types(dtype, torch.float32))
+        return self._constant("_levels").to(torch.promote_types(dtype, torch.float32))
 
     def bound(self, z: torch.Tensor, eps: float = 1e-3, hard_clamp: bool = False) -> torch.Tensor:
         """Bound ``[..., d]``, round it to integers, and scale these to -1 to 1."""
@@ -215,13 +215,13 @@ class FSQ(ConstantBuffers, Coder):
 
     def _counted(self) -> torch.Tensor:
         """Return the factor of each level in an index, or raise ValueError for more than int64 can count."""
-        return place_values("FSQ", self._level_list) if self._basis is None else self._basis
+        return place_values("FSQ", self._level_list) if self._basis is None else self._constant("_basis")
 
     @in_a_call
     def indices_to_level_indices(self, indices: torch.Tensor) -> torch.Tensor:
         """Return the level of every element, ``[..., d]``, of integers ``[...]``."""
         indices = as_indices("FSQ", indices, least=0, size=self.codebook_size)
-        return indices.unsqueeze(-1) // self._counted() % self._levels
+        return indices.unsqueeze(-1) // self._counted() % self._constant("_levels")
 
     def codes_to_indices(self, zhat: torch.Tensor) -> torch.Tensor:
         """Return the index ``[...]``, int32 or int64 as ``forward``, of codewords ``[..., d]``.
@@ -231,7 +231,7 @@ class FSQ(ConstantBuffers, Coder):
         if self.preserve_symmetry:
             levels = (zhat + 1.0) / (2.0 / (self._levels_as(zhat.dtype) - 1))
         else:
-            levels = zhat * (self._levels // 2) + self._levels // 2
+            levels = zhat * (self._constant("_levels") // 2) + self._constant("_levels") // 2
         basis = self._counted()
         return (levels.detach().nan_to_num(nan=0).round().long() * basis).sum(-1).to(basis.dtype)
 

@@ -143,8 +143,8 @@ class LatentQuantize(ConstantBuffers, Coder):
         "implicit_codebook",
         lambda layer: layer._values(
             torch.arange(layer.codebook_size, device=layer._levels.device).unsqueeze(-1)
-            // layer._basis
-            % layer._levels
+            // layer._constant("_basis")
+            % layer._constant("_levels")
         ),
         "All codewords.",
     )
@@ -178,7 +178,7 @@ class LatentQuantize(ConstantBuffers, Coder):
 
     def codes_to_indices(self, zhat: torch.Tensor) -> torch.Tensor:
         """Return the index ``[...]``, int32 or int64 as ``forward``, of values ``[..., d]``."""
-        return (self._nearest(zhat) * self._basis).sum(-1).to(self._basis.dtype)
+        return (self._nearest(zhat) * self._constant("_basis")).sum(-1).to(self._constant("_basis").dtype)
 
     def quantization_loss(self, z: torch.Tensor, zhat: torch.Tensor, reduce: str = "mean") -> torch.Tensor:
         """Return the mean squared distance, with a gradient for z."""
@@ -194,7 +194,7 @@ class LatentQuantize(ConstantBuffers, Coder):
         indices = as_indices("LatentQuantize", indices, least=0, size=self.codebook_size)
         if self._keep:
             check_codebooks("LatentQuantize", indices, self.num_codebooks)
-        places = indices.unsqueeze(-1) // self._basis % self._levels
+        places = indices.unsqueeze(-1) // self._constant("_basis") % self._constant("_levels")
         codewords = self._values(places)
         codewords = codewords.flatten(-2) if self._keep else codewords
         codewords = project(self.project_out, codewords.to(self._model_dtype)) if project_out else codewords
@@ -220,7 +220,7 @@ class LatentQuantize(ConstantBuffers, Coder):
         z = z.unflatten(-1, (self.num_codebooks, self.codebook_dim))  # type: ignore[no-untyped-call]
         places = self._nearest(z)
         codewords = self._values(places).to(z.dtype) + (z - z.detach())
-        indices = (places * self._basis).sum(-1).to(self._basis.dtype)
+        indices = (places * self._constant("_basis")).sum(-1).to(self._constant("_basis").dtype)
         output = self.project_out(codewords.flatten(-2)).movedim(-1, 1)
         loss = z.new_zeros(())
         if self.training and z.numel() > 0:

@@ -11,6 +11,7 @@ from torch import nn
 
 from .._checks import check_dense
 from ..ops.lfq_entropy import lfq_entropy
+from ..ops.lfq_entropy.composed import place_values, signs
 from . import _distributed
 from ._codebook import Coder
 from ._shared import (
@@ -153,8 +154,8 @@ class LFQ(ConstantBuffers, Coder):
         self._make_projections(has_projections, projection_has_bias, scale if cosine_sim_project_in else None)
         if orthogonal_rotation:
             self.register_buffer("orthogonal_rot", random_rotation(self._bits))
-        self.register_buffer("mask", self._place_values())
         self._register_constants()
+        self.register_buffer("mask", self._buffers["mask"])  # part of the state, as in the peer
 
     def _check_options(self, codebook_size: int, share: float, clamp: float | None) -> None:
         """Raise ValueError for a codebook that bits cannot number, and for values out of range."""
@@ -188,11 +189,8 @@ class LFQ(ConstantBuffers, Coder):
             self.project_out = nn.Linear(inner, self._dim, bias=bias)
 
     def _constants(self) -> dict[str, torch.Tensor | None]:
-        bits = torch.arange(self.codebook_size).unsqueeze(-1).bitwise_and(self._place_values()) != 0
-        return {"codebook": self.bits_to_codes(bits.float())}
-
-    def _place_values(self) -> torch.Tensor:
-        return 2 ** torch.arange(self._bits - 1, -1, -1)
+        codebook = signs(self._bits, torch.float32) * self._codebook_scale
+        return {"codebook": codebook, "mask": place_values(self._bits)}
 
     def extra_repr(self) -> str:
         """Return the sizes."""
@@ -231,7 +229,7 @@ class LFQ(ConstantBuffers, Coder):
         return bits * self._codebook_scale * 2 - self._codebook_scale
 
     def _bits_of(self, indices: torch.Tensor) -> torch.Tensor:
-        return indices.unsqueeze(-1).bitwise_and(self.mask) != 0
+        return indices.unsqueeze(-1).bitwise_and(self._constant("mask")) != 0
 
     @in_a_call
     def _codes(self, indices: torch.Tensor) -> torch.Tensor:
@@ -292,7 +290,7 @@ class LFQ(ConstantBuffers, Coder):
             x = self.maybe_l2norm(x)
             x = x.float() if self.force_quantization_f32 else x
             positive = x > 0
-            indices = (positive * self.mask).sum(-1)
+            indices = (positive * self._constant("mask")).sum(-1)
             quantized = self.maybe_l2norm(self.bits_to_codes(positive.to(x.dtype)))
             losses = self._losses(x, quantized, inv_temperature, mask)
             values = straight_through(self.activation(x), quantized) if self.training else quantized

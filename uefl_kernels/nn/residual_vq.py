@@ -20,6 +20,7 @@ from .._numbers import as_integer
 from . import _distributed
 from ._codebook import Coder, set_counts
 from ._losses import masked_mean
+from ._recompute import runs_again
 from ._shared import (
     Float32Module,
     Layout,
@@ -486,14 +487,17 @@ class ResidualVQ(ResidualQuantizer):
             kept, n_q = self._agreed(kept, n_q, x)
         if isinstance(n_q, torch.Tensor):
             options["n_q"] = n_q.to(x.device)
+        frozen = self._quantizers[0].freeze_codebook if freeze_codebook is None else freeze_codebook
+        update_shared = self.training and self._shared and not frozen and not runs_again()
+        if update_shared:
+            self._quantizers[0]._clear_gradients()
         if searching and beam_size is not None:
             total, all_indices, losses, inputs = self._beam_search(start, kept, beam_size, options)
         elif (stages := self._stages(start, kept, options)) is not None:
             (total, all_indices, losses), inputs = stages.quantize(start), []
         else:
             total, all_indices, losses, inputs = self._in_turn(start, kept, options)
-        frozen = self._quantizers[0].freeze_codebook if freeze_codebook is None else freeze_codebook
-        if self.training and self._shared and not frozen:
+        if update_shared:
             self._update_shared(inputs, mask, n_q)
         if kept < self._num_quantizers:
             all_indices = self._padded(all_indices)
@@ -603,8 +607,6 @@ class ResidualVQ(ResidualQuantizer):
     ) -> None:
         """Update the codebook that all quantizers share, once for all of them."""
         first = self._quantizers[0]
-        if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1:
-            return  # a checkpointed region runs again
         if first.ema_update:
             first._codebook.update_ema()
         first.update_in_place_optimizer()

@@ -17,10 +17,11 @@ from .. import VQOutput, vq, vq_with_sums
 from .._checks import refuse_forward_mode
 from .._gather import flat_indices, gather, take_along
 from .._snapshot import snapshot
+from ..metrics import entropy
 from . import _distributed, _losses, _search
 from ._codebook import Codebook, Coder, UpdateWeight, set_counts, without_single_head
 from ._losses import LossBreakdown
-from ._recompute import put
+from ._recompute import put, runs_again
 from ._search import Sampling
 from ._shared import (
     Layout,
@@ -165,7 +166,7 @@ class VectorQuantize(Coder):
         learnable_codebook: the codewords are a parameter, moved by the gradient of the loss.
         in_place_codebook_optimizer: makes an optimizer of the codewords' parameters, which steps in
             ``forward`` towards the batch, with the mean of the gradients of all processes; it needs
-            ``learnable_codebook``.
+            ``learnable_codebook`` or ``orthogonal_reg_weight``.
         manual_in_place_optimizer_update: leave its step to ``update_in_place_optimizer()``.
         affine_param: move and scale the codewords to the averaged mean and variance of the batches.
         affine_param_batch_decay, affine_param_codebook_decay: decays of those averages.
@@ -781,6 +782,8 @@ class VectorQuantize(Coder):
                 " not; use torch.no_grad, or call eval() or freeze_codebook=True"
             )
         codebook, rows = self._codebook, rows.detach()
+        if not self.manual_in_place_optimizer_update:
+            self._clear_gradients()
         # In a checkpointed region, its hooks would run the whole of it again for this backward pass.
         with (
             torch.enable_grad(),
@@ -792,7 +795,9 @@ class VectorQuantize(Coder):
                 call._replace(targets=None),
                 codebook.tracks(call.ema),
             )
-            loss = _losses.mean_square(chosen.codewords() - at_least_float32(rows), call.mask)
+            finite = rows.isfinite().all(-1, keepdim=True)  # as for averages
+            error = (chosen.codewords() - at_least_float32(rows)).masked_fill(~finite, 0)
+            loss = _losses.mean_square(error, call.mask)
             # the gradient goes only to the codewords: their transform may belong to the graph of the
             # quantizers before
             own = [parameter for parameter in codebook.parameters() if parameter.requires_grad]
@@ -803,6 +808,14 @@ class VectorQuantize(Coder):
         if not self.manual_in_place_optimizer_update:
             self.update_in_place_optimizer()
         return loss.detach()
+
+    def _clear_gradients(self) -> None:
+        """Clear gradients of the caller's losses, which the codewords' own optimizer must not take.
+
+        A ``GradScaler`` may have scaled them.
+        """
+        if self.in_place_codebook_optimizer is not None:
+            self.in_place_codebook_optimizer.zero_grad()
 
     def update_in_place_optimizer(self) -> None:
         """Step the codewords' own optimizer with the mean of the gradients of all processes.
@@ -845,9 +858,7 @@ class VectorQuantize(Coder):
             mask: as for ``forward``.
         """
         indices = self._indices(indices)
-        if not self._codebook.tracks() or (
-            not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
-        ):
+        if not self._codebook.tracks() or runs_again():
             return
         layout = self.layout
         layout.check(x, mask)
@@ -1016,8 +1027,7 @@ class VectorQuantize(Coder):
         equally.
         """
         share = self.counts.float() / self.counts.sum(-1, keepdim=True).clamp(min=1)
-        entropy: torch.Tensor = torch.special.entr(share).sum(-1)
-        return entropy.exp()
+        return entropy(share).exp()
 
     @property
     def usage(self) -> torch.Tensor:
@@ -1183,11 +1193,7 @@ def _refuse_conflicts(given: dict[str, Any]) -> None:
 def _refuse_of_gradients(given: dict[str, Any]) -> None:
     """Raise ValueError for options of codewords that gradients move, and of estimators."""
     learnable, directed = given["learnable_codebook"], given["directional_reparam"]
-    moved = (
-        given["vq_bridge"] is not None
-        or given["sync_update_v"]
-        or given["in_place_codebook_optimizer"] is not None
-    )
+    optimized = given["in_place_codebook_optimizer"] is not None and given["orthogonal_reg_weight"] == 0
     refuse_together(
         "VectorQuantize",
         (
@@ -1217,10 +1223,11 @@ def _refuse_of_gradients(given: dict[str, Any]) -> None:
             ),
         ),
         (
-            not learnable and bool(moved),
+            not learnable and (given["vq_bridge"] is not None or given["sync_update_v"] > 0 or optimized),
             (
                 "vq_bridge, sync_update_v and in_place_codebook_optimizer move codewords by gradients; set"
-                " learnable_codebook=True and ema_update=False"
+                " learnable_codebook=True and ema_update=False (in_place_codebook_optimizer: or"
+                " orthogonal_reg_weight above 0)"
             ),
         ),
     )

@@ -45,11 +45,15 @@ class _Half(NamedTuple):
     """their exponentials"""
 
 
-def signs(bits: int, like: torch.Tensor) -> torch.Tensor:
+def place_values(bits: int, device: torch.device | None = None) -> torch.Tensor:
+    """Return the value of each bit of an index, the highest first."""
+    return 2 ** torch.arange(bits - 1, -1, -1, device=device)
+
+
+def signs(bits: int, dtype: torch.dtype, device: torch.device | None = None) -> torch.Tensor:
     """Return the bits of each index as +1 and -1, ``[2^bits, bits]``, the highest bit first."""
-    places = 2 ** torch.arange(bits - 1, -1, -1, device=like.device)
-    values = torch.arange(2**bits, device=like.device).unsqueeze(-1)
-    return (values.bitwise_and(places) != 0).to(like.dtype) * 2 - 1
+    values = torch.arange(2**bits, device=device).unsqueeze(-1)
+    return (values.bitwise_and(place_values(bits, device)) != 0).to(dtype) * 2 - 1
 
 
 def lfq_entropy(given: Arguments) -> tuple[torch.Tensor, torch.Tensor]:
@@ -111,7 +115,7 @@ def _halves(block: torch.Tensor) -> Iterator[_Half]:
     """
     d = block.shape[-1]
     for part in block.to(result_dtype(block)).split([(d + 1) // 2, d // 2], -1):
-        pattern = signs(part.shape[-1], part)
+        pattern = signs(part.shape[-1], part.dtype, part.device)
         logs = (part @ pattern.t()).log_softmax(-1)
         yield _Half(pattern, logs, logs.exp())
 

@@ -26,7 +26,7 @@ def lfq_entropy_backward(given: composed.GradientArguments) -> torch.Tensor:
 
 
 def _entropy_and_mean(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    probs = (rows @ composed.signs(rows.shape[-1], rows).t()).softmax(-1)
+    probs = (rows @ composed.signs(rows.shape[-1], rows.dtype, rows.device).t()).softmax(-1)
     entropies = -(probs * probs.clamp(min=1e-5).log()).sum(-1)
     count, codebooks = max(len(rows), 1), max(rows.shape[1], 1)
     return entropies.sum() / (count * codebooks), probs.sum(0) / count

@@ -249,9 +249,9 @@ def _call(
     estimator: str,
 ) -> tuple[RVQOutput, tuple[torch.Tensor, ...]]:
     stages = _checked(x, codebooks, metric, precision)
-    if with_sums is None:  # then only for the gradient of the codebooks, and in a trace, as in vq
-        traced = not torch.compiler.is_compiling() and torch._C._is_tracing()
-        with_sums = codebook_weight != 0 and (traced or needs_gradient(*stages))
+    if with_sums is None:  # then only for the gradient of the codebooks, as in vq
+        traced = not torch.compiler.is_compiling()
+        with_sums = codebook_weight != 0 and needs_gradient(*stages, traced=traced)
     if estimator not in ESTIMATORS:
         raise ValueError(f"rvq: estimator {estimator!r} is not known, expected one of {ESTIMATORS}")
     check_weights("rvq", codebook_weight=codebook_weight, commitment_weight=commitment_weight)

@@ -315,9 +315,8 @@ def _call(
 ) -> tuple[VQOutput, torch.Tensor]:
     check_search("vq", x, codebook, metric, precision)
     compiling = torch.compiler.is_compiling()
-    if with_sums is None:  # then for the codebook's gradient, and in a trace, whose check has none
-        traced = not compiling and torch._C._is_tracing()
-        with_sums = codebook_weight != 0 and (traced or needs_gradient(codebook))
+    if with_sums is None:  # then for the codebook's gradient
+        with_sums = codebook_weight != 0 and needs_gradient(codebook, traced=not compiling)
     if estimator not in ESTIMATORS:
         raise ValueError(f"vq: estimator {estimator!r} is not known, expected one of {ESTIMATORS}")
     check_reverse_mode("vq", x, codebook)
