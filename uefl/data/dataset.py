@@ -96,7 +96,9 @@ def checked(table: object, source: str) -> DataSet:
         )
         raise TypeError(f"{place}: expected labels as a NumPy array [N] of int64, got {got}")
     if len(labels) != table.images.count:
-        raise ValueError(f"{place}: {len(labels)} labels for {table.images.count} images; expected one for each")
+        raise ValueError(
+            f"{place}: {len(labels)} labels for {table.images.count} images; expected one for each"
+        )
     if len(labels) and not 0 <= labels.min() <= labels.max() < len(table.classes):
         raise ValueError(
             f"{place}: labels {labels.min()} to {labels.max()}; expected 0 to {len(table.classes) - 1}"
