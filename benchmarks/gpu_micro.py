@@ -5,9 +5,11 @@
 - M1: Do products and comparisons slow each other down? The rate of each, and of both together.
 - M2: Does one warpgroup compare while another one multiplies? The share of the comparison time.
 - M3: The unknown rates of instructions: IMAD.WIDE, SHF, F2FP, VIADDMNMX, PRMT.
-- M4: Does a warp load 16 bytes from four addresses in one pass or in four? This decides how sums start.
-- M5: Atomic additions to shared memory: 32 neighbors, a random codeword, one cell; and exchanges.
-- M6: The rate of the L2 cache if all blocks read one codebook, with one to six copies in flight.
+- M4: Does a warp load 16 bytes from four addresses in one pass or in four? A lane loads
+  the values with which its sums start in this way.
+- M5: Atomic additions of 32 lanes to shared memory: to neighbors, to a random codeword, to one cell. Also
+  exchanges of neighbors.
+- M6: The rate of the L2 cache if all thread blocks read one codebook, with one to six copies in flight.
 - M7: The rate of mma.sync, without and with products of warpgroups.
 - M8: The precision of small terms next to a large term on the tensor cores: the number of bits, the number of
   terms that are aligned at once, and whether bits are cut off or rounded.

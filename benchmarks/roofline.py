@@ -27,7 +27,7 @@ ResultRow = dict[str, str]
 # Okabe and Ito: distinct for the color-blind, and in gray
 COLORS = {"amx": "#0072B2", "avx512vnni": "#CC79A7", "avx512": "#E69F00", "": "#0072B2"}
 MARKERS = {"amx": "o", "avx512": "s", "avx512vnni": "D", "": "o"}
-BOX = {"facecolor": "white", "edgecolor": "none", "pad": 0.3, "alpha": 0.8}  # before lines
+BOX = {"facecolor": "white", "edgecolor": "none", "pad": 0.3, "alpha": 0.8}  # in front of lines
 PEER, LINE = "#7F7F7F", "#404040"
 PLAIN = FuncFormatter(lambda value, _: f"{value:g}")
 
@@ -67,9 +67,9 @@ def mains(rows: list[ResultRow]) -> list[ResultRow]:
 
 
 def peers(rows: list[ResultRow]) -> list[ResultRow]:
-    """Return the rows with an answer, the fastest first.
+    """Return the rows of the peers, the fastest first.
 
-    A lower bound has no answer.
+    The rows of a lower bound are left out: they have no error, because a lower bound gives no answer.
     """
     return sorted(
         (row for row in rows if not ours(row["provider"]) and row["error"]),
@@ -96,7 +96,7 @@ def intensity(row: ResultRow) -> float:
 def roofline(rows: list[ResultRow]) -> Figure | None:
     """Draw ours and the fastest peer as points below the limits of the machine.
 
-    A point is (operations per byte, operations per second). Return None without a row of ours.
+    A point is (operations per byte, operations per second). Return None if there is no row of ours.
     """
     table = by_op(rows)
     limits = [row for found in table.pop("limits", {}).values() for row in found]

@@ -2,8 +2,9 @@
 
 Usage: ``pytest benchmarks --benchmark-only -k "vq_assign and 9216x512x64"``.
 
-For its statistics and comparisons (``--benchmark-autosave``, ``--benchmark-compare``); the numbers of the
-documents come from ``python -m benchmarks.run``, where the providers take turns.
+Use it for the statistics and comparisons of pytest-benchmark (``--benchmark-autosave``,
+``--benchmark-compare``). The numbers of the documentation come from ``python -m benchmarks.run``, where the
+providers take turns.
 """
 
 import functools

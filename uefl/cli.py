@@ -421,7 +421,7 @@ _Client = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="Use the private parts of this client; default: a new client. If clients have codebooks,"
+        help="Use the private tensors of this client; default: a new client. If clients have codebooks,"
         " an export needs a name.",
         show_default=False,
     ),

@@ -142,18 +142,18 @@ def stage(out: Path, cfg: Config, rounds: int, digest: str, preset: str) -> dict
 
 
 def discard(out: Path) -> None:
-    """Remove the files of an extension that was not committed."""
+    """Remove the files of a longer run that was staged and not committed."""
     shutil.rmtree(out / _STAGED, ignore_errors=True)
 
 
 def commit(out: Path) -> None:
-    """Replace a finished run by the extension that was staged."""
+    """Replace a finished run by the longer run that was staged."""
     os.replace(out / _STAGED, out / _LONGER)
     finish(out)
 
 
 def finish(out: Path) -> None:
-    """Put the files of an extension in their places, if one was committed and is not in place yet."""
+    """Put the files of a longer run in their places, if it was committed and is not in place yet."""
     new = out / _LONGER
     if not new.is_dir():
         return

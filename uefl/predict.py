@@ -66,7 +66,7 @@ class Predictor:
         )
         self.client = client
         if client is not None and client not in model.clients:
-            raise UserError(f"client {client!r} has no part of its own in this model; {_expected(model)}")
+            raise UserError(f"client {client!r} has no tensors of its own in this model; {_expected(model)}")
 
     @property
     def count(self) -> int:

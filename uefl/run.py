@@ -358,7 +358,7 @@ def check_inputs(cfg: Config, federation: Federation) -> None:
 
 
 def _keeps_what_predicts(workspace: Workspace) -> bool:
-    """Return True if every prediction of this arm needs private parts of a client, or their mean."""
+    """Return True if every prediction of this arm needs private tensors of a client, or their mean."""
     algorithm = workspace.algorithm
     averaged = type(algorithm).private_mean is not Algorithm.private_mean
     return bool(workspace.private_names() or (algorithm.private_predicts and averaged))

@@ -108,7 +108,7 @@ def lloyd_scikit_learn(inputs: OpInputs) -> Call:
 
 
 def lloyd_faiss(inputs: OpInputs, iterations: int = ITERATIONS) -> Call:
-    """Train on all rows (the default draws 256 per centroid) without a check of their values."""
+    """Train on all rows (the default draws 256 per center) without a check of their values."""
     import faiss
 
     x, centers = inputs

@@ -26,7 +26,7 @@ ESTIMATORS = ("rotation", "straight_through")
 class LayerStep(BenchmarkCase):
     """A batch of sequences of D elements each, and K codewords for each quantizer.
 
-    The gradient estimator is the default of both layers, or another one.
+    The gradient estimator is ``rotation``, the default of both layers, or ``straight_through``.
     """
 
     batch: int

@@ -2,9 +2,9 @@
 
 ``linear`` is the product before the first dropout of a head.
 
-No two providers draw the same masks. The gate compares ours with the float64 definition on the same seed. The
-error of a peer is the distance of its mean probabilities from those of the definition. This distance is
-sampling noise, of order 1 / sqrt(passes).
+No two providers draw the same masks. The gate compares our result with the float64 definition on the same
+seed. The error of a peer is the distance of its mean probabilities from the mean probabilities of the
+definition. This distance is sampling noise, of order 1 / sqrt(passes).
 """
 
 from __future__ import annotations
@@ -236,7 +236,7 @@ def operands(case: Product, device: str) -> tuple[torch.Tensor, torch.Tensor, to
 
 
 def by_our_product(inputs: tuple[torch.Tensor, ...]) -> Call:
-    """Run our kernel, on the tile unit where the CPU has one."""
+    """Run our kernel, with AMX if the CPU has it."""
     x, weight, bias = inputs
     needs("cpu", x)
     return lambda: linear(x, weight, bias)

@@ -12,8 +12,8 @@ struct LinearOperands {
   int64_t rows, inputs, outputs;
 };
 
-// The product in tasks. The work is [groups of units][tiles of rows]. run() computes tasks [lo, hi) and packs
-// the units that these need. Thread-safe.
+// The product, divided into tasks [groups of units][tiles of rows]. A unit is an output with its weights.
+// run() computes tasks [lo, hi) and packs the weights of the units that these tasks need. Thread-safe.
 struct LinearKernel {
   int64_t tile_rows, most_units;                // rows of a tile; units of a group
   int64_t (*work_floats)(int64_t group_units);  // aligned to 64 bytes
@@ -22,10 +22,11 @@ struct LinearKernel {
 
 extern const LinearKernel linear_portable, linear_avx2, linear_avx512;
 
-// The parts of linear.amx.cpp. Each value is the sum of three bfloat16, and six of the nine products give all
-// bits of a float32. `packed` is [panels of 32 units][steps of 32 inputs][3 parts][2] tiles. `largest` is the
-// magnitude of a unit (of 32) or row, as bits; the kernel raises it, so it starts at zero. `base` is the
-// bias, padded with zeros to a whole panel.
+// The functions of linear.amx.cpp. Each float32 is the sum of three bfloat16 parts, and six of the nine
+// products of parts give all bits of a float32. `packed` is [panels of 32 units][steps of 32 inputs][3
+// parts][2] tiles. `largest` has the largest magnitude of each of the 32 units, or of each row, as bits. The
+// functions only raise these values, so the caller sets them to zero first. `base` is the bias, padded with
+// zeros to a whole panel.
 struct LinearTiles {
   int64_t work_bytes;
   int64_t (*panel_bytes)(int64_t inputs);

@@ -1,6 +1,6 @@
-// The vectors of an instruction set and the operations of the kernels on them. One source serves all
-// instruction sets. It has intrinsics only where GCC does not compile vector types to the intended
-// instruction. Vectors are as wide as the registers, since GCC lowers wider ones through memory. Float
+// The vectors of an instruction set and the operations of the kernels on them. One source compiles for all
+// instruction sets. It uses intrinsics only where GCC does not compile vector types to the intended
+// instruction. Vectors are as wide as the registers, because GCC moves wider ones through memory. Float
 // results may differ in the last bits between instruction sets (FMA or not); integers never do.
 #pragma once
 
@@ -157,8 +157,8 @@ UEFL_INLINE uint32_t lanes_not_above(const Floats& a, const Floats& b) {
 #endif
 }
 
-// Returns x with infinity in one lane. It avoids memory, because reading a vector after a partial write
-// stalls.
+// Returns x with infinity in one lane. The function does not write to memory, because reading a vector after
+// a partial write stalls.
 UEFL_INLINE Floats with_infinity(const Floats& x, int lane) {
   Ints numbers;
   for (int i = 0; i < kLanes; ++i) numbers[i] = i;
@@ -225,8 +225,8 @@ UEFL_INLINE SignedLongs rounded(const Doubles& x) {
 #endif
 }
 
-// Adds the two products of each pair of 16-bit numbers to a 32-bit sum. It is assembly because with
-// intrinsics GCC 12 copies every sum, or moves all products before all sums, which then spill.
+// Adds the two products of each pair of 16-bit numbers to a 32-bit sum. The function has assembly, because
+// with intrinsics GCC 12 copies every sum, or moves all products before all sums. The products then spill.
 UEFL_INLINE void add_pair_products(const Ints& a, const Ints& b, Ints& sum) {
 #if defined(__AVX512VNNI__)
   asm("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
@@ -280,7 +280,8 @@ UEFL_INLINE void multiply_add(const Floats& x, float factor, Floats& sum) {
 #endif
 }
 
-// Transposes a square of vectors. One perfect shuffle moves each of its log2(kLanes) address bits by one.
+// Transposes a square of vectors. A perfect shuffle rotates the bits of an element's address by one. So
+// log2(kLanes) shuffles exchange the bits of the row with the bits of the column.
 UEFL_INLINE void transpose(Floats (&square)[kLanes]) {
 #if defined(__clang__)
 #define UEFL_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)

@@ -11,8 +11,8 @@
 //             copies the codebook: once if it fits, otherwise a block of codewords whenever a place of the
 //             ring is free. (vq_assign_wgmma_finish.h)
 //
-// At the end, two multiplying warpgroups decide the rows that are not certain. The warpgroups that do not
-// multiply decide those that are open only between two codewords.
+// At the end, two multiplying warpgroups decide the rows that are open between more than two codewords. The
+// warpgroups that do not multiply decide the rows that are open only between two codewords.
 //
 // The copies of the codebook are bulk copies of one dimension, because the codebook is packed in the layout
 // of the products. So no tensor map has to be encoded, passed on and kept valid in a graph.
@@ -103,10 +103,10 @@ struct Multiplier {
     tiles.advance(group());
   }
 
-  // Returns the number of this warpgroup. It takes no register between the items.
+  // Returns the number of this warpgroup. It is computed at each use, so it takes no register in between.
   __device__ static int group() { return static_cast<int>(threadIdx.x / kGroupThreads) - 1; }
 
-  // Releases the codewords of a last round in which this warpgroup has no rows.
+  // Releases the codewords of the last round, if this warpgroup has no rows in this round.
   __device__ void pass() {
     for (int code_tile = 0; code_tile < code_tiles; ++code_tile) {
       for (int chunk = 0; chunk < chunks; ++chunk, codewords.ring.advance()) {

@@ -1,6 +1,6 @@
 """Algorithms, one file each.
 
-``base`` has their interface and the registry.
+``base`` has the interface of all algorithms and the registry.
 """
 
 from .base import Algorithm, Context, ModelSpec, Parameters, State, find, register, registry

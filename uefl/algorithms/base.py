@@ -68,7 +68,7 @@ class Algorithm:
     """required kernels; a backend without them is refused before anything is written"""
     private_predicts: ClassVar[tuple[str, ...]] = ()
     """names of the tensors of ``work.private`` that :meth:`predict` uses. The method gets no others, and a
-    saved model has them for every client. Private parts of the network are always included."""
+    saved model has them for every client. Private tensors of the network are always included."""
     columns: ClassVar[dict[str, str]] = {}
     """metrics that a report shows as the mean over the clients at the last round: a description by name. They
     come from :meth:`record`, from :meth:`measure`, or from ``work.metrics`` of the training. Other metrics
@@ -276,14 +276,14 @@ class Algorithm:
         return False
 
     def client_tensors(self, state: State, client: str) -> dict[str, torch.Tensor]:
-        """Return the tensors of one client in the saved model, besides the private parts of the network."""
+        """Return the tensors of one client in the saved model, besides the private tensors of the network."""
         return {}
 
     def private_mean(self, states: Mapping[str, Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
         """Return private tensors for clients without a state, and to measure the global model.
 
         Only tensors in ``private_predicts`` are used; :meth:`client_state` makes the missing ones. The
-        averages private parts of the network.
+        averages private tensors of the network.
 
         Args:
             states: private states of the clients that have trained, by name.
@@ -351,7 +351,7 @@ class Algorithm:
     def update(self, work: Work) -> dict[str, torch.Tensor]:
         """Return the tensors that :meth:`broadcast` expects after training.
 
-        By default they are the model without its private parts.
+        By default they are the model without its private tensors.
         """
         return work.model()
 

@@ -103,8 +103,8 @@ class State:
     """
 
     tensors: dict[str, torch.Tensor]
-    """``values`` ``[P]`` and ``buffers`` ``[Q]``, the flat model without its private parts, and other tensors
-    of the algorithm"""
+    """``values`` ``[P]`` and ``buffers`` ``[Q]``, the flat model without its private tensors, and further
+    tensors of the algorithm"""
     plain: dict[str, Any] = field(default_factory=dict)
     """values that JSON can hold"""
     scratch: dict[str, Any] = field(default_factory=dict)

@@ -2,8 +2,8 @@
 
 Source: Yuan et al., "Addressing Heterogeneity in Federated Learning via Distributional Transformation" (ECCV
 2022), with the formulas of its published code. For an image x and the offset t, the network sees (1 - alpha)
-x + alpha t and (1 + alpha) x - alpha t, with mean x. One encoder and one hidden layer serve both. The last
-layer takes both hidden vectors.
+x + alpha t and (1 + alpha) x - alpha t, with mean x. Both mixtures pass the same encoder and hidden layer.
+The last layer takes both hidden vectors.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class TwinNet(Net):
     The offset ``[C, H, W]`` is a buffer outside of the optimizer.
 
     Raises:
-        UserError: another network than encoder and usual head.
+        UserError: the network is not an encoder with the usual head.
     """
 
     offset: torch.Tensor
@@ -87,8 +87,8 @@ class DisTrans(Algorithm):
         offsets: Literal["local", "mean"] = Field(
             "local",
             description=(
-                "`local`: every client keeps its own, as in the published code; `mean`: they "
-                "are averaged, as in the paper"
+                "`local`: every client keeps its own offset, as in the published code; `mean`: the"
+                " offsets are averaged, as in the paper"
             ),
         )
 
@@ -107,7 +107,7 @@ class DisTrans(Algorithm):
         return name == "offset" and self.parameters.offsets == "local"
 
     def before_round(self, work: Work) -> None:
-        """Draw the offset the first time: pixels U(0, 1), normalized as the images are.
+        """Draw the offset before the client's first training: pixels U(0, 1), normalized like the images.
 
         The draw needs the client's secret, so that others cannot subtract the offset.
         """

@@ -4,7 +4,7 @@ FedPer replaces the shared last layer of a client by the client's own layer. Thi
 class shares of clients differ. It harms if they do not differ, because only one client trains the own layer.
 FedGate keeps both layers, and trains both on the same features. A prediction mixes the probabilities of both.
 At the start of a round, each client measures both layers on its holdout images, and takes the weight between
-0 and 1 under which these images are most likely.
+0 and 1 under which the labels of these images are most likely.
 
 The messages are the same as with FedAvg. The own layer and its weight stay with the client. A client that
 never trained is measured with the means of the own layers and of their weights.
@@ -37,7 +37,7 @@ _BATCH = 500
 class GatedLayer(nn.Module):
     """A linear layer that all clients share, and a linear layer of one client.
 
-    It returns the log of the mixed probabilities ``[..., classes]``.
+    The module returns the log of the mixed probabilities ``[..., classes]``.
 
     Args:
         shared: the layer from features ``[..., D]`` to logits ``[..., classes]``; ``own`` starts as its copy.
@@ -118,7 +118,7 @@ class FedGate(Algorithm):
 
     @torch.no_grad()
     def before_round(self, work: Work) -> None:
-        """Choose the weight of the own layer: the most likely of eleven on the holdout images."""
+        """Choose the weight of the own layer, of eleven weights, by the likelihood of the holdout labels."""
         net, data = _net(work), work.data
         assert isinstance(data, LabeledData)
         training, chances = net.training, []

@@ -254,7 +254,7 @@ class Work:
         return numbers[: len(scalars)]
 
     def model(self) -> dict[str, torch.Tensor]:
-        """Return ``values`` and ``buffers`` as they are now, without the private parts of the network."""
+        """Return ``values`` and ``buffers`` as they are now, without the private tensors of the network."""
         return self.workspace.shared()
 
     def own_draws(self, count: int, *place: str | int, of: torch.Tensor | None = None) -> torch.Tensor:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..data.settings import Data
 
 _PRIVATE = {"values": "net.values", "buffers": "net.buffers"}
-"""names of the private parts of the network in the state of a client"""
+"""names of the private tensors of the network in the state of a client"""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # from malloc.h
 
 
@@ -62,9 +62,9 @@ class Workspace:
         self._noise = _noise(self.context.shape, inputs, mean, std).to(device)
 
     def initial(self, seed: int) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """Create a network and return the shared ``values`` and ``buffers``, and the private parts.
+        """Create a network and return the shared ``values`` and ``buffers``, and the private tensors.
 
-        Every client starts with these private parts.
+        Every client starts with these private tensors.
         """
         flat = self._built(seed)
         return self._cut(flat, self._shared), {
@@ -88,14 +88,14 @@ class Workspace:
                 flat[self._rest[i]] = message.private[_PRIVATE[name]]
 
     def shared(self) -> dict[str, torch.Tensor]:
-        """Return ``values`` and ``buffers`` without the private parts.
+        """Return ``values`` and ``buffers`` without the private tensors.
 
-        Without private parts, the result shares memory with the network.
+        Without private tensors, the result shares memory with the network.
         """
         return self._cut(self.flat, self._shared)
 
     def private(self) -> dict[str, torch.Tensor]:
-        """Return the private parts of the network in the form that is sent.
+        """Return the private tensors of the network in the form that is sent.
 
         The mapping is empty if nothing is private.
         """
@@ -104,7 +104,7 @@ class Workspace:
     def named(
         self, tensors: dict[str, torch.Tensor], private: dict[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """Return copies of a model's weights by name, from its shared and private parts."""
+        """Return copies of a model's weights by name, from its shared and private tensors."""
         self.load(Message(tensors, private=private))
         return {
             name: tensor.clone()
@@ -126,7 +126,7 @@ class Workspace:
 
         Args:
             tensors: ``values`` and ``buffers``.
-            private: the private parts to load with them.
+            private: the private tensors to load with them.
             predict: whether to load the network and predict one image of noise.
         """
         if len(self._variances) and bool((tensors["buffers"][self._variances] < 0).any()):

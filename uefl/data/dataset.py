@@ -96,7 +96,9 @@ def checked(table: object, source: str) -> DataSet:
         )
         raise TypeError(f"{place}: expected labels as a NumPy array [N] of int64, got {got}")
     if len(labels) != table.images.count:
-        raise ValueError(f"{place}: {len(labels)} labels of {table.images.count} images")
+        raise ValueError(
+            f"{place}: {len(labels)} labels for {table.images.count} images; expected one for each"
+        )
     if len(labels) and not 0 <= labels.min() <= labels.max() < len(table.classes):
         raise ValueError(
             f"{place}: labels {labels.min()} to {labels.max()}; expected 0 to {len(table.classes) - 1}"
@@ -108,7 +110,7 @@ def checked(table: object, source: str) -> DataSet:
 
 
 def numbers(count: int) -> tuple[str, ...]:
-    """Return the names of classes without names: their numbers."""
+    """Return the numbers from 0 to ``count`` - 1 as names of classes."""
     return tuple(str(i) for i in range(count))
 
 

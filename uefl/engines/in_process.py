@@ -40,7 +40,7 @@ class LocalEngine:
         self._clients, self._started, self._group = clients, started, group
 
     def clients(self) -> list[str]:
-        """Return names of the clients, sorted."""
+        """Return the sorted names of the clients."""
         return sorted(self._clients)
 
     def round(self, messages: Mapping[str, Message], deadline: float | None = None) -> Iterator[Reply]:

@@ -230,7 +230,7 @@ class SavedModel:
         or tokens ``[B, L]`` (int64). The outputs are probabilities ``[B, classes]``.
 
         Args:
-            client: the client of the private parts; None: as in :meth:`predict`, if there is no codebook to
+            client: the client of the private tensors; None: as in :meth:`predict`, if there is no codebook to
                 choose.
 
         Raises:
@@ -278,13 +278,13 @@ class SavedModel:
     def _check(self, client: str | None) -> None:
         if client not in (*self.clients, *([None] if self._shared() else [])):
             raise UserError(
-                f"client {client!r} has no part of its own in this model; expected {self._expected()}"
+                f"client {client!r} has no tensors of its own in this model; expected {self._expected()}"
             )
 
     def _shared(self) -> bool:
-        """Return True if there is a model without the parts of any client.
+        """Return True if there is a model without the private tensors of any client.
 
-        Then the private parts are layers, which have a mean, and not all layers are private.
+        Then the private tensors are layers, which have a mean, and not all layers are private.
         """
         net = {
             name for name, weight in self.members[0].net.state_dict().items() if weight.is_floating_point()

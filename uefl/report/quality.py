@@ -24,8 +24,9 @@ def draw(run: RunFolder) -> Iterator[Drawing]:
     bins = {arm: found for arm in run.arms if (found := _bins(run, arm)) is not None}
     if bins:
         caption = (
-            "Bars: percentage of correct predictions in each bin of confidence; dots: mean of the bin; dashed"
-            " line: perfect calibration. A bar below the line is overconfident. Gray: share of the images."
+            "Bars: percentage of correct predictions in each bin of confidence; dots: the same at the mean"
+            " confidence of the bin; dashed line: perfect calibration. If a dot is below the line, the"
+            " predictions are overconfident. Gray: share of the images."
             " ECE is over the images of all clients; the table has the mean over the clients."
         )
         picture = Picture("reliability.png", "Reliability of the confidence", caption)

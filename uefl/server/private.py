@@ -111,7 +111,7 @@ class PrivateStates(Mapping[str, Tensors]):
 
     Args:
         clients: names of the training clients, sorted.
-        start: the private parts of the network that every client begins with, on the device of the network.
+        start: the private tensors of the network that every client begins with, on the device of the network.
         fresh: makes the other tensors that a client begins with.
     """
 
@@ -155,8 +155,8 @@ class PrivateStates(Mapping[str, Tensors]):
     def mean(self, algorithm: Algorithm, trained: Sequence[str]) -> Tensors:
         """Return a state to measure the global model with, and for clients without a state.
 
-        Private parts of the network are the mean over the clients that have trained; before the first round,
-        the initial values. The algorithm's method ``private_mean`` makes the other tensors.
+        Private tensors of the network are the mean over the clients that have trained. Before the first
+        round, they are the initial values. The algorithm's method ``private_mean`` makes the other tensors.
         """
         if not trained:
             return dict(self.start)

@@ -7,7 +7,7 @@ A file ``NAME.toml`` begins with a comment line about its purpose, and holds:
 ``axis``                for a sweep: the meaning of ``x`` in its cases
 ``front``               two measures to minimize together; their Pareto front is drawn
 ``[all]``               sections of a configuration that every case begins with
-``cpu_base``            a file of sections that ``[cpu]`` begins with, relative to the suite's
+``cpu_base``            a file of sections that ``[cpu]`` begins with, relative to the suite's folder
 ``[cpu]``               sections that ``--scale cpu`` changes in every case
 ``[cases.NAME]``        sections of the case, on top of ``[all]``; ``base`` may name a preset; ``x`` for a
                         sweep; ``against`` names the case with the baseline arm, if the cases differ in
@@ -44,9 +44,9 @@ from ..paths import check_file, expanded, read_text
 
 Scale = Literal["cpu", "paper"]
 Sections = dict[str, Any]
-# of the clone that uefl runs from, or is started in
+# the suites of the clone that uefl runs from, or in which uefl is started
 _FOLDERS = (Path(__file__).parents[2] / "reproduction", Path("reproduction"))
-# in the folder of a suite, next to the folders of its cases
+# files and folders that a suite writes next to the folders of its cases
 _TAKEN = ("plots", "report.md", "report.html", "results.json", "suite.lock")
 _PART_OF = {"table5": "table1"}  # the same runs; its numbers are the numbers of table 1 by domain
 
@@ -205,7 +205,7 @@ def suites() -> dict[str, str]:
 
 
 def called(name: str) -> str:
-    """Return the suite that a name means: table 5 is a part of table 1."""
+    """Return the suite that a name means: table 5 has the runs of table 1."""
     return _PART_OF.get(name, name)
 
 
@@ -238,8 +238,8 @@ def load(name: str) -> Suite:
             )
         if not NAME.fullmatch(case):
             raise UserError(
-                f"key 'cases': {shown(case)} names a folder; expected up to 40 letters, digits, '.', '_'"
-                " and '-'"
+                f"key 'cases': {shown(case)} cannot be the name of a folder; expected up to 40 letters,"
+                " digits, '.', '_' and '-'"
             )
     return suite
 

@@ -61,7 +61,8 @@ void launch(const T* x, Shape shape, Rvq<T> wanted, cudaStream_t stream) {
   STD_TORCH_CHECK(error == cudaSuccess, "rvq: the kernel did not launch: ", cudaGetErrorString(error));
 }
 
-// Runs all stages in one launch, without sums. `rotation` is for the backward pass only.
+// Runs all stages in one launch, without sums. It does not need `rotation`, which changes only the backward
+// pass.
 RvqResults in_one_launch(const Tensor& x, const std::vector<Tensor>& codebooks, double weight) {
   const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
   const SearchSizes sizes = check_search("rvq", x, codebooks[0], "l2");

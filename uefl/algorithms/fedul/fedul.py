@@ -1,4 +1,4 @@
-"""FedUL, and its extensions M1 and M2: the server trains on labeled images after the average."""
+"""FedUL, and its forms M1 and M2: the server trains on labeled images after the average."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ class Dirichlet(Scheme):
 def _supply(
     table: DataSet, data: Data, clients: int, *, own: bool, rng: np.random.Generator
 ) -> tuple[Rows, int, list[Rows | None]]:
-    """Return images by label, their number, and each client's test images, which are dealt evenly."""
+    """Return the images to deal by label, their number, and each client's test images, dealt evenly."""
     s, t = clients * data.train_per_client, clients * data.test_per_client
     if own:
         everything = table.train if table.test is None else np.concatenate([table.train, table.test])

@@ -22,15 +22,15 @@ class LeaveOneOut(Scheme):
 
     The images of the other domain are the test images of a client that never trains.
 
-    With ``clients`` a multiple of the domains that are trained on, each of these is dealt at random, in equal
-    parts, to the same number of clients.
+    ``clients`` may be a multiple of the number of training domains. Then the images of each training domain
+    are dealt at random, in equal shares, to the same number of clients.
     """
 
     of_groups: ClassVar[bool] = True
 
     domain: str = Field(min_length=1, description="name of the client or domain that is left out")
     per_domain: int = Field(
-        default=0, ge=0, description="most images of each domain, drawn at random; 0: all of them"
+        default=0, ge=0, description="largest number of images of each domain, drawn at random; 0: all"
     )
 
     def deal(self, table: DataSet, data: Data, seed: int) -> Deal:
@@ -69,7 +69,10 @@ class LeaveOneOut(Scheme):
         return Deal(tuple(shares), (measured_only(table, self.domain, *rows[self.domain]),))
 
     def _drawn(self, rng: np.random.Generator, train: Rows, test: Rows | None) -> tuple[Rows, Rows | None]:
-        """Draw images of a domain, in the order of the splits, which keep their shares on average."""
+        """Draw images of a domain at random, and return them in the order of the source.
+
+        Each split keeps its share on average.
+        """
         images = len(train) + (0 if test is None else len(test))
         if not self.per_domain or self.per_domain >= images:
             return train, test
@@ -79,6 +82,6 @@ class LeaveOneOut(Scheme):
 
 
 def measured_only(table: DataSet, group: str, train: Rows, test: Rows | None) -> Share:
-    """Return a client that never trains: these images of the group are its test images."""
+    """Return the share of a client that never trains and has all images of the group as test images."""
     everything = train if test is None else np.concatenate([train, test])
     return Share(group, everything[:0], everything, table.angles.get(group, 0.0))

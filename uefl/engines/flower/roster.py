@@ -34,15 +34,15 @@ class Roster(Protocol):
 class ClientNodes:
     """The clients of a run by name, kept up to date.
 
-    A client that starts again is a new activation of its node, or a new node. The server greets it again, and
-    the name of the client moves to it.
+    A client that starts again is a new node, or a new activation of its node: Flower gives each start of a
+    node another activation. The server greets this node again, and the name of the client moves to it.
 
     Args:
         link: connection of the run.
         greeting: is sent to every node once; the reply has the ``client``'s name.
         admit: returns why a client that reports cannot take part, or None; a client with a reason is refused.
-        bound: for nodes with keys: by name, the hash of its key. A name without an entry belongs to the first
-            key that uses it. None: a name moves to the last node that uses it.
+        bound: if nodes have keys, the hash of the key of each name. A name without an entry belongs to the
+            first key that uses it. None: nodes have no keys, and a name moves to the last node that uses it.
     """
 
     def __init__(

@@ -24,9 +24,9 @@ class CNN5x5(Network):
 
 
 class DeepHead(nn.Module):
-    """FedUL's head: linear, batch norm, ReLU and dropout to 32w, the same to 8w, then linear.
+    """FedUL's head: linear, batch norm, ReLU and dropout to 32w units, the same to 8w, then linear.
 
-    The dropouts are off unless turned on.
+    w is ``width``. The dropouts have p = 0, unless an arm sets another p.
     """
 
     def __init__(self, inputs: int, width: int, classes: int) -> None:
@@ -43,10 +43,10 @@ class DeepHead(nn.Module):
         return logits
 
 
-class GreyOrRGBConv2d(nn.Conv2d):
-    """A convolution of three input channels that also takes one.
+class GrayOrRGBConv2d(nn.Conv2d):
+    """A convolution of three input channels that also takes images of one channel.
 
-    Function and gradients are the same as on the gray image replicated.
+    Function and gradients are the same as for three copies of the gray image.
 
     Three equal channels are convolved with the sum of their weights, so a gray image needs one channel and a
     third of the cost.
@@ -64,14 +64,14 @@ class GreyOrRGBConv2d(nn.Conv2d):
 def cnn5x5(width: int) -> nn.Sequential:
     """Build FedUL's three 5x5 convolutions of w, w and 2w channels, two of them pooled.
 
-    28x28 becomes 7x7, D = 2w.
+    w is ``width``. 28x28 becomes 7x7, D = 2w.
 
-    The dropouts are off unless an arm turns them on (algorithms by label proportions set 0.2).
+    The dropouts have p = 0, unless an arm sets another p (algorithms by label proportions set 0.2).
     """
     stages: list[nn.Module] = []
     for inputs, channels, pool in ((3, width, True), (width, width, True), (width, 2 * width, False)):
-        convolution = (GreyOrRGBConv2d if inputs == 3 else nn.Conv2d)(inputs, channels, 5, padding=2)
-        # pooled before the ReLU, as above
+        convolution = (GrayOrRGBConv2d if inputs == 3 else nn.Conv2d)(inputs, channels, 5, padding=2)
+        # pooling before the ReLU gives the same values and gradients with a quarter of the work
         stages += [
             convolution,
             nn.BatchNorm2d(channels),

@@ -27,7 +27,8 @@ class Conv1d(Network):
 def conv1d(vocabulary: int, width: int) -> nn.Sequential:
     """Build an encoder of tokens [B, L] to features [B, width, L / 4, 1], rounded up.
 
-    It has an embedding, then twice convolution, batch norm, ReLU and max-pool of two positions.
+    The encoder has an embedding. Then convolution, batch norm, ReLU and max-pool of two positions follow,
+    two times.
     """
     layers: list[nn.Module] = [Embedding(vocabulary, width)]
     for _ in range(2):

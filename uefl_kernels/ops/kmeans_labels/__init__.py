@@ -55,7 +55,7 @@ def kmeans_labels(x: torch.Tensor, centers: torch.Tensor) -> torch.Tensor:
 def kmeans_labels_and_squares(x: torch.Tensor, centers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the labels, and the squared distance [N] float64 of each row to its center.
 
-    The same errors.
+    The function raises the same errors as :func:`kmeans_labels`.
     """
     found: composed.LabelsAndDistances = resolve("kmeans_labels", x)(*composed.Arguments(x, centers, True))
     return found
@@ -64,7 +64,7 @@ def kmeans_labels_and_squares(x: torch.Tensor, centers: torch.Tensor) -> tuple[t
 def kmeans_distances(x: torch.Tensor, centers: torch.Tensor) -> torch.Tensor:
     """Return the distance of each row to each center, [N, k]: float64 for float64 x, float32 for all else.
 
-    The same errors.
+    The function raises the same errors as :func:`kmeans_labels`.
     """
     # plain PyTorch on a GPU, whatever the backend
     kernel = torch.ops.uefl_reference if forced() == "reference" else torch.ops.uefl

@@ -3,8 +3,9 @@
 The tests compile and interpret the kernel. Small cases gave correct results on an H100; no times were
 measured.
 
-A program takes a few segments and goes over their elements once, or for the rotation twice: first for the
-five dot products, in float64, then for the result; the second reading finds the elements in the cache.
+A program takes a few segments and reads their elements once. For the rotation, it reads them twice: first
+for the five dot products, in float64, then for the result. The second reading finds the elements in the
+cache.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -18,8 +19,8 @@ import triton.language as tl
 from . import Arguments
 
 _ROWS, _ELEMENTS = 16, 64
-# Run-time values: a new N or stride does not recompile. The stride of an element stays special, being 1
-# nearly always.
+# Run-time values: a new N or stride does not recompile. Triton specializes only the strides of
+# an element, because they are nearly always 1.
 _SHAPE = ["outputs", "inner", "segments", "codebooks", "k", "d", "x_a", "x_b", "g_a", "g_b", "out_a", "out_b"]
 
 
@@ -173,6 +174,6 @@ def vq_backward(given: Arguments) -> torch.Tensor:
 def _rows(tensor: torch.Tensor) -> torch.Tensor:
     """Return [A, B, D]: a view of dense, channels-first and transposed layouts.
 
-    It is a copy if two strides cannot describe the tensor.
+    The result is a copy if two strides cannot describe the tensor.
     """
     return tensor.flatten(1, -2) if tensor.dim() > 2 else tensor.reshape(1, -1, tensor.shape[-1])
