@@ -340,7 +340,7 @@ def _check_resume(resume: Path | None, more_rounds: int | None, *of_new_runs: ob
         )
     if resume is not None and any(value is not None and value != [] for value in of_new_runs):
         raise UserError(
-            "--resume continues a run with its own configuration; leave out the preset, --set, --seed and"
+            "--resume continues a run with its own configuration; omit the preset, --set, --seed and"
             " --out"
         )
 

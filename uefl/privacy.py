@@ -364,12 +364,12 @@ def check(cfg: Config, arm: str, workspace: Workspace) -> None:
     if not algorithm.only_the_model:
         raise UserError(
             f"key 'run.privacy': arm {arm!r} ({name}) takes more from its clients than the mean of a model,"
-            " and noise on the model would hide only a part of this; leave the arm out"
+            " and noise on the model would hide only a part of this; omit the arm"
         )
     if workspace.private_names():
         raise UserError(
             f"key 'run.privacy': arm {arm!r} ({name}) keeps layers with its clients, and sends their mean"
-            " without noise to measure other clients; leave the arm out"
+            " without noise to measure other clients; omit the arm"
         )
     if workspace.flat.buffers.numel():
         raise UserError(

@@ -347,7 +347,7 @@ def check_inputs(cfg: Config, federation: Federation) -> None:
             )
     if cfg.data.augment != "none":
         raise UserError(
-            f"key 'data.augment': augmentation changes images, and the data are {kind}; leave it out"
+            f"key 'data.augment': augmentation changes images, and the data are {kind}; omit it"
         )
     if cfg.data.priors == "estimated":
         raise UserError(

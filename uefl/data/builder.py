@@ -75,7 +75,7 @@ def build(data: Data, *, kind: DataKind, seed: int, data_root: Path | None = Non
     deal = whole_deal(scheme.deal(table, data, seed), scheme.name, len(table.labels))
     if data.clients not in (None, len(deal.clients)):
         raise UserError(
-            f"key 'clients': partition {scheme.name!r} makes {len(deal.clients)}; set it so, or leave it out;"
+            f"key 'clients': partition {scheme.name!r} makes {len(deal.clients)}; set it so, or omit it;"
             f" got {data.clients}"
         )
     return labeled.federate(table, deal, data, seed, partition=partition, one_class=scheme.one_class)

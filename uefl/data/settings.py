@@ -138,7 +138,7 @@ class Data(BaseModel):
     @model_validator(mode="after")
     def _one_holdout(self) -> Self:
         if self.legacy_holdout and self.holdout != Data.model_fields["holdout"].default:
-            raise ValueError("holdout: leave it out with legacy_holdout = true, which takes the test split")
+            raise ValueError("holdout: omit it with legacy_holdout = true, which takes the test split")
         return self
 
     def check_kind(self, kind: str, section: str = "") -> None:

@@ -46,7 +46,7 @@ def check_asked(cfg: Config) -> None:
             " key out"
         )
     if isinstance(data.partition, LeaveOneOut) and data.partition.per_domain:
-        raise UserError("key 'per_domain': silos at a SuperLink use all of their images; leave it out")
+        raise UserError("key 'per_domain': silos at a SuperLink use all of their images; omit it")
     if data.partition is not None and not isinstance(data.partition, LeaveOneOut | Natural):
         raise UserError(
             f"partition {data.partition.name!r} deals images; silos at a SuperLink bring their own: leave"
@@ -54,7 +54,7 @@ def check_asked(cfg: Config) -> None:
         )
     for key in ("labeled", "validation"):
         if getattr(data, key):
-            raise UserError(f"key {key!r}: the server has all images of its data.source; leave it out")
+            raise UserError(f"key {key!r}: the server has all images of its data.source; omit it")
     if data.priors == "estimated":
         raise UserError(
             "key 'priors': 'estimated' needs labeled images next to the sets, and silos "
@@ -62,7 +62,7 @@ def check_asked(cfg: Config) -> None:
         )
     if data.prior_noise:
         raise UserError(
-            "key 'prior_noise': one process draws the noise of all clients; leave the key out, or run without"
+            "key 'prior_noise': one process draws the noise of all clients; omit the key, or run without"
             " --superlink"
         )
 

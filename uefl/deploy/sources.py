@@ -194,7 +194,7 @@ class OwnSets(ClientSource):
             )
         if name not in (None, names[0]):
             raise UserError(
-                f"--name {name}: the client in {path} is called {names[0]}, in priors too; leave --name out,"
+                f"--name {name}: the client in {path} is called {names[0]}, in priors too; omit --name,"
                 " or rename it"
             )
         check_names("silo", names)

@@ -39,7 +39,7 @@ def check(names: Iterable[str], taken: Collection[str]) -> None:
             )
         if name in taken or name in seen:
             raise UserError(
-                f"key 'run.metrics': {name!r} exists already; leave it out, or rename your metric"
+                f"key 'run.metrics': {name!r} exists already; omit it, or rename your metric"
             )
         seen.add(name)
 

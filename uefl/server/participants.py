@@ -58,7 +58,7 @@ def check_joins(arm: str, algorithm: Algorithm) -> None:
         return
     if algorithm.asks_all:
         raise UserError(
-            f"key 'run.joins': arm {arm!r} asks every client before it trains; leave the arm out, or the key"
+            f"key 'run.joins': arm {arm!r} asks every client before it trains; omit the arm, or the key"
         )
     if unknown := sorted(joins.keys() - set(clients)):
         raise UserError(f"key 'run.joins': there is no client {unknown[0]!r}{nearest(unknown[0], clients)}")

@@ -12,7 +12,10 @@ import torch.nn.functional as F
 
 
 class LossBreakdown(NamedTuple):
-    """The terms of the loss without their weights. A term is zero if its option is off."""
+    """The terms of the loss without their weights.
+
+    A term is zero if its option is off.
+    """
 
     commitment: torch.Tensor
     codebook_diversity: torch.Tensor

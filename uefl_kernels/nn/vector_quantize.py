@@ -1185,7 +1185,7 @@ def _refuse_conflicts(given: dict[str, Any]) -> None:
         ),
         (
             cosine and given["cosine_search"],
-            "use_cosine_sim=True already compares by the angle; leave out cosine_search",
+            "use_cosine_sim=True already compares by the angle; omit cosine_search",
         ),
         (all(maps), "accept_image_fmap and accept_3d_fmap exclude each other"),
     )

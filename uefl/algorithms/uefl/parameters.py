@@ -162,12 +162,12 @@ class Parameters(CodebookParameters):
         if self.ema_decay and self.codebook_lr != 1:
             raise ValueError(
                 "codebook_lr is for codewords that learn by gradient; with ema_decay they do "
-                "not; leave one of the two out"
+                "not; omit one of the two"
             )
         if self.ema_decay and self.usage_aware == "equal":
             raise ValueError(
                 "usage_aware = 'equal' is for codewords that learn by gradient; with ema_decay "
-                "the counts are the weights; leave one of the two out"
+                "the counts are the weights; omit one of the two"
             )
         return self
 
@@ -178,6 +178,6 @@ class Parameters(CodebookParameters):
                 if getattr(self, key) == value:
                     raise ValueError(
                         f"growth = 'double' makes extensions of several sizes, and {key} = {value!r} needs"
-                        " one; leave one out"
+                        " one; omit one"
                     )
         return self

@@ -23,7 +23,7 @@ class Natural(Scheme):
         if data.clients not in (None, len(table.groups)):
             raise UserError(
                 f"key 'clients': {table.name} has {len(table.groups)} clients, which stay as they are;"
-                f" leave it out, got {data.clients}"
+                f" omit it, got {data.clients}"
             )
         return Deal(
             tuple(Share(name, *table.of_group(name), table.angles.get(name, 0.0)) for name in table.groups)
