@@ -346,9 +346,7 @@ def check_inputs(cfg: Config, federation: Federation) -> None:
                 f"arm {name!r}: {arm.algorithm} {why}, and the data are {kind}; choose another algorithm"
             )
     if cfg.data.augment != "none":
-        raise UserError(
-            f"key 'data.augment': augmentation changes images, and the data are {kind}; omit it"
-        )
+        raise UserError(f"key 'data.augment': augmentation changes images, and the data are {kind}; omit it")
     if cfg.data.priors == "estimated":
         raise UserError(
             f"key 'data.priors': priors are estimated from images, and the data are {kind}; give them"

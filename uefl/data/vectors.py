@@ -122,8 +122,8 @@ def of_frame(frame: pandas.DataFrame, where: str, vocabulary: int = 0) -> Vector
     unnamed = [name for name in names if name.startswith("Unnamed: ")]  # the names that pandas makes up
     if unnamed:
         raise UserError(
-            f"{where}: a column has no name; name it, or remove it if it has the numbers of the rows (pandas"
-            " writes none with index=False)"
+            f"{where}: a column has no name; name it, or remove it if it has the row numbers (pandas does"
+            " not write row numbers with index=False)"
         )
     for name, dtype in zip(names, frame.dtypes, strict=True):
         if dtype.kind not in "iufb":

@@ -47,7 +47,7 @@ class Labeled(SetParameters):
     loss: Literal["nll", "legacy_double_softmax"] = Field(
         "nll",
         description=(
-            "`nll`: the proper loss; `legacy_double_softmax`: the published one, which takes the softmax"
+            "`nll`: the proper loss; `legacy_double_softmax`: the published loss, which applies the softmax"
             " twice"
         ),
     )
@@ -64,7 +64,7 @@ class SetAlgorithm(Algorithm):
         """Refuse a client with a single image, because a step needs two."""
         smallest = min(federation.clients, key=lambda client: client.sizes.train)
         if smallest.sizes.train < 2:
-            why = f"has {smallest.sizes.train} image; batch norm needs two or more in a step"
+            why = f"has {smallest.sizes.train} image; batch norm needs two images or more in a step"
             raise UnfitClient(smallest.name, why)
         server = federation.server
         if self.context.run.select == "validation" and (server is None or server.validation is None):
@@ -174,7 +174,7 @@ def needs_labeled(federation: Federation, arm: str) -> None:
         )
     if len(labeled) < 2:
         raise UserError(
-            f"arm {arm!r}: the server has 1 labeled image; batch norm needs two or more in a step"
+            f"arm {arm!r}: the server has 1 labeled image; batch norm needs two images or more in a step"
         )
 
 
