@@ -131,7 +131,7 @@ def load_whole(path: Path) -> Config:
     )
     missing = [name for name in (*SECTIONS, "arms") if name not in table]
     if missing:
-        raise UserError(f"{path} has no section [{missing[0]}]. {advice}")
+        raise UserError(f"{path} lacks the section [{missing[0]}]. {advice}")
     try:
         config = from_table(table)
     except UnknownAlgorithm as error:
@@ -143,7 +143,7 @@ def load_whole(path: Path) -> Config:
         raise UserError(f"{path}: {error}. {advice}") from None
     absent = next(_absent(config.table(), table), None)
     if absent is not None:
-        raise UserError(f"{path} has no key {absent!r}. {advice}")
+        raise UserError(f"{path} lacks the key {absent!r}. {advice}")
     return config
 
 

@@ -49,8 +49,8 @@ def check_asked(cfg: Config) -> None:
         raise UserError("key 'per_domain': silos at a SuperLink use all of their images; omit it")
     if data.partition is not None and not isinstance(data.partition, LeaveOneOut | Natural):
         raise UserError(
-            f"partition {data.partition.name!r} deals images; silos at a SuperLink bring their own: leave"
-            " it out"
+            f"partition {data.partition.name!r} deals images, but silos at a SuperLink have their own"
+            " images; omit the partition"
         )
     for key in ("labeled", "validation"):
         if getattr(data, key):
@@ -214,8 +214,8 @@ def _classes(reports: Reports, cfg: Config) -> tuple[str, ...]:
         if report.classes != example.classes:
             these, those = ", ".join(report.classes), ", ".join(example.classes)
             raise UserError(
-                f"silo {name!r} has the classes {these}, silo {first!r} {those}; write the columns of"
-                " priors.csv alike"
+                f"silo {name!r} has the classes {these}, silo {first!r} {those}; use the same columns in"
+                " every priors.csv"
             )
         if (report.sizes.test > 0) != (example.sizes.test > 0):
             with_them, without = (name, first) if report.sizes.test else (first, name)

@@ -250,7 +250,7 @@ class Codebook(ConstantBuffers, Float32Module):
         """
         if ("embed" in self._parameters or "embed" in self._buffers) and not self._sharded:
             return
-        lost = "what this layer writes into them (k-means, averages, revival, codebook = ...) would be lost"
+        lost = "what the layer writes into the codewords (k-means, averages, revival, codebook = ...) is lost"
         if is_parametrized(self, "embed") or hasattr(self, "embed_orig") or hasattr(self, "embed_g"):
             raise RuntimeError(
                 "VectorQuantize: a parametrization (as weight_norm, or pruning) computes the codewords, and"
@@ -284,8 +284,8 @@ class Codebook(ConstantBuffers, Float32Module):
             buffer.data = buffer.data.float()
         warnings.warn(
             f"VectorQuantize: {', '.join(name for name, _ in cast)} were rounded to half precision, as by"
-            " buffer_dtype of FSDP, and are float32 again; keep them by ignored_modules=[layer._codebook] or"
-            " buffer_dtype=torch.float32",
+            " buffer_dtype of FSDP, and are float32 again; prevent this by"
+            " ignored_modules=[layer._codebook] or buffer_dtype=torch.float32",
             stacklevel=2,
         )
 
@@ -744,8 +744,8 @@ def undisturbed(layer: nn.Module) -> Iterator[None]:
     ]
     if any(isinstance(module, Codebook) and module.waiting for module, _ in modes):
         raise RuntimeError(
-            f"{type(layer).__name__}: the codebook waits for k-means of its first batch; call the layer once"
-            " first"
+            f"{type(layer).__name__}: k-means on the first batch has not made the codebook yet; call the"
+            " layer once first"
         )
     try:
         layer.eval()
