@@ -1223,7 +1223,7 @@ def _refuse_of_gradients(given: dict[str, Any]) -> None:
         (
             directed and given["threshold_ema_dead_code"] == 0,
             (
-                "with directional_reparam=True, codewords that no row chooses do not move; set"
+                "directional_reparam=True leaves codewords behind that no row takes; set"
                 " threshold_ema_dead_code above 0"
             ),
         ),

@@ -35,8 +35,8 @@ class Unlabeled(Scheme):
     split: Literal["iid", "noniid", "legacy_noniid"] = Field(
         default="iid",
         description=(
-            "iid: a random part for each client; noniid: two classes dominate each client; legacy: as"
-            " published, so later clients may have no images of a class"
+            "`iid`: a random part for each client; `noniid`: two classes dominate each client;"
+            " `legacy_noniid`: as published, so later clients may have no images of a class"
         ),
     )
     sets: int = Field(default=10, ge=2, description="sets of each client")
