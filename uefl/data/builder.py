@@ -75,8 +75,8 @@ def build(data: Data, *, kind: DataKind, seed: int, data_root: Path | None = Non
     deal = whole_deal(scheme.deal(table, data, seed), scheme.name, len(table.labels))
     if data.clients not in (None, len(deal.clients)):
         raise UserError(
-            f"key 'clients': partition {scheme.name!r} needs clients = {len(deal.clients)}; set this number, or"
-            f" omit the key; got {data.clients}"
+            f"key 'clients': partition {scheme.name!r} needs clients = {len(deal.clients)}; set this number,"
+            f" or omit the key; got {data.clients}"
         )
     return labeled.federate(table, deal, data, seed, partition=partition, one_class=scheme.one_class)
 
