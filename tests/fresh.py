@@ -1,7 +1,8 @@
-"""Fast processes that have imported torch and nothing of ours.
+"""Fast processes that have imported torch, but not our packages.
 
-They are forked from one process; a new Python would take seconds. Tests of the import of ``uefl_kernels`` use
-them. Tests of the start of Python, or without torch, need a new Python.
+These processes are forked from one process, because a new Python process takes seconds to import torch. Tests
+of the import of ``uefl_kernels`` use them. Tests of the start of Python, and tests without torch, need a new
+Python process.
 """
 
 from __future__ import annotations
@@ -43,6 +44,6 @@ def _run(code: str, arguments: tuple[str, ...], environment: dict[str, str], fil
     os.environ.update(environment)
     sys.argv = ["-c", *arguments]
     assert "uefl_kernels" not in sys.modules, (
-        "the process that this one is forked from has it: is set_forkserver_preload called elsewhere?"
+        "the process before the fork has imported uefl_kernels: does other code call set_forkserver_preload?"
     )
     exec(code, {"__name__": "__main__"})

@@ -1,4 +1,4 @@
-"""The check of the kernels on a GPU machine is rehearsed without one.
+"""The tests run the check of the kernels for GPU machines on a machine without a GPU.
 
 The tests cover limits, summaries, and remaining files.
 """
@@ -33,9 +33,9 @@ esac
 
 @pytest.fixture
 def check(tmp_path):
-    """Return a function that runs the script with a stand-in for Python and limits of one second.
+    """Return a function that runs the script with a replacement for Python and limits of one second.
 
-    It returns the process, the summary and the folder.
+    The function returns the process, the summary and the folder.
     """
     folder = tmp_path / "bin"
     folder.mkdir()

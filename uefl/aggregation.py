@@ -179,8 +179,8 @@ def check_rule(run: RunSection, arm: str, plain_means: bool, clients: int) -> No
         return
     if not plain_means:
         raise UserError(
-            f"key 'run.aggregation': {run.aggregation} does not protect arm {arm!r}, which takes more than"
-            " weighted means; set 'mean', or take an algorithm that it protects"
+            f"key 'run.aggregation': {run.aggregation} does not protect arm {arm!r}, because it averages by"
+            " other rules than weighted means; set 'mean', or choose another algorithm"
         )
     needed = {"median": 3, "trimmed_mean": 2 * run.attackers + 1, "krum": 2 * run.attackers + 3}[
         run.aggregation
@@ -190,7 +190,7 @@ def check_rule(run: RunSection, arm: str, plain_means: bool, clients: int) -> No
         raise UserError(
             f"key 'run.aggregation': {run.aggregation} against {run.attackers or 1} attackers needs {needed}"
             f" updates in every round, but quorum and participation allow a round with {fewest} of {clients}"
-            " clients; raise them, or lower 'run.attackers'"
+            " clients; raise quorum or participation, or lower 'run.attackers'"
         )
 
 
@@ -260,7 +260,7 @@ def rejection(reply: Reply, message: Message, max_norm: float, largest: float = 
     for name, mine in message.private.items():
         kept = reply.private.get(name)
         if kept is None or kept.dtype != mine.dtype or kept.shape != mine.shape:
-            return f"its private {name} is missing, or of another shape or type than before"
+            return f"its private {name} is missing, or has another shape or type than before"
     for name, kept in reply.private.items():
         if name == "__metadata__" or not name.isprintable():  # a file of safetensors cannot hold it
             return f"it keeps a tensor with the name {name!r}"

@@ -1,6 +1,6 @@
 """The Python interface: train, resume and load runs.
 
-A run has its metrics as a table, and its models predict.
+:class:`Run` returns the metrics as a table, and the trained models.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Run:
     def summary(self) -> dict[str, Any]:
         """Return the outcome of each arm: accuracy, entropy, the clients at the last round, bytes.
 
-        It has the contents of summary.json.
+        The result has the contents of summary.json.
         """
         return self._read.arms
 
@@ -142,11 +142,11 @@ def _with_network(cfg: Config, model: Any, *, replaced: bool) -> Config:
     """
     if isinstance(model, nn.Module) and cfg.run.uncertainty == "ensemble":
         raise UserError(
-            "model: the members of an ensemble need different weights; give a function that makes the module"
+            "model: the members of an ensemble need different weights; give a function that makes modules"
         )
     if cfg.model.encoder != "given" and not replaced:
         named = f"the section [model] names the encoder {cfg.model.encoder!r}"
-        raise UserError(f"model: a network is given and {named}; leave out one of them")
+        raise UserError(f"model: a network is given and {named}; omit one of them")
     return replace(cfg, model=Model.model_validate({"encoder": "given"}))
 
 
@@ -168,39 +168,40 @@ def train(
     """Run every arm of a configuration into a new folder.
 
     The result does not depend on contexts and settings of the caller, such as autocast, ``no_grad`` or a
-    default dtype. They are the same after the run as before it. Runs in several threads of a process take
-    turns.
+    default dtype. The run does not change these settings. If several threads of a process call this function,
+    the runs wait for each other.
 
     Args:
         source: name of a preset, path of a .toml file, sections as a mapping, or a checked configuration.
         out: the run folder.
         clients: your own data by the name of each client, ``(train, test)`` as :func:`uefl.data.from_arrays`
             takes them: pairs of images and labels as arrays or tensors, or torch ``Dataset`` s. These data
-            replace the data of ``source``. A number is the key ``data.clients``.
-        model: your own network from images ``[B, C, H, W]``, normalized, to logits ``[B, classes]``: a
-            module, copied with its weights for every arm, or a function that makes a new one. It replaces the
-            section ``[model]`` of a preset. If your own file, mapping or keys have this section, the call
-            raises UserError. For an arm with a codebook it has a method ``tokens(images)`` to ``[B, T, D]``
-            and a module ``head`` from such tensors to logits; the quantizer runs between the two. A mapping
-            is the section ``[model]``.
-        arms: by name, an instance of an algorithm, or a table of parameters as in ``[arms.NAME]``; or names.
-            None: the arms of ``source``.
-        federation: clients instead of the ones of ``source``, as :func:`uefl.data.build` and
+            replace the data of ``source``. A number sets the key ``data.clients``.
+        model: your own network from normalized images ``[B, C, H, W]`` to logits ``[B, classes]``: a module,
+            which is copied with its weights for every arm, or a function that makes a new module. It replaces
+            the section ``[model]`` of a preset. If your own file, mapping or keys have this section, the call
+            raises UserError. For an arm with a codebook, the network needs a method ``tokens(images)`` that
+            returns ``[B, T, D]``, and a module ``head`` from such tensors to logits; the quantizer runs
+            between the two. Alternatively, a mapping: the section ``[model]``.
+        arms: a mapping from names to instances of an algorithm or to tables of parameters as in
+            ``[arms.NAME]``; or a sequence of names of arms of ``source``. None: all arms of ``source``.
+        federation: clients that replace the clients of ``source``, as :func:`uefl.data.build` and
             :func:`uefl.data.from_arrays` return them; not together with ``clients``.
         device: ``auto``, ``cpu`` or ``cuda``.
-        data_root: where torchvision's data sets lie; None: the environment variable UEFL_DATA.
+        data_root: the folder of torchvision's data sets; None: the environment variable UEFL_DATA.
         observer: receives the progress of the run; None: the logger ``uefl``, at level INFO.
-        engine: ``local``, all clients in this process; ``distributed``, dealt over processes of this machine;
-            ``flower``, each in a process of its own on this machine; or :class:`uefl.Distributed` or
-            :class:`uefl.Flower`, which may name a SuperLink.
-            Objects given in Python stay in this process: with an engine other than ``local``, clients,
-            networks, federations and unregistered algorithms are refused.
-        overrides: keys as with ``--set``, bare or a section with a mapping: ``lr=1e-3``, ``run={"seed": 1}``.
+        engine: ``local``, all clients in this process; ``distributed``, clients divided among processes of
+            this machine; ``flower``, each client in its own process on this machine; or
+            :class:`uefl.Distributed` or :class:`uefl.Flower`, which may name a SuperLink. Objects given in
+            Python stay in this process: with an engine other than ``local``, clients, networks, federations
+            and unregistered algorithms are refused.
+        overrides: keys as with ``--set``: key names, or a section with a mapping: ``lr=1e-3``, ``run={"seed":
+            1}``.
 
     Raises:
         UserError: the request cannot be carried out; nothing was written.
         RunError: the run ended early, e.g. because the model diverged; ``uefl.load(out)`` reads the rounds
-            until then.
+            that finished.
     """
     if isinstance(clients, int):
         overrides["clients"] = clients
@@ -241,11 +242,11 @@ def resume(
 
     The result is the same, bit for bit, as without the interruption.
 
-    With ``more_rounds`` a finished run trains this number of further rounds in its last iteration. The result
-    is the same as if the run had had these rounds from the start.
+    ``more_rounds`` is a number of rounds that a finished run trains in addition, in its last iteration. The
+    result is the same as if the run had had these rounds from the start.
 
     The other arguments are as in :func:`train`. Give the same objects again: the clients, the network, and,
-    in a new process, the algorithms that no package registers.
+    in a new process, algorithms that are not registered by an installed package.
 
     Raises:
         UserError: there is no run, it comes from another version, or other objects were given.
@@ -276,7 +277,7 @@ def load(path: str | Path, *, model: OwnNetwork | None = None) -> Run:
     """Read the folder of a finished or an unfinished run.
 
     Args:
-        model: the network of the run, where it was given in Python; needed only for :meth:`Run.model`.
+        model: the network of the run, if it was given in Python. Only :meth:`Run.model` needs it.
 
     Raises:
         UserError: the folder is not a run folder, or a file in it is damaged or of another version.
@@ -318,14 +319,13 @@ def _surroundings(
     for key, name in {"federation": "clients or federation", "network": "model"}.items():
         if given[key] is not None:
             raise UserError(
-                f"{name}: given in Python it stays in this process; name it in the configuration, or leave"
-                " out engine"
+                f"{name}: an object given in Python stays in this process; name it in the configuration, or"
+                " omit engine"
             )
     for registry_of, name, what in _registered(cfg):
         if not registry_of.known_elsewhere(name):
             raise UserError(
-                f"{what} {name!r} is registered in this process only; install it as a package, or leave"
-                " out engine"
+                f"{what} {name!r} is registered in this process only; install it as a package, or omit engine"
             )
     go_on = f"uefl.resume({str(out)!r}, engine={named})"
     with engine.deployment(device, observer.notice, go_on) as deployment:
@@ -381,15 +381,15 @@ def _table(arm: str, algorithm: Any) -> dict[str, Any]:
     lost = sorted(vars(algorithm).keys() - {"parameters", "context"})
     if lost:
         raise UserError(
-            f"arm {arm!r}: {lost[0]!r} of {type(algorithm).__name__} is not a parameter, and would be lost"
-            " with this process; make it a field of its class Parameters"
+            f"arm {arm!r}: {lost[0]!r} of {type(algorithm).__name__} is not a parameter, so a resumed"
+            " run would not have it; make it a field of the class Parameters"
         )
     names = {kind: name for name, kind in registry().items()}
     if type(algorithm) not in names:
         try:
             register(arm, type(algorithm))
         except ValueError as error:
-            raise UserError(f"arm {arm!r}: another algorithm has its name ({error})") from None
+            raise UserError(f"arm {arm!r}: another algorithm has this name ({error})") from None
     return {
         "algorithm": names.get(type(algorithm), arm),
         **json.loads(algorithm.parameters.model_dump_json()),

@@ -154,8 +154,8 @@ _DataRoot = Annotated[
 _RootCertificates = Annotated[
     Path | None,
     typer.Option(
-        help="Flower: PEM file of the authorities that sign the SuperLink's certificate; "
-        "default: the system's."
+        help="Flower: PEM file of the authorities that sign the SuperLink's certificate; default: the"
+        " authorities of the system."
     ),
 ]
 _Insecure = Annotated[bool, typer.Option("--insecure", help="Flower: do not use TLS, even between machines.")]
@@ -238,7 +238,10 @@ _Source = Annotated[
 _Settings = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="KEY=VALUE", help="Set SECTION.key, arms.NAME.key, or a bare key; may be repeated."
+        "--set",
+        metavar="KEY=VALUE",
+        help="Set SECTION.key, arms.NAME.key, or a key without its section. Give the option several times"
+        " for several keys.",
     ),
 ]
 _MoreRounds = Annotated[
@@ -345,13 +348,10 @@ def _check_engine(engine: _Engine, for_flower: dict[str, Any], workers: int | No
 
 def _check_resume(resume: Path | None, more_rounds: int | None, *of_new_runs: object) -> None:
     if more_rounds is not None and resume is None:
-        raise UserError(
-            "--more-rounds trains a finished run further: uefl train --resume DIR --more-rounds N"
-        )
+        raise UserError("--more-rounds needs a finished run: uefl train --resume DIR --more-rounds N")
     if resume is not None and any(value is not None and value != [] for value in of_new_runs):
         raise UserError(
-            "--resume continues a run with its own configuration; leave out the preset, --set, --seed and"
-            " --out"
+            "--resume continues a run with its own configuration; omit the preset, --set, --seed and --out"
         )
 
 
@@ -558,7 +558,13 @@ def silo(
     ] = None,
     delta: Annotated[float, typer.Option(help="Privacy: delta of the epsilon that this silo prints.")] = 1e-5,
     max_epsilon: Annotated[
-        float, typer.Option(help="Privacy: send no update that would exceed it, over all runs; 0: no limit.")
+        float,
+        typer.Option(
+            help=(
+                "Privacy: largest epsilon over all runs; the silo sends no update that would exceed it. 0:"
+                " no limit."
+            )
+        ),
     ] = 0.0,
     spent: Annotated[
         Path | None, typer.Option(help="Privacy: file that counts the updates; default: next to the data.")
@@ -640,7 +646,7 @@ def keys(
 
     found = [text for title, text in sections() if section in title]
     if not found:
-        raise UserError(f"{section!r} is in the title of no section; `uefl keys` lists them all")
+        raise UserError(f"{section!r} is not in the title of any section; `uefl keys` lists all sections")
     typer.echo("\n".join(found))
 
 
@@ -741,7 +747,7 @@ def report(
     if files:
         typer.echo(f"note: ignored files, which are not run folders: {', '.join(map(str, files))}")
     if len(once) < len(runs):
-        typer.echo("note: a folder is named twice; it counts once")
+        typer.echo("note: a folder is given twice; it counts once")
     for run in read:
         _show(console, reports.arm_table(run))
     if len(read) == 1:

@@ -109,7 +109,7 @@ def _onnx(module: nn.Module, example: torch.Tensor, path: Path, about: dict[str,
             program = torch.onnx.export(exported.run_decompositions(uefl_kernels.decompositions()), **keys)
         except RuntimeError as error:  # an error of torch.export or of the ONNX exporter
             reason = first_line(error.__cause__ or error)
-            raise UserError(f"this model has no ONNX form here ({reason}); export it as .pt2") from None
+            raise UserError(f"this model cannot be exported to ONNX ({reason}); export it as .pt2") from None
     assert program is not None
     program.model.metadata_props.update({key: json.dumps(value) for key, value in about.items()})
     program.save(str(path))

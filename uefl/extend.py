@@ -72,8 +72,8 @@ def with_more_rounds(cfg: Config, rounds: int) -> Config:
     """
     if cfg.training.lr_schedule != "constant":
         raise UserError(
-            "key 'lr_schedule': the learning rates of the rounds before depend on the number of rounds; start"
-            " a new run"
+            "key 'lr_schedule': the learning rates of the finished rounds depend on the number of rounds;"
+            " start a new run"
         )
     if cfg.run.privacy != "none":
         raise UserError("key 'privacy': the secret of a private run is removed at its end; start a new run")

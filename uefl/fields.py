@@ -84,7 +84,7 @@ def check_unused(values: BaseModel, key: str, why: str, section: str = "") -> No
     if value != default:
         at = "" if default is None else f"expected its default {default!r}, so set it to that or "
         raise UserError(
-            f"key '{section}{key}': {at}leave it out: {why}; got {getattr(value, 'name', shown(value))}"
+            f"key '{section}{key}': {at}omit it: {why}; got {getattr(value, 'name', shown(value))}"
         )
 
 

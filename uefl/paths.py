@@ -205,7 +205,7 @@ def other_capitals(path: Path) -> str:
         )
     except OSError:
         return ""
-    return f" (but {names[0]} is: write its capitals the same)" if names and path.name not in names else ""
+    return f" (but {names[0]} exists: use the same capitals)" if names and path.name not in names else ""
 
 
 @contextmanager

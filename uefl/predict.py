@@ -50,7 +50,7 @@ class Predictor:
     Args:
         paths: files and folders. A folder means all images in it and in its subfolders. For a model of
             columns or tokens, the files are tables.
-        client: the client with the parts of the model to use; None: see :meth:`SavedModel.predict`.
+        client: the client whose parts of the model are used. None: as in :meth:`SavedModel.predict`.
 
     Raises:
         UserError: there is no image, a path does not exist, a file cannot be read, or the client is unknown.
@@ -80,7 +80,7 @@ class Predictor:
 
     @property
     def work(self) -> int:
-        """Return the number of times that an image is read, the total of ``advance`` of :meth:`rows`."""
+        """Return the total number of reads of images, which ``advance`` of :meth:`rows` counts."""
         return self.count * (2 if self.client is None and self._model.has_codebooks else 1)
 
     def notes(self) -> list[str]:
@@ -163,14 +163,14 @@ def write(rows: Iterable[NamedPrediction], kind: str, file: TextIO) -> None:
 
 @contextmanager
 def output(path: Path, images: Sequence[Path]) -> Iterator[None]:
-    """Refuse a CSV file that cannot be written, and keep other processes from writing it.
+    """Refuse a CSV file that cannot be written, and lock it against other processes.
 
     Args:
         images: the files and folders that are read.
 
     Raises:
-        UserError: the path is a folder, its folder does not exist, it is one of ``images`` or could be a file
-            of a run, or another process writes the file.
+        UserError: the path is a folder, the folder of the path does not exist, the path is one of ``images``
+            or could be a file of a run, or another process writes the file.
     """
     check_name(path, "the file")
     if path.is_dir():
@@ -179,7 +179,7 @@ def output(path: Path, images: Sequence[Path]) -> Iterator[None]:
         raise UserError(f"{path} cannot be written: there is no folder {path.parent}")
     check_no_file_of_a_run(path)
     if resolved(path) in [resolved(image) for image in images]:
-        raise UserError(f"{path} is read and would be replaced; choose another file")
+        raise UserError(f"{path} is one of the files to predict, and would be replaced; choose another file")
     with nullcontext() if special(path) else writing(resolved(path)):
         yield
 
@@ -195,8 +195,8 @@ def write_file(rows: Iterable[NamedPrediction], kind: str, path: Path) -> None:
     try:
         if special(path) is None:
             write_text(resolved(path), text.getvalue())  # a link stays a link
-        else:  # a file must not take its place
-            descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)  # a pipe that is not read is an error
+        else:  # a file must not replace it
+            descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)  # an error without a reader
             os.set_blocking(descriptor, True)
             with open(descriptor, "w", encoding="utf-8") as file:
                 file.write(text.getvalue())
@@ -231,17 +231,17 @@ def _rows_of(model: SavedModel, paths: Sequence[Path]) -> Vectors:
 
 
 def _files(path: Path, skipped: list[Path]) -> Iterator[Path]:
-    """Yield the image files of a path, or of a folder in the formats that Pillow reads, by name."""
+    """Yield a path, or the files of a folder in formats that Pillow reads, in the order of their names."""
     check_name(path, "the image")
     if not path.is_dir() or special(path) is not None:
         yield path
         return
     if run_around(path / "image") == resolved(path):
-        raise UserError(f"{path} is a run folder; name one run, and then images")
+        raise UserError(f"{path} is a run folder; expected a run, then image files")
     for entry in visible(path):
         if entry.is_dir():
             if resolved(path).is_relative_to(resolved(entry)):
-                raise UserError(f"{entry} is a link to a folder that holds it; remove the link")
+                raise UserError(f"{entry} is a link to a folder that contains the link; remove the link")
             yield from _files(entry, skipped)
         elif Image.registered_extensions().get(entry.suffix.lower()) in Image.OPEN:
             yield entry
@@ -251,5 +251,5 @@ def _files(path: Path, skipped: list[Path]) -> Iterator[Path]:
 
 def _expected(model: SavedModel) -> str:
     if not model.clients:
-        return "all clients share all parts of the model, leave --client out"
+        return "all clients share all parts of the model; omit --client"
     return f"expected one of {', '.join(model.clients)}, or none, for a client that was not trained"

@@ -363,13 +363,13 @@ def check(cfg: Config, arm: str, workspace: Workspace) -> None:
     name = cfg.arms[arm].algorithm
     if not algorithm.only_the_model:
         raise UserError(
-            f"key 'run.privacy': arm {arm!r} ({name}) takes more from its clients than the mean of a model,"
-            " and noise on the model would hide only a part of this; leave the arm out"
+            f"key 'run.privacy': arm {arm!r} ({name}) uses more from its clients than the mean of a model,"
+            " so noise on the model would hide only a part; omit the arm"
         )
     if workspace.private_names():
         raise UserError(
-            f"key 'run.privacy': arm {arm!r} ({name}) keeps layers with its clients, and sends their mean"
-            " without noise to measure other clients; leave the arm out"
+            f"key 'run.privacy': arm {arm!r} ({name}) keeps private layers at its clients, and sends the"
+            " mean of these layers without noise to measure other clients; omit the arm"
         )
     if workspace.flat.buffers.numel():
         raise UserError(
@@ -379,8 +379,8 @@ def check(cfg: Config, arm: str, workspace: Workspace) -> None:
     privacy = Privacy(run, b"")
     if not privacy.affords(1):
         raise UserError(
-            f"key 'run.max_epsilon': one round spends {privacy.epsilon(1):.3g}; raise it to more, or"
-            " noise_multiplier"
+            f"key 'run.max_epsilon': one round spends {privacy.epsilon(1):.3g}; raise max_epsilon above"
+            " this, or raise noise_multiplier"
         )
 
 

@@ -302,7 +302,7 @@ def _checked(
 ) -> _Run:
     """Return the run of a federation, or raise UserError if it cannot be trained."""
     if federation.server is not None and any(client.name == SERVER for client in federation.clients):
-        raise UserError(f"client {SERVER!r} has the name that the server trains under; rename the client")
+        raise UserError(f"client {SERVER!r} has the name that uefl uses for the server; rename the client")
     check_inputs(cfg, federation)
     run = _Run(
         cfg, preset, out, privacy.without_statistics(cfg, federation), where, observer, network, deployment
@@ -325,8 +325,8 @@ def _checked(
             and _keeps_what_predicts(workspace)
         ):
             why = (
-                "clients keep layers or tensors for predictions, and silos do not send them, so that there is"
-                " no mean"
+                "clients keep layers or tensors that predictions need, and silos do not send these, so"
+                " there is no mean"
             )
             raise UserError(f"arm {name!r}: its {why}; set run.private_mean = false")
     return run
@@ -348,12 +348,10 @@ def check_inputs(cfg: Config, federation: Federation) -> None:
                 f"arm {name!r}: {arm.algorithm} {why}, and the data are {kind}; choose another algorithm"
             )
     if cfg.data.augment != "none":
-        raise UserError(
-            f"key 'data.augment': augmentation changes images, and the data are {kind}; leave it out"
-        )
+        raise UserError(f"key 'data.augment': augmentation changes images, and the data are {kind}; omit it")
     if cfg.data.priors == "estimated":
         raise UserError(
-            f"key 'data.priors': priors are estimated from images, and the data are {kind}; give them"
+            f"key 'data.priors': priors are estimated from images, but the data are {kind}; give the priors"
         )
 
 
@@ -521,7 +519,10 @@ class _Run:
             if then.get(key) != value
         ]
         if changed:
-            self.observer.notice(f"other bits than without the interruption: {', '.join(changed)}")
+            self.observer.notice(
+                "the results may differ in the last bits from a run without interruption, because these"
+                f" changed: {', '.join(changed)}"
+            )
 
     def _arm(self, name: str) -> tuple[ServerLoop, Workspace]:
         workspace, seed = self.workspace(name), self.cfg.run.seed

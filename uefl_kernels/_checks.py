@@ -14,7 +14,7 @@ PRECISIONS = ("exact", "fast")
 _TODO = {
     "ndarray": "; torch.from_numpy makes it one",
     "list": "; torch.tensor makes it one",
-    "Proxy": "; a Tracer of torch.fx must take this as a leaf (is_leaf_module), or use torch.export",
+    "Proxy": "; a Tracer of torch.fx must treat this as a leaf (is_leaf_module), or use torch.export",
 }
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -75,8 +75,8 @@ def check_reverse_mode(op: str, *tensors: torch.Tensor | None) -> None:
     refuse_forward_mode(op, *given)
     if any(map(torch._C._functorch.is_gradtrackingtensor, given)):
         raise RuntimeError(
-            f"{op}: torch.func.grad and its relatives do not take this op; use torch.autograd.grad or"
-            " backward()"
+            f"{op}: torch.func.grad and similar transforms do not support this op; use torch.autograd.grad"
+            " or backward()"
         )
 
 
@@ -222,7 +222,8 @@ def check_sets(logits: torch.Tensor, offsets: torch.Tensor, proportions: torch.T
     expected = [offsets.shape[0] - 1, logits.shape[1]]
     if list(proportions.shape) != expected:
         sizes = proportions.dim() == 2 and len(proportions) == len(offsets)
-        todo = "; offsets are where the sets begin and the last one ends, not their sizes" if sizes else ""
+        what = "; offsets are the first rows of the sets and the end of the last set, not the set sizes"
+        todo = what if sizes else ""
         raise ValueError(
             f"{op}: proportions must have shape {expected}, sets by classes, got"
             f" {list(proportions.shape)}{todo}"
@@ -243,8 +244,8 @@ def _check_constant(op: str, name: str, tensor: torch.Tensor, logits: torch.Tens
     _check_device(op, name, tensor, logits)
     if tensor.requires_grad:
         raise ValueError(
-            f"{op}: {name} requires a gradient, but it is a constant here; detach it, or compose the op from"
-            " plain PyTorch"
+            f"{op}: {name} requires a gradient, but the op treats it as a constant; detach it, or compose"
+            " the op from plain PyTorch"
         )
 
 

@@ -238,8 +238,8 @@ class _OnceDifferentiable(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:
         raise RuntimeError(
-            f"{ctx.op}: has no second derivative; take the first without create_graph=True, or compose the op"
-            " from plain PyTorch"
+            f"{ctx.op}: has no second derivative; compute the first derivative without create_graph=True, or"
+            " compose the op from plain PyTorch"
         )
 
 
@@ -517,8 +517,8 @@ def _absent(forced: str, name: str, device: torch.device) -> str | None:
             return "the CUDA kernels are absent (built without nvcc)"
         if not cuda_architecture_built(device):
             return (
-                f"the CUDA kernels are built for {', '.join(_cuda_architectures)}, none of which {device}"
-                " runs"
+                f"the CUDA kernels are built for {', '.join(_cuda_architectures)}, and {device} runs none of"
+                " these"
             )
         return None
     if not triton_available():

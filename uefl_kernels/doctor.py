@@ -1,6 +1,6 @@
 """Report installed packages, compiled kernels, and the backend of each op with its reason.
 
-``uefl doctor`` prints the report, even if only the kernels are installed.
+``uefl doctor`` prints the report, also if only the kernels are installed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ def collect() -> dict[str, Any]:
     ``environment``.
 
     Raises:
-        ValueError: UEFL_BACKEND is not a backend, or this processor lacks the instruction set in UEFL_CPU.
+        ValueError: UEFL_BACKEND is not a backend, or this processor does not have the instruction set that
+            UEFL_CPU names.
     """
     library = importlib.import_module(f"{__package__}._library")
     import torch
@@ -94,7 +95,8 @@ def _version(name: str) -> str:
 def _cpu() -> dict[str, Any]:
     """Ask the NumPy front end for the processor.
 
-    The front end may be absent, and it refuses a UEFL_CPU that cannot run here.
+    The front end may be absent. It raises an error if UEFL_CPU names a variant that this processor cannot
+    run.
     """
     try:
         host = importlib.import_module("uefl_kernels._host")
@@ -127,7 +129,7 @@ def _choice(op: str, device: Any, cpu: dict[str, Any]) -> dict[str, str]:
         absent = library.load_error()
         return {
             "backend": "reference",
-            "why": "compiled kernels are absent" if absent else "made of PyTorch and of the other ops",
+            "why": "compiled kernels are absent" if absent else "consists of PyTorch code and other ops",
         }
     if not library.has_kernel("uefl_cuda", op, "CUDA"):
         missing = "no CUDA C++ kernel, or built without nvcc"

@@ -1,10 +1,10 @@
 """Metrics of probabilistic classifiers.
 
-All take and return tensors, so that nothing waits for the host.
+All metrics take and return tensors, so a GPU and the host do not wait for each other.
 
 Metrics with labels raise TypeError or ValueError for wrong shapes, dtypes and values; they check values only
-on the CPU. NaN, the output of a diverged model, is not an error: such a row counts as wrong in the accuracy,
-and makes the other metrics NaN.
+on the CPU. NaN, the output of a diverged model, is not an error: a row with NaN counts as wrong in the
+accuracy, and makes the other metrics NaN.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def entropy(probs: torch.Tensor) -> torch.Tensor:
 
     ``[..., C]`` gives ``[...]``. A probability of 0 gets the gradient 0.
     """
-    # the gradient of entr at 0 is infinite, and times the gradient of a softmax, 0, it would be NaN
+    # The gradient of entr at 0 is infinite. Its product with 0, the gradient of a softmax, would be NaN.
     nats: torch.Tensor = torch.special.entr(probs.masked_fill(probs == 0, 1)).sum(-1)
     return nats
 
@@ -80,7 +80,8 @@ def entropy(probs: torch.Tensor) -> torch.Tensor:
 def mutual_information(probs: torch.Tensor) -> torch.Tensor:
     """Return the disagreement of passes or members, in nats.
 
-    ``[T, ..., C]`` gives ``[...]``. It is the entropy of their mean minus their mean entropy.
+    ``[T, ..., C]`` gives ``[...]``. It is the entropy of the mean prediction minus the mean of the entropies
+    of the predictions.
 
     Source: Houlsby et al. 2011, "Bayesian Active Learning for Classification and Preference Learning" (BALD),
         eq. 1.

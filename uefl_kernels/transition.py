@@ -16,11 +16,11 @@ def log_transition_matrix(
 ) -> torch.Tensor:
     """Return log of A[m, k] = set_priors[m] * class_priors[m, k] / target_prior[k].
 
-    It is the argument of :func:`transition_nll`.
+    The result is the argument of :func:`transition_nll`.
 
-    Shares that sum to 1 within 1e-4, or the spacing of their dtype at 1 if that is more, are divided by their
-    sum. The function computes in float64. It checks the values, so on a GPU it waits for the device: call it
-    once, not in every step.
+    Shares that sum to 1 within a tolerance are divided by their sum. The tolerance is 1e-4, or the spacing of
+    their dtype at 1 if this spacing is larger. The function computes in float64. It checks the values, so on
+    a GPU it waits for the device: call it once, not in every step.
 
     Args:
         class_priors: ``[M, K]``: the share of each class in each set; rows sum to 1. A row may have zeros.
@@ -30,8 +30,8 @@ def log_transition_matrix(
             sums to 1. Default: uniform.
 
     Returns:
-        ``[M, K]`` float64 on the device of class_priors, -inf where the share of a class is 0; ``.float()``
-        is enough for all but float64 logits.
+        ``[M, K]`` float64 on the device of class_priors, -inf where the share of a class is 0. For logits of
+        any other dtype than float64, convert it by ``.float()``.
 
     Raises:
         TypeError: not a floating-point tensor.
@@ -91,6 +91,6 @@ def _require_shares(
     total = float(shares.sum())
     if abs(total - 1) > tolerance:
         raise ValueError(
-            f"{op}: {name} sum to {total:g}, expected 1 within {tolerance:g}; divide by the sum if they are"
-            " counts"
+            f"{op}: {name} sum to {total:g}, expected 1 within {tolerance:g}; if they are counts, divide"
+            " them by their sum"
         )

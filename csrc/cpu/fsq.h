@@ -44,10 +44,11 @@ class Fsq {
   struct ElementForm {
     double shift = 0, slope = 1, scale = 1, center = 1, divisor = 1;
     std::vector<double> thresholds;
-    std::vector<float> rounded;  // up: a float reaches both a threshold and the rounded one, or none
+    // Rounded up, so a float reaches a rounded threshold if and only if it reaches the threshold.
+    std::vector<float> rounded;
   };
 
-  // The numbers for the elements of kFsqRows rows, element by element.
+  // The numbers of ElementForm for each element of kFsqRows rows.
   struct Tile {
     std::vector<float> thresholds;  // [steps, kFsqRows d], NaN where an element has fewer levels
     std::vector<float> shift, slope, scale, center, divisor;  // [kFsqRows d]
@@ -60,7 +61,7 @@ class Fsq {
 
   FsqForm form_;
   std::vector<ElementForm> elements_;
-  std::vector<int64_t> factors_;  // of each level in an index
+  std::vector<int64_t> factors_;  // the factor of each level in an index
   int64_t steps_ = 0;             // the largest number of thresholds of an element
   Tile tile_;
 };

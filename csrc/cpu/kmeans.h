@@ -1,7 +1,7 @@
 // k-means on the CPU: seeding, Lloyd's algorithm and inertia of one problem, bit for bit as
 // ops/kmeans/reference.py defines them. The results do not depend on the number of threads: labels come from
 // the exact search, sums over rows are integers, and distances are summed in a fixed order. kmeans_step.h has
-// one iteration, kmeans_problem.h the rows, and kmeans_seeding.h the seeding.
+// one iteration, kmeans_problem.h has the rows, and kmeans_seeding.h has the seeding.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ enum class Seeding { given, random, plus_plus, parallel };
 struct KMeansOptions {
   Seeding seeding;
   bool spherical;            // scale rows and centers to length 1
-  int64_t n_init, max_iter;  // number of restarts; largest number of iterations of each
+  int64_t n_init, max_iter;  // number of fits from different seeds; largest number of iterations of each fit
   double tol;                // relative to the mean variance of the columns
 };
 

@@ -60,7 +60,8 @@ int64_t grid_bits(int64_t n, int64_t d) {
   return std::min<int64_t>(kSeedingBits, (60 - ceil_log2(n * d)) / 2);
 }
 
-// Returns the scale of the grid. The range of a column is below 2^e, and its scale is 2^(mass_bits - e).
+// Returns the scale of the grid. If the range of a column is below 2^e, the scale of the column is
+// 2^(mass_bits - e).
 double grid_scale(const KMeansScales& scales, int64_t n, int64_t bits) {
   return *std::min_element(scales.scale.begin(), scales.scale.end()) * power_of_two(bits - mass_bits(n));
 }
@@ -130,13 +131,13 @@ void PreparedProblem::make_dense(const StridedRows& x, bool spherical) {
   });
 }
 
-// Writes the rows as integers, which are stored for the seeding or used once for the variance.
+// Rounds the rows to integers, and stores them for the seeding or only computes the variance.
 void PreparedProblem::make_seeder(int64_t bits, double scale, bool keep) {
   const int64_t n = dense_.n, d = dense_.d;
   const std::vector<double> scales(d, scale);
   const Rounding rounding{scales_.middle.data(), scales.data()};
   if (keep) {
-    // Rows near zero have small squares, so the mean of an evenly spread sample is subtracted.
+    // The mean of an evenly spaced sample is subtracted, because the squares of small numbers are small.
     constexpr int64_t kSample = 64;
     const int64_t count = std::min(n, kSample);
     std::vector<int16_t> values(d);

@@ -77,8 +77,8 @@ void Vq::run(int64_t lo, int64_t hi) {
   }
 }
 
-// Returns 2^shift of expected_shift() and fixed_point() in ops/vq/composed.py: the sum of N rows, each below
-// 2^exponent, stays below 2^62. Returns zero for a codeword with a row that is not finite.
+// Returns 2^shift of expected_shift() and fixed_point() in ops/vq/composed.py. With this factor, the sum of N
+// rows, each below 2^exponent, stays below 2^62. Returns zero for a codeword with a row that is not finite.
 double Vq::scale(int64_t code) const {
   constexpr int kLeast = 31;
   const double largest = std::bit_cast<double>(largest_[code]);

@@ -1,18 +1,20 @@
 // vq_assign on the CPU finds the exact index of the nearest codeword of every segment of every row.
 //
 // The float64 distance defines the result (Search::canonical): terms are rounded and added in the order of
-// the elements, ties go to the lowest index, and NaN never wins. Most rows do not need it:
+// the elements, ties go to the lowest index, and NaN never wins. For most rows, this distance is not
+// computed:
 //   1. Score all codewords for a tile of rows in float32 or three bfloat16 products, and keep the best
 //      and the second-best score (vq_assign_kernel.h, for each instruction set).
 //   2. Accept the best one if the gap exceeds the error bound of common/certificate.h.
 //   3. Score the other rows again, and evaluate the few codewords within the bound by the definition.
-// A few codewords, or short ones, need no score, because the definition is as fast
-// (vq_assign_direct_kernel.h). Few rows are compared with the unpacked codebook (vq_assign_few_kernel.h),
-// which costs less than packing it. Step 3 follows for the codewords within the bound. Long codewords first
-// pass a prefilter in half the bits (vq_prefilter.h). Rows with many codewords within its larger bound go to
-// step 1. For the other rows, each of the few codewords is scored in float32, and the definition decides
-// among the ones that are still possible. So the result depends only on the row and the codebook. It does not
-// depend on the instruction set, the tile, the batch or the number of threads.
+// If the codewords are few or short, the definition is as fast as a score, so the definition alone decides
+// (vq_assign_direct_kernel.h). If x has few rows, they are compared with the unpacked codebook
+// (vq_assign_few_kernel.h), because packing would cost more. Step 3 follows for the codewords within the
+// bound. Long codewords first pass a prefilter in half the bits (vq_prefilter.h). Rows with many codewords
+// within the larger bound of the prefilter go to step 1. For the other rows, each of the few codewords is
+// scored in float32, and the definition decides among the ones that are still possible. So the result depends
+// only on the row and the codebook. It does not depend on the instruction set, the tile, the batch or the
+// number of threads.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +32,8 @@ namespace uefl::cpu {
 
 enum class Metric { l2, cosine };
 
-// The largest element of a codebook or of clustered rows. 2^60 squares of such elements sum in float64.
+// The largest allowed magnitude of an element of a codebook or of clustered rows. The sum of the squares of
+// 2^60 such elements is finite in float64.
 constexpr double kLargest = 0x1p480;
 
 // Contiguous codebooks [count, k, d]. If count == 1, one codebook serves all segments of x.
@@ -57,8 +60,8 @@ SearchPlan plan(int64_t d, int64_t k);
 // they share half_squares.
 void check_blocks(const SearchPlan& plan);
 
-// Returns the rows in a block of work. It depends on the shape only, so that results per block do not depend
-// on the threads.
+// Returns the rows in a block of work. This number depends only on the shape, so results per block do not
+// depend on the threads.
 int64_t block_rows(int64_t dim, int64_t k);
 
 // A codebook prepared for one call.
@@ -76,8 +79,9 @@ class Search {
   // The memory for the searches of one thread. Its reuse saves page faults in every call.
   class Scratch;
 
-  // Writes the codewords of rows [lo, hi) of x, with dim = S * d, to indices[n * S + s]. Thread-safe with one
-  // scratch per thread. Long runs of rows are faster, because uncertain rows are scored again together.
+  // Writes the codewords of rows [lo, hi) of x, with dim = S * d, to indices[n * S + s]. Thread-safe if each
+  // thread has its own scratch. Long runs of rows are faster, because uncertain rows are scored again
+  // together.
   void assign(const StridedRows& x, int64_t lo, int64_t hi, int64_t* indices, Scratch& scratch) const;
   void assign(const StridedRows& x, int64_t lo, int64_t hi, int64_t* indices) const;
 
@@ -163,7 +167,7 @@ class Search::Scratch {
   explicit Scratch(const Search& search);
   ~Scratch();
 
-  // Returns false after a row that was not finite or too large to square.
+  // Returns false if a row was not finite, or so large that its square overflows.
   bool finite() const { return finite_; }
 
  private:

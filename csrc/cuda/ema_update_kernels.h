@@ -1,4 +1,4 @@
-// The moving averages of csrc/common/ema_update.h on CUDA, in two launches. A warp takes a codeword.
+// The moving averages of csrc/common/ema_update.h on CUDA, in two launches. Each warp updates one codeword.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(kThreads) move_averages(EmaUpdate<T> run) {
           move(run.sizes[codeword], invalid ? T(0) : static_cast<T>(run.counts[codeword]));
     const T* average = run.averages + codeword * run.d;
     T* out = run.new_averages + codeword * run.d;
-    for (int64_t j = lane; j < run.d; j += kWarp)  // this second reading of sum is from the first-level cache
+    for (int64_t j = lane; j < run.d; j += kWarp)  // this second read of sum hits the L1 cache
       out[j] = move(average[j], invalid ? T(0) : static_cast<T>(sum[j]));
   }
 }

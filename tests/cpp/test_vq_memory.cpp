@@ -71,7 +71,7 @@ void run() {
        {std::pair{search(few), search(many)}, std::pair{forward(few), forward(many)}}) {
     CHECK(largest - least < bytes_of_x / 100, "%ld bytes for %ld rows, %ld for %ld", static_cast<long>(least),
           static_cast<long>(few), static_cast<long>(largest), static_cast<long>(many));
-    CHECK(k * d * 8 < least && largest < bytes_of_x / 2, "%ld bytes beside %ld of x",
+    CHECK(k * d * 8 < least && largest < bytes_of_x / 2, "%ld bytes in addition to the %ld bytes of x",
           static_cast<long>(largest), static_cast<long>(bytes_of_x));
   }
 }

@@ -98,7 +98,7 @@ def test_all_members_extend_the_ensembles_uncertain_clients():
     }
     assert algorithm.members[0].state.plain["threshold"] == pytest.approx(1.2 * min(held.values()))
     assert [own.plain["uncertain"] for own in (m.state for m in algorithm.members)] == [unsure] * 3
-    assert len(notices) == 1  # not one per member
+    assert len(notices) == 1  # not one record per member
     last = [algorithm.turn() for _ in range(2)][-1]
     assert [(r["codewords"], r["extended"]) for r in last] == [(4, False), (4, False), (8, True)]
     pieces = [visible(algorithm, "silo-2", i)[4:] for i in range(3)]

@@ -78,7 +78,7 @@ def test_segments_are_contiguous_parts_of_a_token(segments, pooled):
 
 
 def small_images(*sizes):
-    """Return a client for every number of training images, 3 x 32 x 32."""
+    """Return a federation with one client for each number of training images, of 3 x 32 x 32 pixels."""
 
     def split(n):
         return Split(
@@ -133,7 +133,7 @@ def test_every_algorithm_refuses_a_client_of_one_image(name):
     """After the encoder, batch norm would see one value per channel."""
     fed = federation(sizes=(48, 1), noise=(0.1, 0.1))
     workspace = workspace_of(settings(name), fed)
-    net = getattr(workspace.net, "net", workspace.net)  # FedGate has a network around it
+    net = getattr(workspace.net, "net", workspace.net)  # FedGate wraps it in another network
     net.encoder = torch.nn.Sequential(net.encoder, torch.nn.BatchNorm2d(16))
     with pytest.raises(UserError, match=r"client 'silo-1' .*training"):
         workspace.algorithm.check(fed, "arm", workspace.net)
@@ -141,7 +141,7 @@ def test_every_algorithm_refuses_a_client_of_one_image(name):
 
 @pytest.fixture(scope="module")
 def imagenet(tmp_path_factory):
-    """Write files in torchvision's format with other numbers, and VGG without its large classifier."""
+    """Write random weights in the format of torchvision's files, for VGG without its large classifier."""
     from torchvision.models import resnet18
     from torchvision.models.vgg import cfgs, make_layers
 
@@ -241,7 +241,7 @@ def test_the_small_network_equals_its_blocks():
     assert all(torch.equal(*pair) for pair in zip(*gradients, strict=True))
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have settings of their own")
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has these settings")
 def test_memory_that_a_step_frees_is_there_for_the_next_one():
     workspace_of(settings())
 
@@ -297,7 +297,7 @@ def test_gradients_are_parts_of_the_flat_one_or_their_own():
     flat.gather_gradients()  # the loss used the flat parameters
     assert all(torch.equal(p.grad, 2 * p.detach()) for p in flat.module.parameters())
     flat.drop_gradients()
-    flat.gather_gradients()  # the loss used none of them
+    flat.gather_gradients()  # the loss used no parameter of the network
     assert all(not p.grad.any() for p in flat.module.parameters())
 
 
@@ -420,12 +420,12 @@ def test_unusual_network_trains_and_frozen_parts_stay(keys, tmp_path):
 
 
 class OddDigits(TiedNet):
-    """For the ten digits."""
+    """A ``TiedNet`` for the ten digits, whose last layer has two names."""
 
     def __init__(self):
         super().__init__()
         self.out = torch.nn.Linear(4, 10)
-        self.same = self.out  # one module with two names
+        self.same = self.out
 
 
 def test_frozen_statistics_leave_batch_norm_as_it_was():

@@ -93,7 +93,7 @@ def test_bytes_are_the_sizes_of_the_tensors():
 def test_messages_that_only_measure_are_counted():
     """Count models by hand, in rounds 0 and 1 of one iteration and in round 2 of another.
 
-    Two of three clients train in each.
+    Two of three clients train in each round.
     """
     one, _, _ = arm(settings("fedavg", participation=0.6), federation(unseen=1))
     records = finish(one)
@@ -162,7 +162,7 @@ def test_the_own_model_is_measured_after_training():
     assert all(0 <= r["personalized_accuracy"] <= 1 for r in own)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])  # adam is the default of all other tests
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])  # all other tests use adam
 def test_optimizers_train(optimizer):
     keys = {"momentum": 0.9, "lr": 5e-2} if optimizer == "sgd" else {"lr": 2e-2}
     cfg = settings("fedavg", optimizer=optimizer, weight_decay=1e-3, rounds=[4], local_epochs=3, **keys)
@@ -207,7 +207,7 @@ def test_the_summary_of_a_run():
         0.85,
     )
     arm = summary["fedavg"]
-    assert arm["best"] == {"round": 2, "accuracy": pytest.approx(0.9)}  # the first of equals
+    assert arm["best"] == {"round": 2, "accuracy": pytest.approx(0.9)}  # the first of equal rounds
     assert arm["accuracy"] == pytest.approx((0.5 + 0.7 + 18 * 0.8) / 20)
     assert arm["worst_tenth"] == pytest.approx(0.6)
     assert arm["unseen_accuracy"] == 0.25
@@ -238,7 +238,8 @@ def test_late_client_is_measured_before_it_trains():
     trained = [r["round"] for r in records if r["client"] == "silo-2" and r["train_loss"] is not None]
     assert trained == [2, 3]
     grown = {r["round"]: r["codewords"] for r in records if r["client"] == "silo-2"}
-    assert grown[3] == 2 * grown[1]  # it arrives at the end of an iteration, and is extended at once
+    # the client arrives at the end of an iteration, and gets an extension immediately
+    assert grown[3] == 2 * grown[1]
 
 
 def test_a_run_without_late_clients_draws_as_before():

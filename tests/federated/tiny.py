@@ -32,7 +32,7 @@ KEYS: dict[str, Any] = {
     "training": {"rounds": [2, 1], "local_epochs": 1, "batch_size": 16, "lr": 1e-2},
 }
 _FOLDER = TemporaryDirectory()
-"""private states of all arms: a file is named after its content, and none is removed"""
+"""folder of the private states of all arms: files are named after their contents, and no file is removed"""
 CODEBOOK = {"codewords": 4, "segments": 4, "gamma": 0.0, "stop_when_certain": False}
 
 
@@ -190,7 +190,7 @@ def same_bits(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
 
 
 def without(records: list[dict[str, Any]], *starts: str) -> list[dict[str, Any]]:
-    """Return records without the keys that begin so, such as the counts of bytes."""
+    """Return records without the keys that begin with one of ``starts``, such as the counts of bytes."""
     return [{key: value for key, value in r.items() if not key.startswith(starts)} for r in records]
 
 
@@ -205,9 +205,9 @@ def updates(n: int, scale: float = 1.0, seed: int = 0) -> list[dict[str, torch.T
 
 
 def turn_of(arm: ServerLoop, participants: tuple[str, ...] = (), *, measure: bool = False) -> Turn:
-    """Return the next turn of an arm, also to its first member.
+    """Return the next turn of an arm, and set it in the first member of the arm.
 
-    The turn trains where there are participants.
+    The turn trains if there are participants.
     """
     turn = arm._turn(arm.members[0], measure, bool(participants), participants)
     arm.members[0].turn = turn
@@ -238,7 +238,8 @@ def first_turn(cfg: Config, fed: Federation | None = None) -> Work:
 def smallest(cfg: Config) -> Iterator[Config]:
     """Yield each arm of a configuration separately and as small as possible.
 
-    It has a round in each of two iterations, or, for unlabeled sets, in the only iteration.
+    Each configuration has two iterations with one round each, or, for unlabeled sets, one iteration with one
+    round.
     """
     sets = getattr(cfg.data.partition, "sets", 0)
     keys: dict[str, Any] = {
@@ -246,7 +247,7 @@ def smallest(cfg: Config) -> Iterator[Config]:
         "training": {"rounds": [1], "batch_size": 16, "local_epochs": 1},
     }
     if cfg.data.clients is not None:
-        # several to each of five domains
+        # two for each of five domains
         keys["data"]["clients"] = 10 if getattr(cfg.data.partition, "of_groups", False) else 2
     if getattr(cfg.data.partition, "angles", ()):
         keys["data"]["partition"] = {"angles": [0, 120]}
@@ -275,7 +276,7 @@ def smallest(cfg: Config) -> Iterator[Config]:
             "head_epochs": 1,
         }
         if isinstance(of_arm.get("personal"), (list, tuple)):
-            smaller |= {"personal": [["silo-0"], ["silo-1"]]}  # each client is in a list, and there are two
+            smaller |= {"personal": [["silo-0"], ["silo-1"]]}  # one list for each of the two clients
         table = cfg.table() | {
             "arms": {name: of_arm | {key: value for key, value in smaller.items() if key in of_arm}}
         }
@@ -299,6 +300,6 @@ def again(cfg: Config, fed: Federation | None = None, make: Callable[..., Any] =
 
 
 def check_errors(replies, *words):
-    """Check that the error of each reply has its word, or that there is none where the word is None."""
+    """Check that the error of each reply has its word, or that a reply without a word has no error."""
     for reply, word in zip(replies, words, strict=True):
         assert reply.error is None if word is None else word in str(reply.error), (reply.error, word)

@@ -52,7 +52,7 @@ def smallest_surrogate_loss(data: SetData, *, legacy: bool = False) -> float:
 
     It is the minimum that training can reach.
 
-    A perfect classifier puts all mass on the class k of an image. Set m then has the posterior pi_m
+    A perfect classifier gives the class k of an image the probability 1. Set m then has the posterior pi_m
     priors[m, k] / sum, and the result is the mean loss of these posteriors. The published loss, ``legacy``,
     applies softmax to the posterior once more.
     """

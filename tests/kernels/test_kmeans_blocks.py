@@ -210,7 +210,7 @@ def test_sparse_rows_are_made_dense_in_blocks(monkeypatch):
 
 
 class Shrinking:
-    """One row less in every pass."""
+    """Blocks that have one row less in every pass."""
 
     left = 40
 

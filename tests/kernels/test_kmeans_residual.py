@@ -22,11 +22,11 @@ checks = pytest.importorskip("sklearn.utils.estimator_checks")
 
 EXPECTED = {
     f"check_sample_weight_equivalence_on_{kind}_data": (
-        "rows are drawn by number, so another order or a repeated row draws others"
+        "a seed draws positions of rows, so other rows are drawn if the order changes or a row is repeated"
     )
     for kind in ("dense", "sparse")
 } | {
-    f"check_estimator_sparse_{kind}": "asks for one label of each row, where predict gives n_levels"
+    f"check_estimator_sparse_{kind}": "expects one label for each row, but predict gives n_levels"
     for kind in ("array", "matrix")
 }
 

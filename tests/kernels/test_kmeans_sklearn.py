@@ -1,4 +1,4 @@
-"""``KMeans`` works among scikit-learn's tools, and without scikit-learn.
+"""``KMeans`` works with scikit-learn's tools, and without scikit-learn.
 
 The tests cover its checks, data frames, containers of results, metadata and warnings.
 """
@@ -30,8 +30,8 @@ FRAME = pd.DataFrame(DATA, columns=["a", "b", "c"])
 
 # Checks of scikit-learn that cannot pass, with the reason.
 REASON = (
-    "rows are drawn by number, so another order or a repeated row draws others; scikit-learn excepts its own"
-    " KMeans, too"
+    "a seed draws positions of rows, so other rows are drawn if the order changes or a row is repeated;"
+    " scikit-learn excludes its own KMeans from these checks, too"
 )
 EXPECTED = {f"check_sample_weight_equivalence_on_{kind}_data": REASON for kind in ("dense", "sparse")}
 
@@ -103,7 +103,7 @@ def test_names_on_one_side_only_are_a_warning():
         KMeans(2, random_state=0).fit(DATA).predict(FRAME)
 
 
-def test_names_of_which_some_are_no_strings():
+def test_column_names_that_are_not_all_strings():
     with pytest.raises(TypeError, match=r"Feature names .*\['int', 'str'\]"):
         KMeans(2).fit(FRAME.rename(columns={"c": 3}))
     assert not hasattr(KMeans(2).fit(pd.DataFrame(DATA)), "feature_names_in_")
@@ -184,7 +184,7 @@ def test_columns_of_pandas_own_types():
         KMeans(2).fit(DATA, sample_weight=pd.Series([pd.NA] + [1.0] * 59, dtype="Float64"))
 
 
-def test_centers_in_a_file_that_is_only_read(tmp_path):
+def test_centers_in_a_read_only_file(tmp_path):
     model = KMeans(2, random_state=0).fit(DATA)
     joblib.dump(model, tmp_path / "model")
     loaded = joblib.load(tmp_path / "model", mmap_mode="r")

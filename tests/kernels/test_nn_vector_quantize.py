@@ -1,4 +1,4 @@
-"""VectorQuantize on its own: results and gradients, codewords and their revival, masks, layouts."""
+"""VectorQuantize without other layers: results and gradients, codewords and their revival, masks, layouts."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def test_dead_codewords_move_to_distinct_rows(kind):
 
 
 def test_more_dead_codewords_than_rows():
-    """Each row revives one random dead codeword, and the others are revived later."""
+    """Each row replaces one random dead codeword, and later batches replace the other dead codewords."""
     vq = layer(threshold_ema_dead_code=1, decay=0.0, codebook_size=100, ema_update=False)
     x, start = normal(7, 8), vq.codebook.clone()
     vq(x)
@@ -264,7 +264,7 @@ def test_kmeans_init():
     [{}, {"use_cosine_sim": True}, {"heads": 2, "codebook_dim": 4, "separate_codebook_per_head": True}],
 )
 def test_kmeans_init_does_not_wait_for_the_device(options):
-    """Fake tensors have no values: code that reads one would synchronize with a GPU."""
+    """Fake tensors have no values, so the test fails if the code reads a value and waits for a GPU."""
     with FakeTensorMode():
         vq = layer(kmeans_init=True, **options)
         assert vq(torch.empty(5, 30, 8))[0].shape == (5, 30, 8)
@@ -276,7 +276,7 @@ def test_kmeans_init_does_not_wait_for_the_device(options):
     "make", ["one", "residual", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)]
 )
 def test_kmeans_init_refuses_what_is_not_finite(make, bad):
-    """Nothing changes, the generator included.
+    """Nothing changes, also not the random generator.
 
     The same batch with its bad row masked is accepted.
     """
@@ -307,7 +307,7 @@ def test_kmeans_init_waits_for_rows_and_accepts_few():
 
 @pytest.mark.parametrize(
     "kind", [kind for kind in KINDS if kind != "cosine"]
-)  # the masked loss is measured to the input as given, as in the peer
+)  # with a mask, the loss uses the original input, as in the peer
 def test_mask_is_the_same_as_leaving_rows_out(kind):
     options = {"kmeans_init": kind != "learnable", "codebook_size": 5} | KINDS[kind]
     mask = torch.rand(3, 40, generator=torch.Generator().manual_seed(1)) < 0.6
@@ -358,7 +358,7 @@ def test_padding_of_nan_reaches_no_gradient(make):
     "options", [{"codebook_diversity_loss_weight": 1.0}, {"commitment_use_cross_entropy_loss": True}], ids=str
 )
 def test_losses_of_assignments_leave_padding_out(options):
-    """The peer includes the padding in the diversity."""
+    """This differs from the peer, which includes the padding in the diversity."""
     vq, x, mask = layer(freeze_codebook=True, **options), normal(3, 40, 8), torch.arange(40) < 17
     loss = vq(x.masked_fill(~mask[:, None], torch.nan), mask=mask.expand(3, 40))[2]
     torch.testing.assert_close(loss, vq(x[:, :17])[2])
@@ -371,7 +371,7 @@ def test_mask_keeps_padding_out_of_the_codewords(kind):
     x = normal(3, 40, 8).masked_fill(~mask[..., None], 1e9)
     vq(x, mask=mask)
     assert vq.codebook.abs().max() < 100
-    assert vq.codebook.abs().amax(-1).min() > 0  # no padding among the revived ones
+    assert vq.codebook.abs().amax(-1).min() > 0  # no revived codeword is padding
     assert vq.counts.sum() == 25 * vq.heads
     vq(x, mask=torch.zeros_like(mask))
     assert vq.codebook.isfinite().all()
@@ -431,7 +431,7 @@ def test_output_from_indices_is_the_output(kind, options):
     ],
 )
 def test_a_loss_without_gradients_can_be_called_backward_on(make):
-    """Vectors of a fixed encoder and codewords that averages move, as in the peer."""
+    """As in the peer, ``backward`` works, although neither vectors nor averaged codewords need a gradient."""
     layer, x = make(), normal(2, 30, 8)
     layer(x)[2].sum().backward()
     assert x.grad is None

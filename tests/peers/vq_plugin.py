@@ -1,4 +1,4 @@
-"""A pytest plugin for vq_suite: our classes under the peer's name, and a report of what came out."""
+"""A pytest plugin for vq_suite: gives our classes the peer's name, and reports the outcome of each test."""
 
 from __future__ import annotations
 
@@ -26,15 +26,16 @@ if OURS:
 
 
 def pytest_runtest_setup() -> None:
-    """Give ours and the peer the same random numbers, with which the peer passes its own tests.
+    """Set the seed, so our classes and the peer draw equal random numbers.
 
-    One of them is a 95% confidence interval, and one inverts the normal distribution in float32.
+    The peer passes its own tests with this seed. Two of these tests depend on it: one tests a 95% confidence
+    interval, and one inverts the normal distribution in float32.
     """
     torch.manual_seed(2)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Note each test once, with the first line of why it failed."""
+    """Record each test once, with the first line of its error."""
     if report.when != "call" and not (report.when == "setup" and report.outcome != "passed"):
         return
     reason = (

@@ -168,7 +168,7 @@ class Algorithm:
                 probe = blank(1, federation.shape, federation.inputs).to(next(net.parameters()).device)
                 net.train()(probe if federation.inputs.kind == "tokens" else probe.float())
             except ValueError:  # a batch norm with one value per channel raises this error
-                why = "has one training image, which batch norm cannot normalize; give it two"
+                why = "has one training image, but batch norm needs two images or more; add images"
                 raise UnfitClient(smallest.name, why) from None
 
     # --- the model -----------------------------------------------------------------------------------------
@@ -251,8 +251,8 @@ class Algorithm:
         for name, mean in averages.items():
             if name not in update.tensors:
                 raise ValueError(
-                    f"{type(self).__name__}.averages: no update has {name!r}; let broadcast expect it and"
-                    " update return it"
+                    f"{type(self).__name__}.averages: no update has {name!r}; broadcast must expect it, and"
+                    " update must return it"
                 )
             mean.add(update.tensors[name], self.weight(update))
 
@@ -319,7 +319,7 @@ class Algorithm:
 
     def reply(self, work: Work) -> dict[str, torch.Tensor]:
         """Return the tensors that reply to a message of :meth:`prepare`."""
-        raise NotImplementedError(f"{type(self).__name__} asks its clients, and has no method 'reply'")
+        raise NotImplementedError(f"{type(self).__name__} asks its clients, but has no method 'reply'")
 
     def weight_decay(self, work: Work) -> float:
         """Return the weight decay of the optimizer."""
@@ -416,8 +416,8 @@ class _Algorithms(Registry[type[Algorithm]]):
         known = self._entries.get(name, entry)
         if (known.__module__, known.__qualname__) != (entry.__module__, entry.__qualname__):
             raise ValueError(
-                f"register({name!r}): {known.__module__}.{known.__qualname__} has that name; choose"
-                " another one"
+                f"register({name!r}): {known.__module__}.{known.__qualname__} already has this name; choose"
+                " another name"
             )
         self._entries[name] = entry
 

@@ -69,7 +69,10 @@ class DisTrans(Algorithm):
     """FedAvg with an offset per client, private or averaged."""
 
     columns: ClassVar[dict[str, str]] = {
-        "offset_moved": "how far a client's offset has moved in its last round, in units of its length"
+        "offset_moved": (
+            "distance that a client's offset has moved in the last round of the client, relative to the"
+            " length of the offset"
+        )
     }
 
     images_only: ClassVar[str] = "mixes an offset into images"
@@ -81,14 +84,15 @@ class DisTrans(Algorithm):
         offset_lr: float = Field(
             1e-3,
             ge=0,
-            description="learning rate of the offset, by plain gradient descent; 0: the offset does not"
-            " change",
+            description=(
+                "learning rate of the offset, for plain gradient descent; 0: the offset does not change"
+            ),
         )
         offsets: Literal["local", "mean"] = Field(
             "local",
             description=(
-                "`local`: every client keeps its own offset, as in the published code; `mean`: the"
-                " offsets are averaged, as in the paper"
+                "`local`: every client keeps its own offset, as in the published code; `mean`: the offsets"
+                " are averaged, as in the paper"
             ),
         )
 

@@ -61,7 +61,10 @@ class FedBR(Algorithm):
             32,
             ge=2,
             le=10_000,
-            description=("most pseudo-images; each client makes one for 50 of its images"),
+            description=(
+                "largest number of pseudo-images; each client makes one pseudo-image for every 50 of its"
+                " images"
+            ),
         )
         pull: float = Field(
             2.0, ge=0, description="tau 1, factor of the similarity to the received model, on pseudo-images"
@@ -78,7 +81,7 @@ class FedBR(Algorithm):
             ),
         )
         projection_lr: float = Field(
-            0.01, gt=0, description="learning rate of the projection head, under its own plain SGD"
+            0.01, gt=0, description="learning rate of the projection head, which has its own plain SGD"
         )
 
     @property

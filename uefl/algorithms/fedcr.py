@@ -50,7 +50,8 @@ class FedCR(GaussianFeatures):
             ge=0,
             le=1,
             description=(
-                "share of the new product in the Gaussians of the classes; 0: they stay N(0, 1), as in VIB"
+                "share of the new product in the Gaussians of the classes; 0: these Gaussians stay N(0, 1),"
+                " as in VIB"
             ),
         )
         samples: int = Field(
@@ -60,10 +61,14 @@ class FedCR(GaussianFeatures):
             10,
             ge=0,
             le=100_000,
-            description="epochs in which every client trains only its head, after the last round; 0: none",
+            description="epochs after the last round, in which every client trains only its head; 0: none",
         )
         gradient_bound: float = Field(
-            10.0, ge=0, description="L2 norm to which a longer gradient of a step is clipped; 0: no limit"
+            10.0,
+            ge=0,
+            description=(
+                "largest L2 norm of the gradient of a step; a longer gradient is clipped; 0: no limit"
+            ),
         )
 
         @model_validator(mode="after")

@@ -50,7 +50,7 @@ class FedIIR(Algorithm):
             0.95,
             ge=0,
             lt=1,
-            description="share of the old average of the gradients in the new one, in a round",
+            description="share of the old average of the gradients in the new average, in each round",
         )
 
     def check(self, federation: Federation, arm: str, net: nn.Module) -> None:

@@ -24,7 +24,7 @@ class Local(Algorithm):
         if federation.unseen:
             raise UserError(
                 f"arm {arm!r}: client {federation.unseen[0].name!r} never trains, so this arm has no model"
-                " for this client; leave out the arm, or the clients without training"
+                " for this client; omit the arm, or the clients without training"
             )
         super().check(federation, arm, net)
 

@@ -49,7 +49,7 @@ class TPT(Algorithm):
         "nc2b": "difference between the angles of class means and the angles of a simplex",
         "nc3": "squared distance of the last layer and the class means",
         "nc4": "share of images with a predicted class other than the class of the nearest mean",
-        "nc1_silo": "nc1 within each client",
+        "nc1_silo": "nc1, separately for each client",
     }
 
     server_columns = frozenset(
@@ -60,7 +60,10 @@ class TPT(Algorithm):
         """Parameters of the terminal phase."""
 
         threshold: float = Field(
-            0.999, gt=0, le=1, description="training accuracy over all clients at which the phase begins"
+            0.999,
+            gt=0,
+            le=1,
+            description="the phase begins when the training accuracy over all clients reaches this value",
         )
         extra: float = Field(
             1.0, ge=0, description="iterations of the phase, as a multiple of the iterations before it"

@@ -223,7 +223,8 @@ class Client:
             algorithm = self.algorithm(work)
             if not algorithm.trains_clients:
                 raise UserError(
-                    f"{type(algorithm).__name__} trains only at the server, which asks for training"
+                    f"{type(algorithm).__name__} trains only at the server, but the message of the server"
+                    " asks the client to train"
                 )
             try:
                 self.prepare(work)
@@ -274,9 +275,7 @@ class Client:
         run = self._workspace.context.run
         if run.privacy != "none" and results.kept:
             name = f"{type(algorithm).__name__}: work.private has {min(results.kept)!r}"
-            raise TypeError(
-                f"{name}, to which no noise is added; the algorithm must say only_the_model = False"
-            )
+            raise TypeError(f"{name}, which gets no noise; the algorithm must set only_the_model = False")
         if run.privacy == "local":
             results.sent = Privacy(run, self._key).hidden(
                 results.sent, work.message.tensors, self.name, work.round

@@ -154,11 +154,12 @@ def check(workspace: Workspace, arm: str) -> None:
     kind = type(algorithm)
     own = [name for name in _NOT_OVERRIDDEN if getattr(kind, name) is not getattr(Algorithm, name)]
     if own or not declares(algorithm, "stacked_step") or not algorithm.stacked_step:
-        what = f"a {own[0]} of its own" if own else "a loss that is not declared as stacked_step"
+        what = f"its own {own[0]}" if own else "a loss that is not declared as stacked_step"
         raise UserError(f"{key} has {what}, so its clients train one after the other; {advice}")
     if workspace.autocast:
         raise UserError(
-            f"{key} computes in bfloat16, which vmap does not keep; set run.precision = 'fp32', or {advice}"
+            f"{key} computes in bfloat16, but vmap would change the dtype; set run.precision = 'fp32', or"
+            f" {advice}"
         )
     if workspace.recorder is not None:
         raise UserError(f"{key} records its steps as CUDA graphs; set run.cuda_graphs = false, or {advice}")
@@ -179,8 +180,8 @@ def check(workspace: Workspace, arm: str) -> None:
         raise UserError(f"{key} has a network that replaces its tensor {name!r}; write into it with copy_")
     if layouts.other is not None:
         raise UserError(
-            f"{key} has a dropout of shape {list(layouts.other)}; a stack of clients would change its layout"
-            f" in memory, and so its mask; {advice}"
+            f"{key} has a dropout of shape {list(layouts.other)}; in a stack of clients, this tensor would"
+            f" have another layout in memory, and dropout another mask; {advice}"
         )
 
 

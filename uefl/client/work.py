@@ -68,7 +68,7 @@ def recorded(values: Mapping[str, Any], place: str) -> dict[str, Any]:
     """
     taken = sorted(RESERVED & values.keys())
     if taken:
-        raise ValueError(f"{place}: the framework itself records {taken[0]!r}; choose another name")
+        raise ValueError(f"{place}: uefl itself records {taken[0]!r}; choose another name")
     for name, value in values.items():
         if not isinstance(value, (int, float, str, list, dict, type(None))):
             raise TypeError(

@@ -144,8 +144,8 @@ def arms(table: Any) -> dict[str, Arm]:
     for name, keys in table.items():
         if not NAME.fullmatch(name):
             raise UserError(
-                f"key 'arms': {shown(name)} names files of the run; expected up to 40 letters, digits, '.',"
-                " '_' and '-'"
+                f"key 'arms': {shown(name)} is the name of files of the run; expected at most 40 letters,"
+                " digits, '.', '_' and '-'"
             )
         if not isinstance(keys, dict):
             raise UserError(f"key 'arms.{name}': expected a table of parameters, got {shown(keys)}")
@@ -166,7 +166,7 @@ def arms(table: Any) -> dict[str, Arm]:
             for of, what in (("labeled", "on labeled data"), ("sets", "on unlabeled sets"))
         )
         raise UserError(
-            f"key 'arms': arms on labeled data and on unlabeled sets do not go together ({listed})"
+            f"key 'arms': one run cannot have arms on labeled data and arms on unlabeled sets ({listed})"
         )
     return made
 
@@ -187,7 +187,7 @@ def _misplaced(key: str) -> UserError:
     """Return the error for a key outside of a section, with the section or the nearest key."""
     found = sections_with(key)
     if found:
-        return UserError(f"key {key!r} stands outside of a section; it is a key of {', '.join(found)}")
+        return UserError(f"key {key!r} is not in a section; it is a key of {', '.join(found)}")
     return unknown(key, "", (*SECTIONS, "arms", "base"), sections_with)
 
 
@@ -228,8 +228,8 @@ def _check(config: Config) -> None:
             check_unused(run, key, "arms on unlabeled sets measure one pass without dropout", "run.")
         if len(training.rounds) > 1 or training.max_iterations > 1:
             raise UserError(
-                "key 'training.rounds': expected one number, as arms on unlabeled sets have one iteration;"
-                f" got {list(training.rounds)}"
+                "key 'training.rounds': expected one number, because arms on unlabeled sets have one"
+                f" iteration; got {list(training.rounds)}"
             )
     else:
         check_unused(run, "select", "it is for arms on unlabeled sets", "run.")
@@ -261,8 +261,8 @@ def _check_private(config: Config) -> None:
     run = config.run
     if run.uncertainty == "ensemble":
         raise UserError(
-            "key 'run.privacy': expected 'none' with an ensemble, because every member uses the clients"
-            f" again; got {run.privacy!r}"
+            "key 'run.privacy': expected 'none' with an ensemble, because every member trains on all"
+            f" clients and spends epsilon again; got {run.privacy!r}"
         )
     if config.data.normalize == "standard":
         raise UserError(
@@ -270,9 +270,12 @@ def _check_private(config: Config) -> None:
             " 'standard' needs the mean and the deviation of all clients' images, without noise"
         )
     if run.privacy == "central":
-        check_unused(run, "joins", "with privacy = 'central' the draw of a round is over all clients", "run.")
-        check_unused(run, "aggregation", "with privacy = 'central' noise is for a sum", "run.")
-    else:
         check_unused(
-            run, "max_update_norm", "with privacy = 'local' most of what comes back is noise", "run."
+            run,
+            "joins",
+            "with privacy = 'central' the participants of a round are drawn from all clients",
+            "run.",
         )
+        check_unused(run, "aggregation", "with privacy = 'central' the noise is added to a sum", "run.")
+    else:
+        check_unused(run, "max_update_norm", "with privacy = 'local' an update is mostly noise", "run.")

@@ -126,7 +126,8 @@ def load_whole(path: Path) -> Config:
     """
     table = _read(str(path))
     advice = (
-        "It was changed, is cut off, or comes from another version of uefl; restore it, or start a new run"
+        "The file was changed, is incomplete, or comes from another version of uefl; restore it, or start a"
+        " new run"
     )
     missing = [name for name in (*SECTIONS, "arms") if name not in table]
     if missing:
@@ -135,7 +136,7 @@ def load_whole(path: Path) -> Config:
         config = from_table(table)
     except UnknownAlgorithm as error:
         raise UserError(
-            f"{path}: {error}: in Python, import the script that registers it first, then uefl.load,"
+            f"{path}: {error}: in Python, first import the script that registers it, then call uefl.load or"
             " uefl.resume"
         ) from None
     except UserError as error:
@@ -202,7 +203,7 @@ def _picked(value: Any, arms: dict[str, Any]) -> dict[str, Any]:
     # a shell may have removed the quotes of a list
     if isinstance(value, str) and ("," in value or value.startswith("[")):
         listed = ",".join('"{}"'.format(name.strip(" '\"")) for name in value.strip("[ ]").split(","))
-        raise UserError(f"key 'arms': {shown(value)} is one name; a list is 'arms=[{listed}]'")
+        raise UserError(f"key 'arms': {shown(value)} is one name; write a list as 'arms=[{listed}]'")
     names = [value] if isinstance(value, str) else value
     if (
         not isinstance(names, (list, tuple))

@@ -41,17 +41,16 @@ class RunSection(Section):
     precision: Literal["auto", "bf16", "fp32"] = Field(
         "auto",
         description=(
-            "`bf16` (autocast), `fp32`, or `auto`: bfloat16 if the hardware multiplies it "
-            "(AMX, AVX512_BF16, tensor cores); the run folder names the choice, and a "
-            "resumed run keeps it"
+            "`bf16` (autocast), `fp32`, or `auto`: bfloat16 if the hardware has bfloat16 products (AMX,"
+            " AVX512_BF16, tensor cores); the run folder records the choice, and a resumed run uses it"
+            " again"
         ),
     )
     cuda_graphs: bool = Field(
         False,
         description=(
-            "on a GPU: record a client's step once in a turn and replay it, so that its "
-            "kernels are launched together; it has no effect for algorithms with varying "
-            "steps"
+            "on a GPU: record a client's step once in a turn and replay it, so that all kernels of the step"
+            " are launched together; no effect for algorithms with varying steps"
         ),
     )
     clients_at_once: int = Field(
@@ -70,8 +69,8 @@ class RunSection(Section):
     joins: dict[str, Annotated[int, Field(ge=2)]] = Field(
         {},
         description=(
-            "clients that join later: for each name the first training round, such as `{ "
-            "silo-8 = 9 }`; the client also measures the model of the round before"
+            "clients that join later, by name, with their first training round, such as `{ silo-8 = 9 }`;"
+            " the client also measures the model of the round before"
         ),
     )
     evaluation: float = Field(
@@ -104,17 +103,17 @@ class RunSection(Section):
         0.0,
         ge=0,
         description=(
-            "reject an update with a larger L2 distance to the sent values (over all "
-            "returned tensors); 0: no limit"
+            "reject an update if its L2 distance to the sent values, over all returned tensors, is larger"
+            " than this; 0: no limit"
         ),
     )
     aggregation: Literal["mean", "median", "trimmed_mean", "krum"] = Field(
         "mean",
         description=(
-            "average of updates: the `mean`, or a rule that tolerates malicious clients: "
-            "`median` and `trimmed_mean` of each element, or `krum`, the update closest to "
-            "the others. With these rules clients have equal weight, and the server keeps "
-            "every update of a round: memory is clients times parameters"
+            "average of updates: the `mean`, or a rule that tolerates malicious clients: `median` and"
+            " `trimmed_mean` of each element, or `krum`, the update closest to the others. With these rules"
+            " clients have equal weight, and the server keeps every update of a round: the memory grows"
+            " with clients times parameters"
         ),
     )
     attackers: int = Field(
@@ -122,8 +121,8 @@ class RunSection(Section):
         ge=0,
         le=1_000_000,
         description=(
-            "number a of clients that may be malicious, for `trimmed_mean` (needs more than"
-            " 2 a clients) and `krum` (2 a + 3)"
+            "number a of clients that may be malicious, for `trimmed_mean`, which needs more than 2a"
+            " clients, and `krum`, which needs 2a + 3"
         ),
     )
     privacy: Literal["none", "central", "local"] = Field(
@@ -153,7 +152,9 @@ class RunSection(Section):
     max_epsilon: float = Field(
         0.0,
         ge=0,
-        description="with `privacy`: an arm ends before the round that would exceed it; 0: no limit",
+        description=(
+            "with `privacy`: largest epsilon; an arm ends before the round that would exceed it; 0: no limit"
+        ),
     )
     uncertainty: Literal["mc_dropout", "ensemble"] = Field(
         "mc_dropout",
@@ -183,7 +184,8 @@ class RunSection(Section):
     select: Literal["last", "validation"] = Field(
         "last",
         description=(
-            "the saved model: of the `last` round, or the best one on the server's `validation` images"
+            "the saved model: the model of the `last` round, or the best model on the server's `validation`"
+            " images"
         ),
     )
     personalized: bool = Field(
@@ -192,8 +194,8 @@ class RunSection(Section):
     private_mean: bool = Field(
         True,
         description=(
-            "measure the global model with the mean of the clients' private layers; for "
-            "this the layers leave the clients, so silos at a SuperLink refuse it"
+            "measure the global model with the mean of the clients' private layers; for this, the clients"
+            " send these layers to the server, so silos at a SuperLink refuse it"
         ),
     )
     metrics: tuple[str, ...] = Field(
@@ -214,9 +216,7 @@ class Model(Section):
     encoder: str = Field(
         "cnn",
         min_length=1,
-        description=(
-            "name of a network, listed below, or `given`: the network that `uefl.train(model=...)` gets"
-        ),
+        description=("name of a network, listed below, or `given`: the network in `uefl.train(model=...)`"),
     )
     pretrained: bool | str = Field(
         False,
@@ -267,7 +267,9 @@ class Training(Section):
     weight_decay: float = Field(
         0.0,
         ge=0,
-        description="weight decay of the optimizer: added to the gradient, with `adamw` separate from it",
+        description=(
+            "weight decay of the optimizer: added to the gradient; with `adamw`, separate from the gradient"
+        ),
     )
     batch_size: int = Field(1024, ge=1, description="training images in a batch")
     rounds: tuple[Annotated[int, Field(ge=1)], ...] = Field(
@@ -281,7 +283,8 @@ class Training(Section):
         0,
         ge=0,
         description=(
-            "limit on iterations; the last entry of `rounds` repeats as needed; 0: the length of `rounds`"
+            "limit on iterations; if it is larger than the length of `rounds`, the last entry of `rounds`"
+            " repeats; 0: the length of `rounds`"
         ),
     )
     local_epochs: int = Field(20, ge=1, description="epochs of a client in a round, over its training images")

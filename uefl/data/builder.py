@@ -75,8 +75,8 @@ def build(data: Data, *, kind: DataKind, seed: int, data_root: Path | None = Non
     deal = whole_deal(scheme.deal(table, data, seed), scheme.name, len(table.labels))
     if data.clients not in (None, len(deal.clients)):
         raise UserError(
-            f"key 'clients': partition {scheme.name!r} makes {len(deal.clients)}; set it so, or leave it out;"
-            f" got {data.clients}"
+            f"key 'clients': partition {scheme.name!r} needs clients = {len(deal.clients)}; set this number,"
+            f" or omit the key; got {data.clients}"
         )
     return labeled.federate(table, deal, data, seed, partition=partition, one_class=scheme.one_class)
 
@@ -147,6 +147,6 @@ def _check_scheme(table: DataSet, scheme: Scheme) -> None:
         )
     if scheme.of_groups and not table.groups:
         raise UserError(
-            f"partition {scheme.name!r} takes clients or domains as they are; {table.name} has none, choose"
-            " another partition"
+            f"partition {scheme.name!r} needs a data set with clients or domains; {table.name} has none;"
+            " choose another partition"
         )

@@ -101,8 +101,8 @@ def case_conflicts(classes: Sequence[str]) -> tuple[str, ...]:
     first: dict[str, str] = {}
     pairs = [(first.setdefault(_folded(name), name), name) for name in classes]
     return tuple(
-        f"classes {_shown(a, b)} and {_shown(b, a)} differ in case, spaces, zeros or form only; if they"
-        " are one class, write its name the same everywhere"
+        f"classes {_shown(a, b)} and {_shown(b, a)} differ only in case, spaces, zeros or form; if they are"
+        " one class, use the same name everywhere"
         for a, b in pairs
         if a != b
     )

@@ -149,7 +149,7 @@ def _split(
         whole.append(Share(client.name, train, test, client.angle, client.legacy_center))
         if len(train) == 0 or len(test) == 0:
             raise UserError(
-                f"client {client.name!r}: {len(train)} training and {len(test)} test images; it needs some of"
+                f"client {client.name!r}: {len(train)} training and {len(test)} test images; a client needs"
                 " both"
             )
         if not one_class and len(np.unique(table.labels[train])) < 2:

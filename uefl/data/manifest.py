@@ -106,8 +106,8 @@ def check_disjoint(manifest: ManifestEntry) -> None:
                 other = seen[inside, image]
                 places = f"in {where} twice" if other == where else f"in {other} and in {where}"
                 raise UserError(
-                    f"partition {partition['scheme']!r}: {what} is {places}; every image may be in one split"
-                    " of one client"
+                    f"partition {partition['scheme']!r}: {what} is {places}; an image may be in only one"
+                    " split of one client"
                 )
             seen[inside, image] = where
 

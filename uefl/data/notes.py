@@ -64,8 +64,8 @@ def of_resizing(sources: Iterable[Source], image_size: int) -> list[str]:
     if not count:
         return []
     return [
-        f"{count} of {total} images are not square: image_size = {image_size} distorts them, most of all"
-        f" {example}"
+        f"{count} of {total} images are not square: image_size = {image_size} distorts them; the most"
+        f" distorted image is {example}"
     ]
 
 

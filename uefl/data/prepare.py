@@ -43,9 +43,7 @@ def prepare_for(
     assert len(vectors) == len(sources)
     if image_size:
         kind = vectors[0].inputs.kind
-        raise UserError(
-            f"key 'image_size': only images are resized, and the data are {kind}; leave the key out"
-        )
+        raise UserError(f"key 'image_size': only images are resized, and the data are {kind}; omit the key")
     return NoPreparation(vectors[0].inputs, tuple(vectors[0].values.shape[1:]), standard)
 
 
@@ -70,9 +68,7 @@ class NoPreparation:
         assert isinstance(source, Vectors)
         if angle:
             kind = self.inputs.kind
-            raise UserError(
-                f"key 'data.partition.angles': only images can be turned; leave it out for {kind}"
-            )
+            raise UserError(f"key 'data.partition.angles': only images can be turned; omit it for {kind}")
         return source.values[torch.from_numpy(rows)]
 
     def check_memory(self, count: int) -> None:

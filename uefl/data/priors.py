@@ -241,8 +241,8 @@ def doubts(
     count, found = len(priors), []
     if count < len(classes):
         found.append(
-            f"client {client!r}: {count} sets for {len(classes)} classes; fewer sets than classes cannot tell"
-            " all classes apart"
+            f"client {client!r}: {count} sets for {len(classes)} classes; fewer sets than classes cannot"
+            " distinguish all classes"
         )
     singular = _singular_values(priors, sizes)
     rank = _rank(singular)
@@ -261,7 +261,7 @@ def doubts(
         if same != m:
             pair = f"{_set(int(same), names)} and {_set(m, names)}"
             found.append(
-                f"client {client!r}: {pair} have the same priors; they carry no information about each other"
+                f"client {client!r}: {pair} have the same priors, so they do not help to distinguish classes"
             )
             break
     return found

@@ -53,19 +53,19 @@ class Data(BaseModel):
         default=100,
         ge=1,
         description=(
-            "test images of each client; for own clients without a test split, the split gets"
-            " the share test / (train + test)"
+            "test images of each client; your own clients without a test split use the share test / (train"
+            " + test) of their images"
         ),
     )
     partition: Annotated[SerializeAsAny[Scheme], BeforeValidator(from_table)] | None = Field(
         default=None,
         description=(
-            "how images are dealt to clients; without it clients stay as they are, and a data"
-            " set is dealt in equal parts"
+            "how images are dealt to clients. Without this section, your own clients keep their images, and"
+            " a data set is dealt in equal parts"
         ),
     )
     first_classes: int = Field(
-        default=0, ge=0, description="use only images of this number of first classes; 0: all classes"
+        default=0, ge=0, description="use only images of the first classes, of this number; 0: all classes"
     )
     holdout: float = Field(
         default=0.1,
@@ -95,7 +95,8 @@ class Data(BaseModel):
     augment: Literal["none", "rotate", "flip"] = Field(
         default="none",
         description=(
-            "random change of training images, on the device: up to 20 degrees either way, or left-right"
+            "random change of training images, on the device: a rotation by up to 20 degrees in both"
+            " directions, or a flip from left to right"
         ),
     )
     labeled: int = Field(
@@ -131,14 +132,17 @@ class Data(BaseModel):
     )
     strict: bool = Field(
         default=False,
-        description="doubtful class shares (rank, condition, absent classes) are errors",
+        description="raise an error, not only a warning, for doubtful class shares (rank, condition, absent"
+        " classes)",
         json_schema_extra=_OF_SETS,
     )
 
     @model_validator(mode="after")
     def _one_holdout(self) -> Self:
         if self.legacy_holdout and self.holdout != Data.model_fields["holdout"].default:
-            raise ValueError("holdout: leave it out with legacy_holdout = true, which takes the test split")
+            raise ValueError(
+                "holdout: omit this key with legacy_holdout = true, which uses the test split as the holdout"
+            )
         return self
 
     def check_kind(self, kind: str, section: str = "") -> None:

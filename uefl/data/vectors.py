@@ -79,7 +79,7 @@ def of_array(values: Any, where: str, vocabulary: int = 0) -> Vectors:
     if not values.is_floating_point():
         return _tokens(values, where, vocabulary)
     if vocabulary:
-        raise UserError(f"key 'data.vocabulary': {where} has floats, and tokens are integers; leave it out")
+        raise UserError(f"key 'data.vocabulary': {where} has floats, and tokens are integers; omit it")
     return _columns(values, where, ())
 
 
@@ -122,8 +122,8 @@ def of_frame(frame: pandas.DataFrame, where: str, vocabulary: int = 0) -> Vector
     unnamed = [name for name in names if name.startswith("Unnamed: ")]  # the names that pandas makes up
     if unnamed:
         raise UserError(
-            f"{where}: a column has no name; name it, or remove it if it has the numbers of the rows (pandas"
-            " writes none with index=False)"
+            f"{where}: a column has no name; name it, or remove it if it has the row numbers (pandas does"
+            " not write row numbers with index=False)"
         )
     for name, dtype in zip(names, frame.dtypes, strict=True):
         if dtype.kind not in "iufb":
@@ -141,7 +141,7 @@ def of_frame(frame: pandas.DataFrame, where: str, vocabulary: int = 0) -> Vector
         raise UserError(f"{where}: a row has an empty cell before a token; padding stands at the end")
     values = values.nan_to_num()
     if bool((values != values.round()).any()):
-        raise UserError(f"{where}: expected integers as tokens, got other numbers; leave out data.vocabulary")
+        raise UserError(f"{where}: expected integers as tokens, got other numbers; omit data.vocabulary")
     return _tokens(values.long(), where, vocabulary, names)
 
 

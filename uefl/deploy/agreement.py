@@ -46,15 +46,15 @@ def check_asked(cfg: Config) -> None:
             " key out"
         )
     if isinstance(data.partition, LeaveOneOut) and data.partition.per_domain:
-        raise UserError("key 'per_domain': silos at a SuperLink use all of their images; leave it out")
+        raise UserError("key 'per_domain': silos at a SuperLink use all of their images; omit it")
     if data.partition is not None and not isinstance(data.partition, LeaveOneOut | Natural):
         raise UserError(
-            f"partition {data.partition.name!r} deals images; silos at a SuperLink bring their own: leave"
-            " it out"
+            f"partition {data.partition.name!r} deals images, but silos at a SuperLink have their own"
+            " images; omit the partition"
         )
     for key in ("labeled", "validation"):
         if getattr(data, key):
-            raise UserError(f"key {key!r}: the server has all images of its data.source; leave it out")
+            raise UserError(f"key {key!r}: the server has all images of its data.source; omit it")
     if data.priors == "estimated":
         raise UserError(
             "key 'priors': 'estimated' needs labeled images next to the sets, and silos "
@@ -62,7 +62,7 @@ def check_asked(cfg: Config) -> None:
         )
     if data.prior_noise:
         raise UserError(
-            "key 'prior_noise': one process draws the noise of all clients; leave the key out, or run without"
+            "key 'prior_noise': one process draws the noise of all clients; omit the key, or run without"
             " --superlink"
         )
 
@@ -214,8 +214,8 @@ def _classes(reports: Reports, cfg: Config) -> tuple[str, ...]:
         if report.classes != example.classes:
             these, those = ", ".join(report.classes), ", ".join(example.classes)
             raise UserError(
-                f"silo {name!r} has the classes {these}, silo {first!r} {those}; write the columns of"
-                " priors.csv alike"
+                f"silo {name!r} has the classes {these}, silo {first!r} {those}; use the same columns in"
+                " every priors.csv"
             )
         if (report.sizes.test > 0) != (example.sizes.test > 0):
             with_them, without = (name, first) if report.sizes.test else (first, name)

@@ -104,23 +104,23 @@ class Flower:
                 or self.insecure
             ):
                 raise UserError(
-                    "--silos, --root-certificates, --secret and --insecure need --superlink; "
-                    "without it everything starts on this machine"
+                    "--silos, --root-certificates, --secret and --insecure need --superlink; without"
+                    " --superlink, all processes start on this machine"
                 )
             run = on_this_machine(device, notice)
         else:
             address = checked_address(self.superlink, self.root_certificates, self.insecure)
             if self.silos is None:
                 raise UserError(
-                    "--superlink: give the number of silos with --silos; the run begins when all of"
-                    " them are connected"
+                    "--superlink: give the number of silos with --silos; the run begins when all silos are"
+                    " connected"
                 )
             if self.silos < 1:
                 raise UserError(f"--silos: expected 1 or more silos, got {self.silos}")
             if self.secret is None and not address.insecure and not address.is_loopback:
                 raise UserError(
-                    "--superlink: give the file of its secret with --secret, or use --insecure; see"
-                    " `uefl train --help`"
+                    "--superlink: give the file of the SuperLink's secret with --secret, or use --insecure;"
+                    " see `uefl train --help`"
                 )
             secret = None if self.secret is None else Path(self.secret)
             if secret is not None:
@@ -189,7 +189,7 @@ def check_private(path: str | Path, option: str, strict: bool, warn: Callable[[s
     if Path(path).stat().st_mode & 0o077:
         mode = "700" if Path(path).is_dir() else "600"
         line = (
-            f"{option}: other users of this machine may read {path}; keep it to yourself with: chmod {mode}"
+            f"{option}: other users of this machine may read {path}; remove their access with: chmod {mode}"
             f" {path}"
         )
         if strict:

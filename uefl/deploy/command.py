@@ -73,7 +73,7 @@ def _check_access(address: Address, key: Path | None, strict: bool) -> None:
             "without key and TLS; see `uefl silo --help`"
         )
     if key is not None and address.insecure:
-        raise UserError("--key: keys need TLS; leave out --insecure, and give --root-certificates")
+        raise UserError("--key: keys need TLS; omit --insecure, and give --root-certificates")
     if key is not None:
         _check_key(key, strict)
 

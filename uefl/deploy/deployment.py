@@ -208,9 +208,9 @@ class _Admission:
             return printable(f"silo {name!r}: {error}")
         if name in self.reports:
             if not report.has_data_of(self.reports[name]):
-                return f"silo {name!r} came again with other data"
+                return f"silo {name!r} connected again with other data"
             before = self.reports[name].program
-            _note_change(name, before, report.program, "before it came again", self._notice)
+            _note_change(name, before, report.program, "before it connected again", self._notice)
             self.reports[name] = report
             return None
         if self.begun:
@@ -220,15 +220,15 @@ class _Admission:
         self.reports[name] = report
         there, why_not = fitting(self.reports, self._cfg)
         self._notice(
-            f"silo {name} is there ({len(there)} of {self._silos})"
+            f"silo {name} is connected ({len(there)} of {self._silos})"
             if name in there
-            else f"silo {name} does not fit: {why_not[name]}"
+            else f"silo {name} cannot take part: {why_not[name]}"
         )
         return None
 
     def late(self, name: str) -> str:
         """Return the reason to refuse a silo that the run does not need."""
-        return f"silo {name!r} came after the run had its {self._silos} silos"
+        return f"silo {name!r} connected after the run had its {self._silos} silos"
 
 
 def gather(

@@ -185,7 +185,9 @@ class SiloProgram:
         assert self._arm is not None
         setting, workspace, members = Setting.of_header(header), self._arm[2], split(message)
         if any(each.private or not isinstance(each.options.get("state"), str) for each in members):
-            raise Unreadable("a message may only name a private state, which stays at its silo")
+            raise Unreadable(
+                "a message may only have the name of a private state, because the state stays at its silo"
+            )
         if self._kept is None:
             raise StateNotFound("a process of a simulated client needs --state, a folder for its states")
         states = States(self._kept.folder, setting.run_identity(), header["arm"], header["client"])

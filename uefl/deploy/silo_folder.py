@@ -47,8 +47,8 @@ class SiloFolder:
             self.secret = None if simulated else _secret(folder / "secret")
         except OSError as error:
             raise UserError(
-                f"--state: {error.filename or folder} cannot be used ({error.strerror}); name a folder of"
-                " this silo's own"
+                f"--state: {error.filename or folder} cannot be used ({error.strerror}); name a folder that"
+                " only this silo uses"
             ) from None
 
 
@@ -141,6 +141,7 @@ def _secret(path: Path) -> bytes:
     found = read_bytes(path)
     if len(found) != _LENGTH:
         raise UserError(
-            f"{path}, the secret of this silo, is damaged; restore it, or remove it to have another one"
+            f"{path}, the secret of this silo, is damaged; restore it, or remove the file, and the silo"
+            " makes a new secret"
         )
     return found

@@ -185,17 +185,17 @@ class OwnSets(ClientSource):
         names = [client.name for client in self._made.clients]
         if len(names) > 1:
             raise UserError(
-                f"{path / 'clients'} holds {', '.join(names)}; a silo is one client: give each a folder of"
-                " its own"
+                f"{path / 'clients'} holds {', '.join(names)}; a silo is one client: give each client its"
+                " own folder"
             )
         if self._made.labeled is not None or self._made.validation is not None:
             raise UserError(
-                f"{path} holds labeled or validation images, which are the server's; they belong to its"
+                f"{path} has labeled or validation images; these images belong to the server, in its"
                 " data.source"
             )
         if name not in (None, names[0]):
             raise UserError(
-                f"--name {name}: the client in {path} is called {names[0]}, in priors too; leave --name out,"
+                f"--name {name}: the client in {path} is called {names[0]}, in priors too; omit --name,"
                 " or rename it"
             )
         check_names("silo", names)

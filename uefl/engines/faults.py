@@ -30,7 +30,7 @@ _WORDS = {
     VERSION: "it runs another version of uefl",
     PROGRAM: "its program failed",
     PRIVACY: "it requires more privacy than the run gives",
-    BUDGET: "one more update would spend more than its own bound on epsilon",
+    BUDGET: "one more update would exceed its own limit on epsilon",
     STATE: "it does not have its private state of that round",
     ALGORITHM: "it does not accept this algorithm",
 }

@@ -24,7 +24,7 @@ def send(end: socket.socket, header: Any, body: bytes | bytearray | memoryview =
     text = json.dumps(header).encode()
     try:
         end.sendall(b"".join([_length(text), _length(body), text]))
-        if len(body) > 0:  # the other process may have replied without reading the body, and ended
+        if len(body) > 0:  # the other process may have ended after a reply without reading the body
             end.sendall(body)
     except OSError as error:
         raise ConnectionLost("a process has ended") from error

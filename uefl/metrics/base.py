@@ -38,9 +38,7 @@ def check(names: Iterable[str], taken: Collection[str]) -> None:
                 f"key 'run.metrics': no metric {name!r}{nearest(name, METRICS)}; there are {listed}"
             )
         if name in taken or name in seen:
-            raise UserError(
-                f"key 'run.metrics': {name!r} exists already; leave it out, or rename your metric"
-            )
+            raise UserError(f"key 'run.metrics': {name!r} exists already; omit it, or rename your metric")
         seen.add(name)
 
 

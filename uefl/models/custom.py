@@ -148,7 +148,7 @@ def _check_logits(net: nn.Module, probe: torch.Tensor, classes: int) -> None:
         )
     sums = logits.float().sum(1)
     if bool((logits >= 0).all()) and torch.allclose(sums, torch.ones_like(sums)):
-        raise UserError("model: expected logits, and it returns probabilities; leave out its softmax")
+        raise UserError("model: expected logits, and it returns probabilities; omit its softmax")
 
 
 def _check_parameters(net: nn.Module) -> None:
@@ -157,11 +157,12 @@ def _check_parameters(net: nn.Module) -> None:
         raise UserError("model: it has no parameters to train")
     if not any(parameter.requires_grad for parameter in net.parameters()):
         raise UserError(
-            "model: all of its parameters are frozen (requires_grad is False); unfreeze those to train"
+            "model: all of its parameters are frozen (requires_grad is False); unfreeze the parameters to"
+            " train"
         )
     for name, tensor in (*net.named_parameters(), *net.named_buffers()):
         if isinstance(tensor, (nn.parameter.UninitializedParameter, nn.parameter.UninitializedBuffer)):
-            raise UserError(f"model: {name!r} has no shape yet; show the module an image before you give it")
+            raise UserError(f"model: {name!r} has no shape yet; call the module with one image first")
         if tensor.is_meta:
             raise UserError(f"model: {name!r} is on the meta device; give a module that has its weights")
         if tensor.is_inference():
@@ -178,7 +179,7 @@ def _check_parameters(net: nn.Module) -> None:
             raise UserError(f"model: {name!r} holds numbers that are not finite")
     extra = [name for name in net.state_dict() if name.rpartition(".")[2] == "_extra_state"]
     if extra:
-        raise UserError(f"model: {extra[0]!r} would be lost; keep this state in a buffer")
+        raise UserError(f"model: {extra[0]!r} would not be saved; keep this state in a buffer")
 
 
 def digest(network: Callable[[], nn.Module], seed: int) -> str:

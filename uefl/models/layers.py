@@ -38,13 +38,13 @@ def layers(net: nn.Module, choice: LayerChoice, key: str) -> list[nn.Module]:
             "all": "no parameters",
         }[choice]
         raise UserError(
-            f"key {key!r}: the network has {what}, so {choice!r} names nothing; choose another one"
+            f"key {key!r}: the network has {what}, so {choice!r} selects no layer; choose another value"
         )
     return chosen
 
 
 class FrozenStatistics:
-    """Make batch norm normalize by the batch, also in evaluation, and keep its running statistics."""
+    """Make batch norm normalize by the batch, also in evaluation, without a change of its statistics."""
 
     def __init__(self, net: nn.Module) -> None:
         self._norms = [m for m in net.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]

@@ -146,7 +146,8 @@ def verdict(run: RunFolder) -> list[ReportElement]:
         half = _NORMAL * math.sqrt((one * (1 - one) + two * (1 - two)) / images)
         chance = f"With {images} test images, a difference of up to {half:.3f} may be chance (95 %)"
         found += (
-            f" {chance}: this one, {one - two:.3f}, is {'within' if one - two <= half else 'beyond'} that."
+            f" {chance}: the difference here, {one - two:.3f}, is"
+            f" {'within' if one - two <= half else 'beyond'} that."
         )
     return [f"{found} This is one seed; other seeds differ too (`uefl report RUN RUN ...` compares them)."]
 

@@ -58,16 +58,19 @@ def check_joins(arm: str, algorithm: Algorithm) -> None:
         return
     if algorithm.asks_all:
         raise UserError(
-            f"key 'run.joins': arm {arm!r} asks every client before it trains; leave the arm out, or the key"
+            f"key 'run.joins': arm {arm!r} asks every client before the client trains; omit the arm or the"
+            " key"
         )
     if unknown := sorted(joins.keys() - set(clients)):
         raise UserError(f"key 'run.joins': there is no client {unknown[0]!r}{nearest(unknown[0], clients)}")
     if len(joins) == len(clients):
-        raise UserError("key 'run.joins': no client is left for the first round; let one take part in it")
+        raise UserError(
+            "key 'run.joins': no client remains for the first round; let one client take part from the start"
+        )
     last = sum(algorithm.context.training.iterations())
     for name, first in joins.items():
         if first > last:
             raise UserError(
-                f"key 'run.joins': {name!r} joins in round {first}, after the last one, {last}; give an"
-                " earlier one"
+                f"key 'run.joins': {name!r} joins in round {first}, after the last round {last}; give an"
+                " earlier round"
             )

@@ -285,8 +285,8 @@ def unequal(result: SuiteResult) -> list[str]:
             entries.append(f"{case} / {arm} {spans(ours.values())}, {there} {spans(theirs.values())}")
     return (
         [
-            f"Arms with another number of rounds than {against} are compared with it, each at its own end;"
-            f" rounds: {'; '.join(entries)}."
+            f"Some arms have another number of rounds than {against}. The comparison takes each arm at its"
+            f" own end; rounds: {'; '.join(entries)}."
         ]
         if entries
         else []
@@ -302,7 +302,7 @@ def elsewhere(result: SuiteResult) -> list[str]:
     entries = "; ".join(
         f"{', '.join(names)} with {result.suite.against} of {against}" for against, names in cases.items()
     )
-    return [f"Cases that are compared with another one: {entries}."] if entries else []
+    return [f"Cases that are compared with another case: {entries}."] if entries else []
 
 
 def partial(result: SuiteResult) -> list[str]:
@@ -317,7 +317,10 @@ def partial(result: SuiteResult) -> list[str]:
             if 0 < len(seeds) < len(runs):
                 entries.append(f"{measure} of {case} / {arm} (seeds {', '.join(map(str, seeds))})")
     return (
-        [f"Some means are of fewer seeds, because the other runs lack the measure: {'; '.join(entries)}."]
+        [
+            "Some means are of fewer seeds, because the other runs do not have the measure:"
+            f" {'; '.join(entries)}."
+        ]
         if entries
         else []
     )
@@ -394,12 +397,12 @@ def _draw(result: SuiteResult) -> list[Drawing]:
         )
     if result.suite.front is not None:
         caption = (
-            "Means over the seeds, a point per case and arm; line: the cases of an arm that no other case"
-            " of it beats in both measures."
+            "Means over the seeds, one point for each case and arm; line: the cases of an arm for which no"
+            " other case of this arm is better in both measures."
         )
         picture = Picture("front.png", f"{' and '.join(result.suite.front)} of every case", caption)
         made.append((picture, _draw_front(result, result.suite.front)))
-    marks = "triangles: rounds before which a client was given something by its algorithm, such as codewords"
+    marks = "triangles: before this round, the algorithm gave a client something, such as codewords"
     caption = (
         f"Lines: mean over clients and seeds; bands: from the least to the largest of the seeds; {marks}."
     )

@@ -229,7 +229,7 @@ def load(name: str) -> Suite:
         suite = suite.model_copy(update={"cpu": merged(_read(path.parent / suite.cpu_base)[1], suite.cpu)})
     if suite.axis is not None and all(case.x is None for case in suite.cases.values()):
         raise UserError(
-            f"key 'axis': no case has a place on {suite.axis!r}; give cases an `x`, or leave the axis out"
+            f"key 'axis': no case has a value on the axis {suite.axis!r}; give cases an `x`, or omit the axis"
         )
     for case in suite.cases:
         if case in _TAKEN:

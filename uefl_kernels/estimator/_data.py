@@ -131,8 +131,8 @@ def blocks_of(name: str, blocks: Any) -> Blocks:
     """
     if not callable(blocks) and (not hasattr(blocks, "__iter__") or iter(blocks) is blocks):
         raise TypeError(
-            f"{name}: blocks is {type(blocks).__name__}, which cannot be read more than once; a fit reads it"
-            " many times: give a list of arrays, or a function that returns an iterator"
+            f"{name}: blocks is {type(blocks).__name__}, which can be read only once, but a fit reads the"
+            " blocks many times; give a list of arrays, or a function that returns an iterator"
         )
     return Blocks(
         lambda: (

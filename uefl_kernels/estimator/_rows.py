@@ -25,8 +25,8 @@ class RowEstimator:
         version = state.pop("_uefl_version", "an unknown one")
         if version != __version__:
             warnings.warn(
-                f"{type(self).__name__} was pickled by uefl {version}, and this is {__version__}; fit it"
-                " again if a method fails",
+                f"{type(self).__name__} was pickled by uefl {version}, but uefl {__version__} is installed;"
+                " fit it again if a method fails",
                 stacklevel=2,
             )
         self.__dict__.update(state)

@@ -13,7 +13,7 @@ class NotFittedError(ValueError, AttributeError):
 
 
 class ConvergenceWarning(UserWarning):
-    """Warn that the data do not support a fit, such as more clusters than different rows."""
+    """Warn about data that are not enough for a fit, such as fewer different rows than clusters."""
 
 
 def constraints(*names: str) -> dict[str, list[Any]]:

@@ -142,7 +142,8 @@ class ResidualKMeans(RowEstimator, Estimator):
         self._validate_params()
         if not isinstance(self.init, str):
             raise TypeError(
-                "ResidualKMeans: init must be the name of a seeding; centers do not fit every level"
+                "ResidualKMeans: init must be the name of a seeding, because given centers would fit only"
+                " one level"
             )
         if not isinstance(self.n_levels, (int, np.integer)) or self.n_levels < 1:
             raise ValueError(f"ResidualKMeans: n_levels must be an int of at least 1, got {self.n_levels!r}")

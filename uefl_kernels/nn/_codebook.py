@@ -45,7 +45,7 @@ _BROKEN = (
     "VectorQuantize: the batch for k-means initialization holds NaN or infinity; remove or replace those"
     " rows, or mask them"
 )
-_WAITS = "the codebook waits for k-means of its first batch; call the layer once first"
+_WAITS = "k-means on the first batch has not made the codebook yet; call the layer once first"
 _OF_BATCH = ("batch_mean", "batch_variance")
 # In the state they are bools, as the peer's; here floats: wrappers average buffers, but not bools.
 _FLAGS = ("initted", "codebook_mean_needs_init", "codebook_variance_needs_init")
@@ -255,7 +255,7 @@ class Codebook(ConstantBuffers, Float32Module):
         """
         if ("embed" in self._parameters or "embed" in self._buffers) and not self._sharded:
             return
-        lost = "what this layer writes into them (k-means, averages, revival, codebook = ...) would be lost"
+        lost = "what the layer writes into the codewords (k-means, averages, revival, codebook = ...) is lost"
         if is_parametrized(self, "embed") or hasattr(self, "embed_orig") or hasattr(self, "embed_g"):
             raise RuntimeError(
                 "VectorQuantize: a parametrization (as weight_norm, or pruning) computes the codewords, and"
@@ -289,8 +289,8 @@ class Codebook(ConstantBuffers, Float32Module):
             buffer.data = buffer.data.float()
         warnings.warn(
             f"VectorQuantize: {', '.join(name for name, _ in cast)} were rounded to half precision, as by"
-            " buffer_dtype of FSDP, and are float32 again; keep them by ignored_modules=[layer._codebook] or"
-            " buffer_dtype=torch.float32",
+            " buffer_dtype of FSDP, and are float32 again; prevent this by"
+            " ignored_modules=[layer._codebook] or buffer_dtype=torch.float32",
             stacklevel=2,
         )
 

@@ -12,7 +12,10 @@ import torch.nn.functional as F
 
 
 class LossBreakdown(NamedTuple):
-    """The terms of the loss, unweighted, each zero where it is off."""
+    """The terms of the loss without their weights.
+
+    A term is zero if its option is off.
+    """
 
     commitment: torch.Tensor
     codebook_diversity: torch.Tensor
@@ -30,7 +33,7 @@ def masked_mean(error: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
 def mean_square(error: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
     """Return the mean of the squares.
 
-    Masked values, NaN included, do not affect the gradient either.
+    Masked values, also NaN, affect neither the mean nor its gradient.
     """
     return masked_mean((error if mask is None else error.masked_fill(~mask.unsqueeze(-1), 0)).square(), mask)
 
@@ -49,7 +52,7 @@ def diversity(near: torch.Tensor, kept: torch.Tensor | None, length: int, temper
     As in the peer, the loss makes each of the ``length`` positions of a sequence use all codewords.
 
     Args:
-        near: ``[h, n, K]``, the larger the nearer.
+        near: ``[h, n, K]``, larger for nearer codewords.
         kept: bool ``[h, n]``, False for padding; None for no padding.
         length: positions of a sequence.
         temperature: a factor.
@@ -71,9 +74,9 @@ def orthogonal(codewords: torch.Tensor, active: torch.Tensor | None, max_codes: 
 
     Args:
         codewords: the rows of h codebooks.
-        active: indices of the codewords that are taken, which may repeat; waits for the device. None takes
-            all.
-        max_codes: at most this number, drawn at random.
+        active: indices of the codewords to take, with repetitions allowed. With indices, the call waits for
+            the device. None takes all codewords.
+        max_codes: take at most this number of codewords, drawn at random.
     """
     if active is not None:
         codewords = codewords[:, active.unique()]

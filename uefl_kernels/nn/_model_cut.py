@@ -140,8 +140,8 @@ def insertions(model: nn.Module, insert: float | Mapping[str, float] | None) -> 
         linears = [name for name, module in named.items() if isinstance(module, nn.Linear)]
         if not linears:
             raise ValueError(
-                "MCDropout: the model has no nn.Linear to put a dropout before; name a module: insert={name:"
-                " rate}"
+                "MCDropout: the model has no nn.Linear, so the place of the dropout is unknown; name a"
+                " module: insert={name: rate}"
             )
         insert = {linears[-1]: insert}
     for name, rate in insert.items():

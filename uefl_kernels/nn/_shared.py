@@ -28,7 +28,7 @@ _INDICES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torc
 
 
 def counts(layer: str, **values: Any) -> tuple[int, ...]:
-    """Return the values as ints, or raise ValueError for one that is not an int of at least 1."""
+    """Return the values as ints, or raise ValueError for a value that is not an int of at least 1."""
     for name, value in values.items():
         if not is_count(value):
             raise ValueError(f"{layer}: {name} is {value!r}, expected an int of at least 1")
@@ -36,7 +36,7 @@ def counts(layer: str, **values: Any) -> tuple[int, ...]:
 
 
 def numbers(layer: str, most: float | None, **values: Any) -> None:
-    """Raise ValueError for a value that is not a finite number of at least 0, or not from 0 to ``most``."""
+    """Raise ValueError for a value that is not a finite number from 0 to ``most`` (None: no limit)."""
     for name, value in values.items():
         number = float(value) if isinstance(value, Real) else -1.0
         if not 0 <= number <= (float("inf") if most is None else most) or number == float("inf"):
@@ -47,10 +47,10 @@ def numbers(layer: str, most: float | None, **values: Any) -> None:
 def as_indices(
     layer: str, indices: Any, *, least: int | None = None, size: int | None = None, name: str = "indices"
 ) -> torch.Tensor:
-    """Return indices, or integers of another name, of any integer dtype as int64.
+    """Return indices, or other integers that ``name`` names, of any integer dtype as int64.
 
-    On the CPU an index below ``least``, or not below ``size``, is refused. Such an index can come from codes
-    that were written in a type that is too narrow.
+    On the CPU, the function refuses an index below ``least`` or above ``size`` - 1. Such an index can come
+    from codes that were written in a type that is too narrow.
 
     Raises:
         TypeError: no dense tensor of integers.
@@ -80,7 +80,7 @@ def as_indices(
 
 
 def check_codebooks(layer: str, indices: torch.Tensor, codebooks: int) -> None:
-    """Raise ValueError for indices that do not end with one for each codebook."""
+    """Raise ValueError if the last dimension does not have one index for each codebook."""
     if indices.dim() == 0 or indices.shape[-1] != codebooks:
         raise ValueError(f"{layer}: indices must have shape [..., {codebooks}], got {list(indices.shape)}")
 
@@ -114,7 +114,7 @@ def indices_of_each(layer: str, indices: Any, count: int) -> list[torch.Tensor]:
 def channels_last(layer: str, x: torch.Tensor, dim: int, second: bool, name: str = "x") -> torch.Tensor:
     """Return vectors with their ``dim`` channels in the last dimension.
 
-    Where ``second`` is true, the channels of the input are in its second dimension.
+    If ``second`` is true, the channels of the input are in its second dimension.
 
     Raises:
         TypeError: x is not a dense tensor of floats.
@@ -128,15 +128,15 @@ def channels_last(layer: str, x: torch.Tensor, dim: int, second: bool, name: str
 
 
 def place_values(layer: str, levels: Sequence[int]) -> torch.Tensor:
-    """Return the factor ``[d]`` of each level in an index, int64 where int32 does not hold every index.
+    """Return the factor ``[d]`` of each level in an index, int64 if int32 cannot represent every index.
 
     Raises:
-        ValueError: more codewords than an int64 counts.
+        ValueError: more codewords than int64 can represent.
     """
     size = math.prod(levels)
     if size > 2**63:
         raise ValueError(
-            f"{layer}: levels={list(levels)} has {size:.1e} codewords, more than an int64 counts; divide the"
+            f"{layer}: levels={list(levels)} has {size:.1e} codewords, more than int64 can index; divide the"
             " vectors among several codebooks"
         )
     factors = [math.prod(levels[:place]) for place in range(len(levels))]
@@ -151,22 +151,22 @@ def refuse_together(layer: str, *found: tuple[bool, str]) -> None:
 
 
 def fixed(name: str, get: Callable[[Any], Any], doc: str) -> Any:
-    """Make a property that is decided when the layer is made.
+    """Make a property whose value is fixed when the layer is made.
 
     Setting it raises AttributeError instead of doing nothing.
     """
 
     def refuse(layer: Any, value: Any) -> None:
         raise AttributeError(
-            f"{type(layer).__name__}: {name} = {value!r} would change nothing, it is fixed when the layer is"
-            f" made or follows from another attribute ({doc}); make a new layer, or set that attribute"
+            f"{type(layer).__name__}: {name} = {value!r} has no effect: the value is fixed when the layer"
+            f" is made, or follows from another attribute ({doc}); make a new layer, or set that attribute"
         )
 
     return property(get, refuse, doc=doc)
 
 
 def absent(name: str) -> Any:
-    """Make a property for an attribute of the peer's that is not here.
+    """Make a property for an attribute that the peer has and this layer does not have.
 
     Setting it raises AttributeError instead of doing nothing.
     """
@@ -180,7 +180,7 @@ def absent(name: str) -> Any:
 
 
 def no_torchscript(layer: nn.Module) -> nn.Module:
-    """Refuse ``torch.jit.script``, which calls it as ``__prepare_scriptable__``."""
+    """Refuse ``torch.jit.script``, which calls this function as ``__prepare_scriptable__``."""
     raise NotImplementedError(
         f"{type(layer).__name__}: torch.jit.script is not supported; use torch.export.export, torch.jit.trace"
         " or torch.onnx.export"
@@ -285,7 +285,7 @@ def at_least_float32(x: torch.Tensor) -> torch.Tensor:
 
 
 def no_autocast(device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """Switch autocast off: 8 bits do not tell codewords apart, and indices are decoded without autocast.
+    """Switch autocast off, because 8 bits are too few to distinguish codewords.
 
     If autocast is off, the context does nothing, because ``torch.export`` cannot take an autocast context.
     """
@@ -296,7 +296,7 @@ def no_autocast(device: torch.device) -> contextlib.AbstractContextManager[objec
 def random_rotation(size: int) -> torch.Tensor:
     """Draw an orthogonal matrix ``[size, size]`` of the default dtype.
 
-    An orthogonal matrix cannot be made in half precision.
+    PyTorch cannot make an orthogonal matrix in half precision.
     """
     dtype = torch.get_default_dtype()
     full = torch.empty(size, size, dtype=torch.promote_types(dtype, torch.float32))
@@ -332,10 +332,10 @@ def _outside_inference_mode(init: Callable[..., None]) -> Callable[..., None]:
 class ConstantBuffers(Layer):
     """A module with buffers that start with values computed from its arguments.
 
-    The buffers are not state: after a move from the meta device, as by ``to_empty``, the module computes them
-    again.
+    A state_dict does not have these buffers. After a move from the meta device, for example by ``to_empty``,
+    the module computes them again.
 
-    The module also knows the dtype that the model around it was cast to, which decoding gives to vectors.
+    The module also knows the dtype that its model was cast to. Decoding returns vectors in this dtype.
     """
 
     _model_dtype: torch.dtype
@@ -397,7 +397,7 @@ class ParametersToCall(nn.ParameterList):
     Then the hooks of a call run, such as the hooks of offloading that load the parameters for the call.
     """
 
-    __call__ = nn.Module.__call__  # ParameterList refuses these values
+    __call__ = nn.Module.__call__  # the __call__ of ParameterList raises an error
 
     def forward(self) -> list[torch.Tensor]:
         """Return the parameters."""
@@ -408,7 +408,7 @@ _Method = TypeVar("_Method", bound=Callable[..., torch.Tensor])
 
 
 class MethodCall(functools.partial[Any]):
-    """A method of a layer and its arguments, which ``forward`` of the layer runs in place of its own work."""
+    """A method of a layer, with arguments, that ``forward`` of the layer runs instead of its own code."""
 
 
 def in_a_call(method: _Method) -> _Method:
@@ -433,8 +433,8 @@ def in_a_call(method: _Method) -> _Method:
 class Float32Module(Layer):
     """A module that stays float32 when the model around it is cast to half precision.
 
-    Averages do not move in the 8 bits of bfloat16, and the ops take float32 codewords with half-precision
-    input. Casts to float64 and moves between devices work as in every module.
+    The 8 bits of bfloat16 are too few for the small steps of averages, and the ops take float32 codewords
+    with half-precision input. Casts to float64 and moves between devices work as in every module.
     """
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Float32Module:
@@ -447,11 +447,11 @@ class Float32Module(Layer):
         return self
 
 
-# --- gradients of codewords that ``vq`` has not chosen; its own estimators are closed forms ------
+# --- gradients of codewords that another search than ``vq`` has chosen ---------------------------
 
 
 def differentiable(loss: torch.Tensor) -> torch.Tensor:
-    """Return a loss that ``backward`` takes, as the peer's, even if it depends on nothing with a gradient."""
+    """Return a loss that can run ``backward``, as in the peer, even if no input of it has a gradient."""
     if (
         not torch.is_grad_enabled()
         or torch.compiler.is_compiling()
@@ -462,7 +462,7 @@ def differentiable(loss: torch.Tensor) -> torch.Tensor:
 
 
 def straight_through(x: torch.Tensor, codewords: torch.Tensor) -> torch.Tensor:
-    """Return the codeword, to the bit.
+    """Return the codeword exactly.
 
     Its gradient goes to x unchanged.
     """
@@ -472,7 +472,8 @@ def straight_through(x: torch.Tensor, codewords: torch.Tensor) -> torch.Tensor:
 def rotate(x: torch.Tensor, codewords: torch.Tensor) -> torch.Tensor:
     """Return the codeword.
 
-    Its gradient is rotated and scaled back to x (Fifty et al. 2024, section 4.2). Last dimension.
+    The gradient goes to x, rotated and scaled (Fifty et al. 2024, section 4.2). Vectors are in the last
+    dimension.
     """
     length, target = x.norm(dim=-1, keepdim=True), codewords.norm(dim=-1, keepdim=True)
     u, q = (x / length.clamp(min=1e-6)).detach(), (codewords / target.clamp(min=1e-6)).detach()
@@ -483,9 +484,9 @@ def rotate(x: torch.Tensor, codewords: torch.Tensor) -> torch.Tensor:
 
 
 def directional(x: torch.Tensor, codewords: torch.Tensor, variance: float) -> torch.Tensor:
-    """Move x by its distance to the codeword in nearly its direction.
+    """Add to x a step of the length of its distance to the codeword, nearly in the direction of the codeword.
 
-    Both get a gradient (DiVeQ, figure 1).
+    x and the codeword get a gradient (DiVeQ, figure 1).
     """
     error = codewords - x
     noised = error + variance**0.5 * torch.randn_like(error, memory_format=torch.contiguous_format)

@@ -82,7 +82,7 @@ class BinaryMapper(ConstantBuffers):
             ValueError: none or both of ``indices`` and ``one_hot``.
         """
         if (indices is None) == (one_hot is None):
-            raise ValueError("BinaryMapper: give one of indices and one_hot")
+            raise ValueError("BinaryMapper: give either indices or one_hot")
         if one_hot is not None:
             indices = one_hot.argmax(-1)
         drawn = self._constant("codes")[self._indices(indices)]

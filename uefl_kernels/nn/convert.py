@@ -388,7 +388,7 @@ def _matches(
     unread = {name for name in state if name.startswith(begins)} - {match[0] for match, _ in found}
     if unread:
         raise ValueError(
-            f"{where}: the layer has no equivalent of {sorted(unread)}; leave it out of the state dict to"
+            f"{where}: the layer has no equivalent of {sorted(unread)}; omit it from the state dict to"
             " convert the rest"
         )
     return found

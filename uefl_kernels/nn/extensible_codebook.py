@@ -121,7 +121,7 @@ class ExtensibleCodebook(Float32Module):
             if self.size(name) + len(codewords) > self.capacity:
                 raise ValueError(
                     f"ExtensibleCodebook: {len(codewords)} more codewords for {name!r} make"
-                    f" {self.size(name) + len(codewords)}, and capacity is {self.capacity}; give it more"
+                    f" {self.size(name) + len(codewords)}, but capacity is {self.capacity}; raise capacity"
                 )
         if not names or len(set(names)) != len(names):
             raise ValueError(

@@ -123,7 +123,7 @@ class HierarchicalVQ(Coder):
         sizes = [same] * levels if same is not None else list(cast("Sequence[int]", codebook_size))
         refuse_together(
             _NAME,
-            (len(sizes) != levels, f"codebook_size names {len(sizes)} sizes for {levels} scales"),
+            (len(sizes) != levels, f"codebook_size has {len(sizes)} sizes for {levels} scales"),
             (
                 shared_codebook and len(set(sizes)) > 1,
                 f"shared_codebook=True needs one codebook_size, got {codebook_size}",
@@ -318,7 +318,7 @@ def _shapes_of(scales: Sequence[int | Sequence[int]], spatial: int) -> tuple[tup
     finer = [all(a <= b for a, b in zip(*pair, strict=False)) for pair in itertools.pairwise(found)]
     refuse_together(
         _NAME,
-        (not found, "scales is empty, name at least one"),
+        (not found, "scales is empty; give at least one scale"),
         (any(len(shape) != spatial for shape in found), f"scales={scales} must have {spatial} sizes each"),
         (not all(finer), f"scales={scales} must go from coarse to fine"),
     )

@@ -212,8 +212,8 @@ class MCDropout(nn.Module):
         # the softmax of one number is 1, and its entropy 0, whatever the number is
         if output.shape[self.class_dim] == 1:
             raise ValueError(
-                f"MCDropout: one logit {list(output.shape)} is one class; let the model return two,"
-                " torch.cat([-z, z], -1) / 2"
+                f"MCDropout: with the logits {list(output.shape)} there is one class; let the model return"
+                " two logits, torch.cat([-z, z], -1) / 2"
             )
         logits: torch.Tensor = output.movedim(self.class_dim, -1)
         return logits
@@ -350,8 +350,9 @@ class MCDropout(nn.Module):
         """Raise RuntimeError if no call before has found that rows do not affect each other."""
         if not any(independent and key[0] is whole for key, independent in self._tried.items()):
             raise RuntimeError(
-                "MCDropout: consistent=True tries with the values of a call if rows affect each other, and"
-                " meta or fake tensors have none; call it once before, as before torch.export"
+                "MCDropout: consistent=True tests with the values of a call whether rows affect each other,"
+                " but meta or fake tensors have no values; call the module once before, as before"
+                " torch.export"
             )
 
 
@@ -441,8 +442,8 @@ def _seeded(seed: int | None) -> Iterator[None]:
         return
     if torch.compiler.is_exporting():
         raise RuntimeError(
-            "MCDropout: a seed sets torch's generators, which an exported program cannot do; export without a"
-            " seed, or a model whose dropouts are all in a chain (see fused)"
+            "MCDropout: a seed sets torch's generators, but an exported program cannot set them; export"
+            " without a seed, or a model whose dropouts are all in a chain (see fused)"
         )
     with torch.random.fork_rng():
         torch.manual_seed(seed)

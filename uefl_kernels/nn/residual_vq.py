@@ -127,7 +127,7 @@ class ResidualQuantizer(Coder):
                 name,
                 (n_q.shape != (examples,), f"n_q must have shape [{examples}], got {list(n_q.shape)}"),
                 (least < 1, f"n_q holds {least}, expected at least 1"),
-                (searching, "n_q of each example excludes beam_size; give one number"),
+                (searching, "beam_size needs one n_q for all examples; give one number"),
             )
         if kept > self._num_quantizers:
             raise ValueError(f"{name}: n_q is {kept}, expected at most num_quantizers={self._num_quantizers}")
@@ -267,8 +267,8 @@ class ResidualVQ(ResidualQuantizer):
         separate = bool(vq_kwargs.pop("separate_codebook_per_head", False))
         refuse_together(
             "ResidualVQ",
-            (heads != 1, f"heads={heads} is not supported, a residual has one; heads=1"),
-            (separate, "separate_codebook_per_head needs heads, and a residual has one"),
+            (heads != 1, f"heads={heads} is not supported, because a residual has one head; set heads=1"),
+            (separate, "separate_codebook_per_head needs several heads, but a residual has one"),
             (eval_beam_size is not None and beam_size is None, "eval_beam_size needs beam_size"),
             (
                 implicit_neural_codebook and beam_size is not None,
@@ -636,7 +636,7 @@ def _sizes_of(codebook_size: int | Sequence[int], number: int | None, shared: bo
     """Return K of each quantizer."""
     same = as_integer(codebook_size)
     if number is None and same is not None:
-        raise ValueError("ResidualVQ: name num_quantizers, or one codebook_size for each of them")
+        raise ValueError("ResidualVQ: give num_quantizers, or one codebook_size for each quantizer")
     count = 0 if number is None else index(number)
     sizes = [same] * count if same is not None else list(cast("Sequence[int]", codebook_size))
     refuse_together(

@@ -187,7 +187,9 @@ class ResidualSimVQ(ResidualQuantizer):
         **sim_vq_kwargs: Any,
     ) -> None:
         if heads != 1:
-            raise ValueError(f"ResidualSimVQ: heads={heads} is not supported, a residual has one; heads=1")
+            raise ValueError(
+                f"ResidualSimVQ: heads={heads} is not supported, because a residual has one head; set heads=1"
+            )
         (num_quantizers,) = counts("ResidualSimVQ", num_quantizers=num_quantizers)
         super().__init__(
             num_quantizers, quantize_dropout, quantize_dropout_cutoff_index, quantize_dropout_multiple_of

@@ -67,12 +67,12 @@ class Assignment(NamedTuple):
     indices: torch.Tensor
     counts: torch.Tensor
     sums: torch.Tensor | None
-    output: VQOutput | None  # of the op, where it has chosen
-    values: torch.Tensor | None  # the codewords, where the op has not
-    near: torch.Tensor | None  # distances [h, n, K], where something else needs them
+    output: VQOutput | None  # of the op, if the op has chosen
+    values: torch.Tensor | None  # the chosen codewords, otherwise
+    near: torch.Tensor | None  # distances [h, n, K], if a loss or a choice needs them
 
     def codewords(self) -> torch.Tensor:
-        """Return ``[..., heads * d]`` or ``[..., k, d]``, with a gradient where codewords are learned."""
+        """Return ``[..., heads * d]`` or ``[..., k, d]``, with a gradient if codewords are learned."""
         if self.output is None:
             assert self.values is not None
             return self.values
@@ -108,7 +108,7 @@ def _of_codebook(name: str) -> Any:
 class VectorQuantize(Coder):
     """Replace every vector by its nearest codeword, and learn the codewords from the vectors.
 
-    The arguments, the result of ``forward`` and the state_dict are those of
+    The arguments, the result of ``forward`` and the state_dict are the same as in
     ``vector_quantize_pytorch.VectorQuantize`` 1.32. The ops are exact and fused: a step stores nothing of
     size N x K, does not wait for the device, and sends one message under ``torch.distributed``. Only the
     options marked N x K below store all distances.
@@ -123,54 +123,62 @@ class VectorQuantize(Coder):
         decay: decay of the moving averages; a batch has the weight 1 - decay.
         eps: Laplace smoothing of the averaged cluster sizes.
         freeze_codebook: never update the codewords; ``forward`` can override it.
-        kmeans_init: make the codewords by ``kmeans_iters`` rounds of k-means on the first batch. It must be
-            finite: the CPU checks it, and on a GPU codewords become NaN. The flag ``initted`` is read after
-            each change, with one synchronization of a GPU.
-        kmeans_iters: rounds of ``kmeans_init``, at least 1.
+        kmeans_init: make the codewords by ``kmeans_iters`` iterations of k-means on the first batch. If the
+            batch is not finite, the call raises RuntimeError on the CPU, and the codewords become NaN on a
+            GPU. The flag ``initted`` is read after each change, with one synchronization of a GPU.
+        kmeans_iters: iterations of ``kmeans_init``, at least 1.
         sync_kmeans: run ``kmeans_init`` on the rows of all processes, under ``torch.distributed``.
         use_cosine_sim: quantize unit vectors by the angle; the codewords have length 1 too.
         layernorm_after_project_in: normalize the result of ``project_in``, if it is linear.
-        threshold_ema_dead_code: codewords with an averaged cluster size below it move to random rows of the
-            batch; 0 = off.
-        channel_last: False for ``[B, D, N]`` input; feature maps have their channels second anyway.
+        threshold_ema_dead_code: codewords with an averaged cluster size below this number move to random rows
+            of the batch; 0 = off.
+        channel_last: False for ``[B, D, N]`` input; feature maps have their channels in the second dimension
+            in any case.
         accept_image_fmap: ``[B, D, H, W]`` input, read in place.
         accept_3d_fmap: ``[B, D, L, H, W]`` input, read in place.
         commitment_weight: weight of the mean squared distance between the input and its codeword; with
             ``learnable_codebook`` its gradient also moves the codewords.
-        commitment_use_cross_entropy_loss: N x K; cross entropy of minus the distances instead.
-        orthogonal_reg_weight: weight of a loss that keeps codewords apart; makes them a parameter.
-        orthogonal_reg_active_codes_only: only codewords that the batch chose; waits for the device.
-        orthogonal_reg_max_codes: at most this many codewords, drawn at random.
+        commitment_use_cross_entropy_loss: N x K; the commitment loss is the cross entropy of the negative
+            distances instead.
+        orthogonal_reg_weight: weight of a loss that keeps codewords apart; with a weight above 0, the
+            codewords are a parameter.
+        orthogonal_reg_active_codes_only: this loss uses only codewords that the batch chose; ``forward`` then
+            waits for the device.
+        orthogonal_reg_max_codes: this loss uses at most this number of codewords, drawn at random.
         codebook_diversity_loss_weight: N x K; weight of the negative entropy of the mean assignment
             probabilities.
-        codebook_diversity_temperature: factor of the distances in that loss.
+        codebook_diversity_temperature: factor of the distances in the diversity loss.
         stochastic_sample_codes: in training, draw codewords with probability softmax(-distance /
             temperature), in blocks of rows.
         sample_codebook_temp: temperature of ``stochastic_sample_codes``; 0 takes the nearest. ``forward`` can
             override it.
-        straight_through: N x K; quantized also gets the gradient of those probabilities (Gumbel softmax).
-        rotation_trick: rotate and scale the gradient of the input, as a rotation and a factor map the input
-            to its codeword; False: the gradient does not change. None, the default, means True for ``dim`` >
-            1. The output is always the exact codeword.
-        directional_reparam: the output is the input moved by its distance to the codeword in nearly that
-            direction, so that both get a gradient (DiVeQ); the codewords are learned, without commitment
-            loss. It needs ``threshold_ema_dead_code``.
+        straight_through: N x K; the gradient of quantized also goes through the probabilities of
+            ``stochastic_sample_codes`` (Gumbel softmax).
+        rotation_trick: in the backward pass, the codeword is the input times a fixed rotation and a fixed
+            factor; False: the gradient of quantized goes to the input unchanged. None, the default, means
+            True for ``dim`` > 1. The output is always the exact codeword.
+        directional_reparam: the output is the input plus a step to the codeword in nearly the exact
+            direction, so the input and the codeword get a gradient (DiVeQ); the codewords are learned,
+            without a commitment loss. It needs ``threshold_ema_dead_code``.
         directional_reparam_variance: variance of the noise on the direction.
-        sync_codebook: False keeps the averages of each process to itself; None and True share them under
-            ``torch.distributed``.
-        sync_affine_param: take the statistics of ``affine_param`` over all processes.
-        ema_update: move the codewords by averages; None, the default, means True unless they are learned.
+        sync_codebook: None and True: all processes share the averages, under ``torch.distributed``. False:
+            each process has its own averages.
+        sync_affine_param: compute the statistics of ``affine_param`` over all processes.
+        ema_update: move the codewords by averages; None, the default, means True unless the codewords are
+            learned.
         vq_bridge: a module that maps the codewords ``[h, K, d]`` before the search; it needs
             ``learnable_codebook``.
-        manual_ema_update: only the averages move; ``_codebook.update_ema()`` then sets the codewords.
+        manual_ema_update: ``forward`` updates only the averages; call ``_codebook.update_ema()`` to set the
+            codewords.
         learnable_codebook: the codewords are a parameter, moved by the gradient of the loss.
-        in_place_codebook_optimizer: makes an optimizer of the codewords' parameters, which steps in
-            ``forward`` towards the batch, with the mean of the gradients of all processes; it needs
-            ``learnable_codebook`` or ``orthogonal_reg_weight``.
-        manual_in_place_optimizer_update: leave its step to ``update_in_place_optimizer()``.
+        in_place_codebook_optimizer: a function that makes an optimizer from the parameters of the codewords.
+            ``forward`` runs a step of this optimizer towards the batch, with the mean of the gradients of all
+            processes. It needs ``learnable_codebook`` or ``orthogonal_reg_weight``.
+        manual_in_place_optimizer_update: ``forward`` does not run the step of this optimizer; call
+            ``update_in_place_optimizer()`` instead.
         affine_param: move and scale the codewords to the averaged mean and variance of the batches.
-        affine_param_batch_decay, affine_param_codebook_decay: decays of those averages.
-        sync_update_v: quantized passes (1 + v) times its gradient (Huh et al. 2023, eq. 21); it needs
+        affine_param_batch_decay, affine_param_codebook_decay: decays of the averages of ``affine_param``.
+        sync_update_v: the gradient of quantized is multiplied by 1 + v (Huh et al. 2023, eq. 21); it needs
             ``learnable_codebook``.
         return_zeros_for_masked_padding: False returns the input at masked positions.
         route_gradients_to_input: False sends the gradient of quantized to learned codewords and not to the
@@ -178,14 +186,14 @@ class VectorQuantize(Coder):
         cosine_search: choose the codeword by the angle, but keep the lengths of codewords and input, unlike
             ``use_cosine_sim`` (DAC). Not an argument of the peer.
         codebook_loss_weight: weight of the mean squared distance in the gradient of learned codewords;
-            ``commitment_weight``, above 0 then, weighs the gradient of the input only. None takes
-            ``commitment_weight`` for both. Not an argument of the peer.
+            ``commitment_weight``, which must be above 0 then, is the weight in the gradient of the input
+            only. None: ``commitment_weight`` is the weight in both gradients. Not an argument of the peer.
 
     Attributes:
-        codebook: ``[K, d]``, or ``[heads, K, d]`` with ``separate_codebook_per_head``; assign to it to set
-            the codewords, and with them the averages that move them on.
-        counts: how often the last forward pass of this process chose each codeword, the shape of the codebook
-            less d, int64.
+        codebook: ``[K, d]``, or ``[heads, K, d]`` with ``separate_codebook_per_head``; an assignment sets the
+            codewords and their averages.
+        counts: how often the last forward pass of this process chose each codeword, ``[K]`` or ``[heads,
+            K]``, int64.
         perplexity: exp of the entropy of ``counts``; a scalar, or ``[heads]``.
         usage: the share of codewords that were chosen at least once; a scalar, or ``[heads]``.
 
@@ -194,17 +202,18 @@ class VectorQuantize(Coder):
         TypeError: an unknown argument.
 
     Departures from the peer: indices are exact; the output is the codeword without the rounding of the
-    rotation, also where the input is zero; ``project_in`` gets its gradient also when the input needs none; a
-    mask works with heads and projections, and lens with ``channel_last=False``; codewords stay float32 in a
-    model cast to half precision, and decoding returns its dtype; setting ``codebook`` also sets the averages,
-    else the next step would undo it; ``affine_param`` moves its averages in training only. A checkpointed
-    region runs the layer twice. The codewords are updated once, and both runs choose from the same codewords.
+    rotation, also where the input is zero; ``project_in`` gets its gradient also if the input needs no
+    gradient; a mask works with heads and projections, and lens with ``channel_last=False``; codewords stay
+    float32 in a model that is cast to half precision, and decoding returns vectors in the dtype of the model;
+    setting ``codebook`` also sets the averages, because otherwise the next step would undo the change;
+    ``affine_param`` moves its averages in training only. A checkpointed region runs the layer twice. The
+    codewords are updated once, and both runs choose from the same codewords.
 
-    A row that holds NaN takes codeword 0 and quantized is that codeword; the loss is NaN, outside training
-    and without a commitment loss too, and the codewords do not move towards the row. A loss over no rows, or
-    over masked rows only, is 0. Under autocast distances, and codewords that a module makes (``vq_bridge``),
-    stay float32. Reverse-mode first derivatives only: a second derivative and forward mode raise; so does
-    ``torch.func.grad``; ``vmap`` works in evaluation and leaves ``counts`` as they are.
+    A row with NaN takes codeword 0, and quantized is codeword 0. The loss is then NaN, also in evaluation and
+    without a commitment loss. The row does not change the codewords. A loss over no rows, or over masked rows
+    only, is 0. Under autocast, distances stay float32, and codewords that a module makes (``vq_bridge``),
+    too. Only first derivatives in reverse mode exist: second derivatives, forward mode and
+    ``torch.func.grad`` raise an error. ``vmap`` works in evaluation and does not change ``counts``.
 
     Source: van den Oord et al. 2017, "Neural Discrete Representation Learning", eqs. 1-3 and appendix A.1
     (moving averages); Dhariwal et al. 2020, "Jukebox" (revival); Fifty et al. 2024 (rotation).
@@ -374,8 +383,8 @@ class VectorQuantize(Coder):
         numbers("VectorQuantize", None, orthogonal_reg_weight=weight)
         if weight > 0 and not self._codebook.learnable_codebook:
             raise ValueError(
-                f"VectorQuantize: orthogonal_reg_weight = {weight} moves codewords that are a parameter, and"
-                " those of this layer are a buffer; make the layer with orthogonal_reg_weight above 0"
+                f"VectorQuantize: orthogonal_reg_weight = {weight} needs codewords that are a parameter, but"
+                " in this layer they are a buffer; make the layer with orthogonal_reg_weight above 0"
             )
         self._orthogonal_reg_weight = weight
 
@@ -385,7 +394,7 @@ class VectorQuantize(Coder):
     separate_codebook_per_head = fixed(
         "separate_codebook_per_head",
         lambda layer: layer._separate_codebook_per_head,
-        "True if each head has a codebook of its own.",
+        "True if each head has its own codebook.",
     )
     learnable_codebook = fixed(
         "learnable_codebook", lambda layer: layer._learnable_codebook, "True if gradients move the codewords."
@@ -410,7 +419,7 @@ class VectorQuantize(Coder):
     kmeans_init = fixed(
         "kmeans_init",
         lambda layer: layer._codebook.kmeans_init,
-        "True if k-means on the first batch makes the codewords; ``_codebook.initted`` shows if it has.",
+        "True if k-means on the first batch makes the codewords; ``_codebook.initted`` is True after this.",
     )
     has_projections = fixed(
         "has_projections",
@@ -461,35 +470,37 @@ class VectorQuantize(Coder):
         accum_ema_update: bool = False,
         ema_update: bool | None = None,
     ) -> Any:
-        """Quantize x and, in training, update the codewords (not under ``freeze_codebook``).
+        """Quantize x and, in training, update the codewords unless ``freeze_codebook`` is True.
 
         Args:
             x: ``[..., dim]`` with at least two dimensions, ``[B, dim, ...]`` for ``channel_last=False``,
                 ``[B, dim, H, W]`` for ``accept_image_fmap``, or ``[B, dim, L, H, W]`` for ``accept_3d_fmap``;
                 float32, bfloat16, float16 or float64, any strides.
-            indices: N x K; int64 as this layer returns them: ``(quantized, loss)`` is returned then, with the
-                cross entropy of minus the distances for these codewords; -1 for none.
-            mask: bool, the shape of x without its channels; False marks padding: quantized is 0 there and the
-                index -1, and neither loss nor codewords see it. Not for images.
+            indices: N x K; target codewords, int64 as this layer returns indices; -1 for no target. Then the
+                result is ``(quantized, loss)``, and loss is the cross entropy of the negative distances for
+                these targets.
+            mask: bool, the shape of x without its channels; False marks padding. There, quantized is 0 and
+                the index is -1, and the padding affects neither the loss nor the codewords. Not for images.
             lens: int ``[B]``, the lengths of sequences, instead of a mask.
-            topk: return the k nearest codewords, nearest first, and update nothing; for one head.
-            sample_codebook_temp: overrides the constructor's for this call.
-            freeze_codebook: overrides the constructor's for this call.
+            topk: return the k nearest codewords, from near to far, and update nothing; only with one head.
+            sample_codebook_temp: replaces the value of the constructor in this call.
+            freeze_codebook: replaces the value of the constructor in this call.
             return_loss_breakdown: also return the unweighted terms of the loss.
-            codebook_transform_fn: makes codewords ``[h, ..., K, d]`` for each row of codewords ``[h, K, d]``
-                (QINCo). These are compared by plain PyTorch, with N x K x d in memory.
-            ema_update_weight: weight of this batch in the averages, ``[K]`` or ``[h, K]``, or a function of
-                the batch's sums ``[h, K, d]`` and cluster sizes ``[h, K]`` that gives it.
-            accum_ema_update: add the batch to the next one that does not set this, instead of updating the
-                codewords.
-            ema_update: overrides the constructor's for this call.
+            codebook_transform_fn: a function from codewords ``[h, K, d]`` to codewords ``[h, ..., K, d]``,
+                with own codewords for each row (QINCo). Plain PyTorch compares each row with its codewords,
+                with N x K x d elements in memory.
+            ema_update_weight: weight of this batch in the averages, ``[K]`` or ``[h, K]``, or a function that
+                returns this weight for the sums ``[h, K, d]`` and the cluster sizes ``[h, K]`` of the batch.
+            accum_ema_update: do not update the codewords; add this batch to the next batch that is passed
+                without this option.
+            ema_update: replaces the value of the constructor in this call.
 
         Returns:
-            ``(quantized, indices, loss)``, and a :class:`LossBreakdown` when asked. quantized has the shape
-            and dtype of x (after projections, their dtype); indices are int64, ``[...]`` or
-            ``[..., heads]``; loss is a scalar, float32 (float64 for float64 x), zero outside training. With
-            ``topk``, quantized is ``[..., k, dim]`` (channels second: ``[B, dim, ..., k]``), indices and the
-            loss are ``[..., k]``, the loss also outside training.
+            ``(quantized, indices, loss)``, and a :class:`LossBreakdown` with ``return_loss_breakdown``.
+            quantized has the shape and dtype of x (after projections, the dtype of the projections); indices
+            are int64, ``[...]`` or ``[..., heads]``; loss is a scalar, float32 (float64 for float64 x), zero
+            outside training. With ``topk``, quantized is ``[..., k, dim]`` (channels second: ``[B, dim, ...,
+            k]``), indices and the loss are ``[..., k]``, the loss also outside training.
 
         Raises:
             ValueError: a shape that does not fit, or arguments that exclude each other.
@@ -565,7 +576,7 @@ class VectorQuantize(Coder):
         """
         codebook, mask = self._codebook, call.mask
 
-        # 1. Mask: the padding is zero, but not behind a projection. It does not reach the steps below.
+        # 1. Mask. The padding is zero before a projection, but not after it, so set it to zero here.
         rows = self._unit(given) if codebook.use_cosine_sim else given
         if self.has_projections:
             rows = without_padding(rows, mask)
@@ -576,10 +587,10 @@ class VectorQuantize(Coder):
         optimizing = self.in_place_codebook_optimizer is not None and any(
             parameter.requires_grad for parameter in codebook.parameters()
         )
-        # here, or with topk by the caller
+        # here, or with topk in update_indices
         updated = self.training and not call.frozen and (optimizing or codebook.tracks(call.ema))
         changing = updated and call.topk is None
-        # not None: a checkpointed region runs this pass again
+        # if it is not None, a checkpointed region runs this pass for the second time
         before = codebook.memory.recall(rows) if updated else None
         if self.training and codebook.affine_param and before is None:
             codebook.update_affine(rows, mask)
@@ -589,13 +600,13 @@ class VectorQuantize(Coder):
         affine = codebook.affine
         if before is not None:
             codewords, affine = put(codebook.embed, before[0]), before[1]
-        else:  # a copy where codewords are updated in place: the backward pass needs the chosen ones
+        else:  # a copy if codewords change in place: the backward pass needs the chosen ones
             codewords = snapshot(codebook.embed) if updated else codebook.embed
             if updated:
                 codebook.memory.note(rows, (codewords.detach(), affine))
 
         # 3. Choose.
-        # also the second time, which must save the same tensors as the first
+        # also in the second run of a checkpointed region, which must save the same tensors as the first run
         summed = changing and not optimizing
         chosen = self._choose(
             rows, codebook.transformed(codewords, affine), call, summed and codebook.tracks(call.ema)
@@ -622,7 +633,7 @@ class VectorQuantize(Coder):
     def _choose(
         self, rows: torch.Tensor, codebook: torch.Tensor, call: ForwardOptions, summed: bool
     ) -> Assignment:
-        """Choose codewords by the op, or by another search that the call asks for."""
+        """Choose codewords by the op, or by another search if the options need it."""
         drawn = self.training and (call.sampling.drawn or call.sampling.soft)
         measured = call.targets is not None or (
             self.training and (self.has_codebook_diversity_loss or self.commitment_use_cross_entropy_loss)
@@ -643,7 +654,7 @@ class VectorQuantize(Coder):
     def _run_op(
         self, rows: torch.Tensor, codebook: torch.Tensor, codebook_weight: float, summed: bool
     ) -> tuple[VQOutput, torch.Tensor | None]:
-        """Run the op, with the sums of the rows of each codeword where they are wanted."""
+        """Run the op, with the sums of the rows of each codeword if ``summed`` is true."""
         found = (vq_with_sums if summed else vq)(
             rows,
             codebook,
@@ -657,7 +668,7 @@ class VectorQuantize(Coder):
     def _choose_by_distances(
         self, rows: torch.Tensor, codebook: torch.Tensor, call: ForwardOptions, summed: bool, measured: bool
     ) -> Assignment:
-        """Choose several codewords, draw codewords, or take them from a codebook of each row."""
+        """Choose several codewords per row, draw codewords, or search a separate codebook for each row."""
         refuse_forward_mode("VectorQuantize", rows, codebook)
         cosine, k = self._codebook.metric == "cosine", call.topk
         sampling = call.sampling if self.training else call.sampling._replace(drawn=False, soft=False)
@@ -765,7 +776,7 @@ class VectorQuantize(Coder):
     # --- updating ------------------------------------------------------------------------------------------
 
     def _update(self, rows: torch.Tensor, chosen: Assignment, call: ForwardOptions) -> None:
-        """Move the codewords by the averages, where the batch was summed."""
+        """Move the codewords by the averages, if the batch was summed."""
         if chosen.sums is not None:
             counted = _counts_without_padding(chosen, call.mask)
             options: dict[str, Any] = {"weight": call.weight, "accumulate": call.accumulate, "ema": call.ema}
@@ -778,13 +789,13 @@ class VectorQuantize(Coder):
         """
         if torch.is_inference_mode_enabled():
             raise RuntimeError(
-                "VectorQuantize: in_place_codebook_optimizer steps by a gradient, which inference_mode has"
-                " not; use torch.no_grad, or call eval() or freeze_codebook=True"
+                "VectorQuantize: in_place_codebook_optimizer needs a gradient, and inference_mode has"
+                " none; use torch.no_grad, or call eval() or freeze_codebook=True"
             )
         codebook, rows = self._codebook, rows.detach()
         if not self.manual_in_place_optimizer_update:
             self._clear_gradients()
-        # In a checkpointed region, its hooks would run the whole of it again for this backward pass.
+        # The hooks of a checkpointed region would run the whole region again for this backward pass.
         with (
             torch.enable_grad(),
             torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor),
@@ -798,8 +809,8 @@ class VectorQuantize(Coder):
             finite = rows.isfinite().all(-1, keepdim=True)  # as for averages
             error = (chosen.codewords() - at_least_float32(rows)).masked_fill(~finite, 0)
             loss = _losses.mean_square(error, call.mask)
-            # the gradient goes only to the codewords: their transform may belong to the graph of the
-            # quantizers before
+            # The gradient goes only to the codewords, because the transform may belong to the graph of
+            # earlier quantizers.
             own = [parameter for parameter in codebook.parameters() if parameter.requires_grad]
             loss.backward(  # type: ignore[no-untyped-call]
                 inputs=own, retain_graph=call.transform is not None
@@ -885,7 +896,7 @@ class VectorQuantize(Coder):
     def _route(self, rows: torch.Tensor, chosen: Assignment, call: ForwardOptions) -> torch.Tensor:
         """Choose where the gradient of quantized goes.
 
-        In training the gradient goes to the input, otherwise to learned codewords.
+        In training, it goes to the input if the input needs a gradient, otherwise to learned codewords.
         """
         values = None
         if self.training and rows.requires_grad and self.route_gradients_to_input:
@@ -956,7 +967,7 @@ class VectorQuantize(Coder):
     ) -> torch.Tensor:
         """Return the mean squared distance to the codewords where the mask is True.
 
-        If it is unused, return zero, or NaN for NaN.
+        Without a commitment loss, return zero, or NaN if a row has NaN.
         """
         out, mask = chosen.output, call.mask
         learning = self._learning(call.frozen)
@@ -973,8 +984,8 @@ class VectorQuantize(Coder):
             indices = chosen.indices if mask is None else chosen.indices.masked_fill(~mask.unsqueeze(-1), -1)
             return _losses.cross_entropy(chosen.near, self._by_codebook(indices, given))
         if mask is None and out is not None:
-            # The op adds one such mean per weight; the peer has a single loss, and its gradient goes both
-            # ways.
+            # The op adds this mean once for the input and once for the codewords. The peer has one loss with
+            # both gradients.
             pull = self._pull
             return out.loss - out.loss.detach() * (pull / (1 + pull)) if learning else out.loss
         # With a mask the peer measures the distance to the original input, even if it quantizes unit
@@ -983,7 +994,7 @@ class VectorQuantize(Coder):
         return _losses.mean_square((rows if mask is None else given).to(dtype) - target.to(dtype), mask)
 
     def _target(self, chosen: Assignment, learning: bool) -> torch.Tensor:
-        """Return the codewords that were chosen, with the gradient that the loss is to give them."""
+        """Return the codewords that were chosen, with the gradient that the loss gives to them."""
         codewords = chosen.codewords()
         fixed = codewords.detach()
         if not learning:
@@ -1094,7 +1105,7 @@ def _counts_without_padding(chosen: Assignment, mask: torch.Tensor | None) -> to
 
 # --- options of the constructor ---------------------------------------------------------------------------
 
-_ATTRIBUTES = (  # that the layer keeps, and reads in every call
+_ATTRIBUTES = (  # options that the layer keeps and reads in every call
     *("channel_last", "accept_image_fmap", "accept_3d_fmap", "freeze_codebook"),
     *("manual_in_place_optimizer_update", "return_zeros_for_masked_padding"),
     *(
@@ -1114,9 +1125,9 @@ _ATTRIBUTES = (  # that the layer keeps, and reads in every call
     *("codebook_diversity_loss_weight", "codebook_diversity_temperature"),
     *("orthogonal_reg_active_codes_only", "orthogonal_reg_max_codes"),
 )
-# fixed from then on
+# options that are fixed when the layer is made
 _SIZES = ("dim", "codebook_dim", "heads", "separate_codebook_per_head", "learnable_codebook")
-_OF_CODEBOOK = (  # that the codebook keeps
+_OF_CODEBOOK = (  # options that the codebook keeps
     *(
         "decay",
         "eps",
@@ -1133,9 +1144,9 @@ _OF_CODEBOOK = (  # that the codebook keeps
 
 
 def _checked(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options that have defaults of their own or are counts.
+    """Return the options that are counts, or whose default depends on other options.
 
-    Raise ValueError if they do not fit.
+    Raise ValueError for an option that is not valid.
     """
     sizes = {
         name: options[name] for name in ("dim", "codebook_size", "codebook_dim", "heads", "kmeans_iters")
@@ -1180,18 +1191,18 @@ def _refuse_conflicts(given: dict[str, Any]) -> None:
         "VectorQuantize",
         (
             given["affine_param"] and cosine,
-            "affine_param=True moves codewords, which use_cosine_sim=True keeps at length 1; use one",
+            "affine_param=True moves codewords, which use_cosine_sim=True keeps at length 1; use one of them",
         ),
         (
             cosine and given["cosine_search"],
-            "use_cosine_sim=True compares by the angle already; leave out cosine_search",
+            "use_cosine_sim=True already compares by the angle; omit cosine_search",
         ),
         (all(maps), "accept_image_fmap and accept_3d_fmap exclude each other"),
     )
 
 
 def _refuse_of_gradients(given: dict[str, Any]) -> None:
-    """Raise ValueError for options of codewords that gradients move, and of estimators."""
+    """Raise ValueError for conflicts of options for learned codewords and for gradient estimators."""
     learnable, directed = given["learnable_codebook"], given["directional_reparam"]
     optimized = given["in_place_codebook_optimizer"] is not None and given["orthogonal_reg_weight"] == 0
     refuse_together(
@@ -1202,7 +1213,7 @@ def _refuse_of_gradients(given: dict[str, Any]) -> None:
         ),
         (
             learnable and given["use_cosine_sim"],
-            "learnable_codebook=True excludes use_cosine_sim=True; use cosine_search or one of them",
+            "learnable_codebook=True excludes use_cosine_sim=True; use only one of them, or cosine_search",
         ),
         (
             learnable and given["straight_through"],
@@ -1212,7 +1223,7 @@ def _refuse_of_gradients(given: dict[str, Any]) -> None:
             given["rotation_trick"] + directed + given["straight_through"] > 1,
             (
                 "rotation_trick, directional_reparam and straight_through exclude each other; set"
-                " rotation_trick=False for another one"
+                " rotation_trick=False to use another one"
             ),
         ),
         (
@@ -1234,7 +1245,7 @@ def _refuse_of_gradients(given: dict[str, Any]) -> None:
 
 
 def _refuse_of_losses(given: dict[str, Any]) -> None:
-    """Raise ValueError for losses that miss an option."""
+    """Raise ValueError for losses whose other options are missing."""
     active = given["orthogonal_reg_weight"] > 0 and given["orthogonal_reg_active_codes_only"]
     other = given["directional_reparam"] or given["commitment_use_cross_entropy_loss"]
     separable = given["learnable_codebook"] and given["commitment_weight"] > 0 and not other
@@ -1250,8 +1261,8 @@ def _refuse_of_losses(given: dict[str, Any]) -> None:
         (
             active and given["separate_codebook_per_head"] and given["heads"] > 1,
             (
-                "orthogonal_reg_active_codes_only=True needs one codebook, and"
-                " separate_codebook_per_head=True has several"
+                "orthogonal_reg_active_codes_only=True needs one codebook, but"
+                " separate_codebook_per_head=True makes several"
             ),
         ),
     )

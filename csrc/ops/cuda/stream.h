@@ -5,8 +5,8 @@
 #include <torch/csrc/stable/c/shim.h>
 #include <torch/csrc/stable/tensor.h>
 
-// The symbol is weak, because only libtorch_cuda has it. So one library loads with it and with a CPU build of
-// torch.
+// The symbol is weak, because only libtorch_cuda has it. So the same library loads with libtorch_cuda and
+// with a CPU build of torch.
 extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index,
                                                                                    void** ret_stream);
 

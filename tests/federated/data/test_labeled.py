@@ -1,6 +1,6 @@
-"""Federations of labeled images have data dealt in order, splits, and a mean and deviation.
+"""The tests cover federations of labeled images: the order of dealt images, splits, mean and deviation.
 
-They also take the user's own clients.
+They also cover clients with the user's own data.
 """
 
 import numpy as np
@@ -193,7 +193,8 @@ def test_own_clients_keep_their_number_size_and_angle(make_images, tmp_path):
     federation = labeled(tmp_path / "silos")
     clients = load(federation)
     assert [len(s.train) + len(s.holdout) + len(s.test) for s in clients] == [12, 24, 60]
-    assert [len(s.test) for s in clients] == [4, 8, 20]  # a third of the images, as 10 is of 20 + 10
+    # a third of the images, because 10 is a third of 20 + 10
+    assert [len(s.test) for s in clients] == [4, 8, 20]
     table = read_folder(tmp_path / "silos")
     assert [whole(client) for client in clients] == [
         pairs(split_of(table, table.of_group(name)[0])) for name in "abc"
@@ -261,7 +262,8 @@ def test_npz_pool_is_dealt_and_turned(make_npz):
     rng = np.random.default_rng(0)
     arrays = {
         "x_train": rng.integers(0, 256, (40, 8, 8), dtype=np.uint8),
-        "y_train": np.arange(40) // 20,  # sorted by class: without a shuffle each client would have one
+        # sorted by class: without a shuffle, each client would have images of one class
+        "y_train": np.arange(40) // 20,
         "x_test": rng.integers(0, 256, (20, 8, 8), dtype=np.uint8),
         "y_test": np.arange(20) // 10,
     }

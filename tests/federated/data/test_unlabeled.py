@@ -1,6 +1,6 @@
 """Unlabeled sets have priors that are drawn, dealt, estimated and checked.
 
-Every input that cannot be trained with is refused by name.
+The error for an input that cannot be used in training names this input.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def test_published_overlap_and_column_normalization():
     positions, sets = unlabeled.overlapping_sets(labels, theta, rng)
     assert len(np.unique(positions)) < 0.8 * len(positions)
     for m in range(10):
-        assert len(np.unique(positions[sets == m])) == (sets == m).sum()  # within a set none is twice
+        assert len(np.unique(positions[sets == m])) == (sets == m).sum()  # a set has no image twice
     assert np.abs(np.bincount(sets) - 720).max() <= 10
     np.testing.assert_allclose(priors.realized(labels[positions], sets, 10, 10), theta, atol=0.01)
     drawn = [build(overlap=True, legacy_column_norm=True, sets=m).clients[0].sizes.train for m in (10, 20)]

@@ -1,4 +1,4 @@
-"""An engine gives the numbers of the local one, bit for bit: the cases, and how a run over it is compared."""
+"""Cases and checks which show that an engine gives the same bits as the local engine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CASES = {name: (_settings, name) for name in registry() if not name.startswith("
 CASES["ensemble"] = lambda name: tiny.settings("uefl", uncertainty="ensemble", members=2), ""
 CASES["newcomer"] = lambda name: tiny.settings("fedper", participation=0.5), ""
 RAISES, LATE, DIES = 101, 102, 103
-"""seeds of runs; with them a client of ``tiny_worker`` fails"""
+"""seeds of runs in which a client of ``tiny_worker`` fails"""
 every_case = pytest.mark.parametrize("case", CASES)
 
 
@@ -33,7 +33,7 @@ def settings(case: str) -> Config:
 
 
 def federation(cfg: Config) -> Federation:
-    """Return the federation of a configuration, which every process can create."""
+    """Return the federation of a configuration that every process can create."""
     if cfg.kind == "sets":
         return tiny_sets.federation(images=40)
     (arm,) = cfg.arms.values()
@@ -59,7 +59,7 @@ def check_same(cfg: Config, engine: object) -> None:
 
 
 def check_raises(make: Callable[[Config], object]) -> None:
-    """Check that an engine rejects a client that raises, with a code and without the text of its error.
+    """Check that an engine rejects a client that raises an error, and reports a code but not the text.
 
     The engine has the clients of ``tiny_worker``.
     """

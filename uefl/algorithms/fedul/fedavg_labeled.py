@@ -40,7 +40,7 @@ class FedAvgLabeled(SetAlgorithm):
         data = (client.load() for client in federation.clients)
         if any(isinstance(each, SetData) and each.labels is None for each in data):
             raise UserError(
-                f"arm {arm!r} needs labels of the clients' images, which are not known; leave out the arm"
+                f"arm {arm!r} needs labels of the clients' images, which are not known; omit the arm"
             )
 
     def epoch(self, work: Work) -> Iterator[torch.Tensor]:

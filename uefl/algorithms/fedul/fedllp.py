@@ -31,7 +31,10 @@ class FedLLP(SetAlgorithm):
         super().check(federation, arm, net)
         small = min(federation.clients, key=lambda client: max(client.sizes.sets))
         if max(small.sizes.sets) < 2:
-            why = f"has sets of one image; arm {arm!r} takes a set per step, and batch norm needs two or more"
+            why = (
+                f"has sets of one image; arm {arm!r} uses one set per step, and batch norm needs two images"
+                " or more"
+            )
             raise UnfitClient(small.name, why)
 
     def before_round(self, work: Work) -> None:

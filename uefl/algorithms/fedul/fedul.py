@@ -41,8 +41,8 @@ class FedUL(SetAlgorithm):
         h_schedule: Literal["constant", "rise", "fall"] = Field(
             "constant",
             description=(
-                "of h over the rounds: `constant`; `rise`: linearly, up to h in the last round; `fall`: down"
-                " from h"
+                "how h changes over the rounds: `constant`; `rise`: linearly, up to h in the last round;"
+                " `fall`: linearly, down from h"
             ),
         )
         recalibrate: bool = Field(
@@ -55,8 +55,8 @@ class FedUL(SetAlgorithm):
         resync: bool = Field(
             False,
             description=(
-                "with `blend`: f' starts every round from the broadcast model with a new "
-                "optimizer, instead of from its own last state"
+                "with `blend`: f' starts every round from the broadcast model with a new optimizer;"
+                " `false`: f' starts from its state after the last round"
             ),
         )
         test_prior: tuple[Annotated[float, Field(gt=0)], ...] = Field(
@@ -67,7 +67,7 @@ class FedUL(SetAlgorithm):
         def _sums_to_one(self) -> Any:
             if self.test_prior and abs(sum(self.test_prior) - 1) > 1e-4:
                 raise ValueError(
-                    f"test_prior: expected numbers that sum to 1, they sum to {sum(self.test_prior):g}"
+                    f"test_prior: expected numbers that sum to 1, but their sum is {sum(self.test_prior):g}"
                 )
             return self
 

@@ -28,7 +28,8 @@ class SetParameters(base.Parameters):
     global_step: float = Field(
         1.0,
         gt=0,
-        description="the server's step size: it moves the model by this share towards the clients' mean",
+        description="the server's step size: the model moves by this share of its distance to the clients'"
+        " mean",
     )
     penalty: float = Field(
         0.0,
@@ -46,14 +47,14 @@ class Labeled(SetParameters):
     loss: Literal["nll", "legacy_double_softmax"] = Field(
         "nll",
         description=(
-            "`nll`: the proper loss; `legacy_double_softmax`: the published one, which takes the softmax"
+            "`nll`: the proper loss; `legacy_double_softmax`: the published loss, which applies the softmax"
             " twice"
         ),
     )
 
 
 class SetAlgorithm(Algorithm):
-    """Averages, the penalty, the server's validation, and the choice of the model that is best on it."""
+    """Average, penalize and validate models, and choose the model with the best validation."""
 
     Parameters: Any = SetParameters
     kind = "sets"
@@ -63,7 +64,7 @@ class SetAlgorithm(Algorithm):
         """Refuse a client with a single image, because a step needs two."""
         smallest = min(federation.clients, key=lambda client: client.sizes.train)
         if smallest.sizes.train < 2:
-            why = f"has {smallest.sizes.train} image; batch norm needs two or more in a step"
+            why = f"has {smallest.sizes.train} image; batch norm needs two images or more in a step"
             raise UnfitClient(smallest.name, why)
         server = federation.server
         if self.context.run.select == "validation" and (server is None or server.validation is None):
@@ -98,9 +99,9 @@ class SetAlgorithm(Algorithm):
     # --- the server ----------------------------------------------------------------------------------------
 
     def aggregate(self, state: State, averages: dict[str, Mean]) -> None:
-        """Set f + step (mean - f).
+        """Set the model f to f + step (mean - f).
 
-        The running statistics become their mean for every step size.
+        The running statistics become the mean of the clients, for every step size.
         """
         sent = state.tensors["values"]
         super().aggregate(state, averages)
@@ -131,7 +132,7 @@ class SetAlgorithm(Algorithm):
     def serve(self, state: State, turn: Turn, server: Teacher | None) -> bool:
         """Train on the server's labeled images after the average.
 
-        Returns False without a change.
+        Return False if the model did not change.
         """
         return False
 
@@ -140,7 +141,7 @@ class SetAlgorithm(Algorithm):
         return dict(state.plain["outcome"])
 
     def end_iteration(self, state: State, records: list[Record], turn: Turn) -> bool:
-        """End the run: its model is the last one, or the best on validation."""
+        """End the run with the last model, or with the model that is best on validation."""
         if "best.values" in state.tensors:
             state.tensors |= {name: state.tensors[f"best.{name}"] for name in ("values", "buffers")}
         return True
@@ -169,11 +170,11 @@ def needs_labeled(federation: Federation, arm: str) -> None:
     if labeled is None or len(labeled) == 0:
         raise UserError(
             f"arm {arm!r} needs labeled images of the server; set data.labeled, or add the folder labeled, or"
-            " leave out the arm"
+            " omit the arm"
         )
     if len(labeled) < 2:
         raise UserError(
-            f"arm {arm!r}: the server has 1 labeled image; batch norm needs two or more in a step"
+            f"arm {arm!r}: the server has 1 labeled image; batch norm needs two images or more in a step"
         )
 
 

@@ -34,8 +34,8 @@ def kmeans(
     rows = features.float()
     if len(rows) < k:
         raise RunError(
-            f"k-means needs at least {k} feature vectors for {k} codewords, there are {len(rows)}; use fewer"
-            " codewords"
+            f"k-means needs at least {k} feature vectors for {k} codewords, but there are {len(rows)}; use"
+            " fewer codewords"
         )
     if not bool(torch.isfinite(rows).all()):
         raise RunError("the encoder's features are not finite: the model has diverged; lower lr")

@@ -44,7 +44,10 @@ class CodebookAlgorithm(Algorithm):
     Parameters: Any = CodebookParameters
     ops = ("vq",)
     columns: ClassVar = {
-        "perplexity": "how many codewords are in effective use, the mean over batches of 100 images",
+        "perplexity": (
+            "number of codewords in effect, exp of the entropy of their usage; mean over batches of 100"
+            " images"
+        ),
         "codewords": "size of the codebook that a client sees",
         "vq_loss": (
             "loss of the quantizer, both terms: mean over the images of the round, each in its training step"

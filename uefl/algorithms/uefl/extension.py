@@ -77,5 +77,6 @@ def unsure(
         return None
     return (
         f"the entropy of {name} has a standard error of {error:.3f} nats, and the threshold is {margin:.3f}"
-        " above the least entropy: extensions are partly chance; raise holdout, train_per_client or gamma"
+        " above the lowest entropy. So extensions depend partly on chance; raise holdout, train_per_client"
+        " or gamma"
     )

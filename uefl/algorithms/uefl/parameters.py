@@ -18,7 +18,7 @@ class CodebookParameters(base.Parameters):
         ge=1,
         le=4096,
         description=(
-            "equal parts that each feature vector is cut into before it is quantized; a divisor of its"
+            "number of equal parts of each feature vector, which are quantized separately; a divisor of the"
             " channels"
         ),
     )
@@ -26,7 +26,7 @@ class CodebookParameters(base.Parameters):
         0.25, ge=0, description="weight of the term that pulls features towards their codewords"
     )
     gamma: float = Field(
-        0.3, ge=0, description="a client is extended when its entropy exceeds (1 + gamma) times the reference"
+        0.3, ge=0, description="a client is extended if its entropy exceeds (1 + gamma) times the reference"
     )
     reference: Literal["min", "mean"] = Field(
         "min", description="the reference: the least of the clients' entropies, or their mean"
@@ -34,8 +34,8 @@ class CodebookParameters(base.Parameters):
     stop_when_certain: bool = Field(
         True,
         description=(
-            "end the arm when no client is above the threshold; `false`: continue, so that "
-            "all arms take the same number of steps"
+            "end the arm if no client is above the threshold; `false`: continue, so all arms run the same"
+            " number of steps"
         ),
     )
 
@@ -65,14 +65,15 @@ class Parameters(CodebookParameters):
     threshold: Literal["fixed", "current"] = Field(
         "fixed",
         description=(
-            "`fixed`: set after the first iteration; `current`: from the current entropies, each time"
+            "`fixed`: the threshold is set after the first iteration; `current`: each decision computes the"
+            " threshold from the current entropies"
         ),
     )
     extension: Literal["append", "residual"] = Field(
         "append",
         description=(
-            "`append`: new codewords are searched with the others; `residual`: they "
-            "quantize the error of the others"
+            "`append`: new codewords are searched together with the others; `residual`: new codewords"
+            " quantize the error of the others"
         ),
     )
     new_codewords: Literal["kmeans", "normal"] = Field(
@@ -91,25 +92,25 @@ class Parameters(CodebookParameters):
     ext_share: Literal["none", "group"] = Field(
         "none",
         description=(
-            "`none`: extensions are private to a client; `group`: one for all clients extended at the same"
-            " time"
+            "`none`: each client has its own extension; `group`: all clients that are extended at the same"
+            " time share one extension"
         ),
     )
     # how the codebook is made
     personal: bool | tuple[tuple[str, ...], ...] = Field(
         False,
         description=(
-            "separate codebooks from the start: `true`: every client has its own, which is "
-            "never averaged; lists of clients, such as the clients of one domain: each list"
-            " shares one; `false`: all share one"
+            "separate codebooks from the start: `true`: every client has its own codebook, which is never"
+            " averaged; lists of clients, such as the clients of one domain: each list shares a codebook;"
+            " `false`: all clients share a codebook"
         ),
     )
     codebook_after: int = Field(
         0,
         ge=0,
         description=(
-            "rounds without quantizer, after which the codebook is k-means of the features of all clients; 0:"
-            " it is N(0, 1)"
+            "number of first rounds without quantizer; then k-means of the features of all clients makes"
+            " the codebook; 0: the codebook starts with draws from N(0, 1)"
         ),
     )
     reinit: bool = Field(
@@ -123,9 +124,9 @@ class Parameters(CodebookParameters):
     usage_aware: bool | Literal["equal"] = Field(
         True,
         description=(
-            "`true`: average each codeword by the clients' numbers of uses; `equal`: over "
-            "the clients that used it, with equal weight; `false`: by the number of "
-            "examples"
+            "weights in the average of a codeword over the clients: `true`: how often each client used the"
+            " codeword; `equal`: equal weights for the clients that used it; `false`: the number of"
+            " examples"
         ),
     )
     codebook_lr: float = Field(1.0, gt=0, description="learning rate of the codewords, as a multiple of `lr`")
@@ -134,8 +135,8 @@ class Parameters(CodebookParameters):
         ge=0,
         lt=1,
         description=(
-            "codewords are moving averages of the features they replace, with this decay per step, and the"
-            " server averages the sums and the counts; 0: they learn by gradient"
+            "codewords are moving averages of the features that they replace, with this decay per step, and"
+            " the server averages the sums and the counts; 0: codewords learn by gradient"
         ),
     )
     revive_below: float = Field(
@@ -143,17 +144,19 @@ class Parameters(CodebookParameters):
         ge=0,
         lt=1,
         description=(
-            "after a round, move codewords with less than this share of the mean use next "
-            "to the most used ones; 0: never"
+            "after a round, move codewords whose use is less than this share of the mean use, to places"
+            " next to the most used codewords; 0: never"
         ),
     )
     search: Literal["l2", "cosine"] = Field(
-        "l2", description="the nearest codeword has the least distance (`l2`) or the least angle (`cosine`)"
+        "l2",
+        description="the nearest codeword has the smallest distance (`l2`) or the smallest angle (`cosine`)",
     )
     estimator: Literal["straight_through", "rotation"] = Field(
         "straight_through",
         description=(
-            "how the gradient passes the quantizer: unchanged, or rotated and scaled as the feature is"
+            "how the gradient passes the quantizer: unchanged, or with the rotation and scaling from the"
+            " feature to its codeword"
         ),
     )
 
@@ -161,13 +164,13 @@ class Parameters(CodebookParameters):
     def _one_way_to_learn(self) -> Parameters:
         if self.ema_decay and self.codebook_lr != 1:
             raise ValueError(
-                "codebook_lr is for codewords that learn by gradient; with ema_decay they do "
-                "not; leave one of the two out"
+                "codebook_lr is for codewords that learn by gradient, but with ema_decay they are averages;"
+                " omit codebook_lr or ema_decay"
             )
         if self.ema_decay and self.usage_aware == "equal":
             raise ValueError(
-                "usage_aware = 'equal' is for codewords that learn by gradient; with ema_decay "
-                "the counts are the weights; leave one of the two out"
+                "usage_aware = 'equal' is for codewords that learn by gradient, but with ema_decay the"
+                " counts are the weights; omit usage_aware or ema_decay"
             )
         return self
 
@@ -178,6 +181,6 @@ class Parameters(CodebookParameters):
                 if getattr(self, key) == value:
                     raise ValueError(
                         f"growth = 'double' makes extensions of several sizes, and {key} = {value!r} needs"
-                        " one; leave one out"
+                        " one; omit one"
                     )
         return self

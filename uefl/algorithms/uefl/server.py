@@ -56,7 +56,7 @@ class UEFL(CodebookAlgorithm):
         if self.kept_at_silos and any(len(group) == 1 for group in self.sharing) and federation.unseen:
             raise UserError(
                 f"key 'arms.{arm}.personal': a client that is only measured needs codewords that all clients"
-                " share, but a group of one client keeps its codewords with this client; leave it out"
+                " share, but a group of one client keeps its codewords with this client; omit the key"
             )
         grouped = Counter(name for group in self.sharing for name in group)
         for name in sorted({*grouped, *self.context.clients}):
@@ -64,7 +64,7 @@ class UEFL(CodebookAlgorithm):
                 what = (
                     "it is not a client"
                     if name not in self.context.clients
-                    else f"it is in {grouped[name]} of them"
+                    else f"it is in {grouped[name]} lists"
                 )
                 raise UserError(
                     f"key 'arms.{arm}.personal': expected every client in one list; {name!r}: {what}"

@@ -59,7 +59,7 @@ class Dirichlet(Scheme):
     convention: Literal["over_clients", "over_classes", "over_classes_by_frequency"] = Field(
         description="the drawn shares: of a class over the clients, or of a client over the classes"
     )
-    alpha: float = Field(default=0.1, gt=0, description="concentration; less is more skewed")
+    alpha: float = Field(default=0.1, gt=0, description="concentration; a smaller value means more skew")
     test: Literal["own", "even"] = Field(
         default="own",
         description=(
@@ -139,8 +139,8 @@ def _over_clients(
         if attempt == _FIRST_DRAWS and np.mean(shorts) > _DEVIATIONS * np.std(shorts):
             break
     raise UserError(
-        f"key 'alpha': {attempt} draws with alpha = {alpha:g} left at least {min(shorts)} of {clients}"
-        f" clients with fewer than {classes} images; raise alpha or train_per_client, or lower clients"
+        f"key 'alpha': {attempt} draws with alpha = {alpha:g} gave at least {min(shorts)} of {clients}"
+        f" clients fewer than {classes} images; raise alpha or train_per_client, or lower clients"
     )
 
 

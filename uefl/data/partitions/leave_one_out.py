@@ -30,7 +30,7 @@ class LeaveOneOut(Scheme):
 
     domain: str = Field(min_length=1, description="name of the client or domain that is left out")
     per_domain: int = Field(
-        default=0, ge=0, description="largest number of images of each domain, drawn at random; 0: all"
+        default=0, ge=0, description="largest number of images of each domain, drawn at random; 0: all images"
     )
 
     def deal(self, table: DataSet, data: Data, seed: int) -> Deal:
@@ -43,7 +43,7 @@ class LeaveOneOut(Scheme):
         sources = [group for group in table.groups if group != self.domain]
         if not sources:
             raise UserError(
-                f"{table.name} has one domain, {self.domain!r}; leaving it out leaves nothing to train on"
+                f"{table.name} has one domain, {self.domain!r}; without it, there are no images for training"
             )
         each, rest = divmod(data.clients or len(sources), len(sources))
         if rest:

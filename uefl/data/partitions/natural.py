@@ -22,8 +22,8 @@ class Natural(Scheme):
         """Deal one client per group."""
         if data.clients not in (None, len(table.groups)):
             raise UserError(
-                f"key 'clients': {table.name} has {len(table.groups)} clients, which stay as they are;"
-                f" leave it out, got {data.clients}"
+                f"key 'clients': {table.name} has {len(table.groups)} clients, and this partition does not"
+                f" change them; omit the key; got {data.clients}"
             )
         return Deal(
             tuple(Share(name, *table.of_group(name), table.angles.get(name, 0.0)) for name in table.groups)

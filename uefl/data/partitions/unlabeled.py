@@ -26,7 +26,7 @@ class Unlabeled(Scheme):
     """Clients get unlabeled images in sets, each with its class shares.
 
     A data set is cut in its order into the unlabeled images (``clients`` x ``train_per_client``), the
-    server's ``labeled`` and its ``validation`` images, and the test images (from its test part, where it has
+    server's ``labeled`` and its ``validation`` images, and the test images (from its test part if it has
     one). Unlabeled images go to the clients, then to the sets of each client. All draws depend on the seed.
     """
 
@@ -35,8 +35,8 @@ class Unlabeled(Scheme):
     split: Literal["iid", "noniid", "legacy_noniid"] = Field(
         default="iid",
         description=(
-            "a random part for each client, or two classes dominate each; legacy: later clients may lack a"
-            " class"
+            "`iid`: a random part for each client; `noniid`: two classes dominate each client;"
+            " `legacy_noniid`: as published, so later clients may have no images of a class"
         ),
     )
     sets: int = Field(default=10, ge=2, description="sets of each client")
@@ -51,7 +51,7 @@ class Unlabeled(Scheme):
     @model_validator(mode="after")
     def _norm_needs_overlap(self) -> Self:
         if self.legacy_column_norm and not (self.overlap and self.split == "iid"):
-            raise ValueError("legacy_column_norm: expected false without overlap = true and split = 'iid'")
+            raise ValueError("legacy_column_norm: true needs overlap = true and split = 'iid'")
         return self
 
     def deal(self, table: DataSet, data: Data, seed: int) -> SetDeal:
@@ -93,7 +93,7 @@ def _pieces(table: DataSet, data: Data, clients: int) -> list[Rows]:
         needs = " + ".join(f"{what} ({n})" for what, n in wanted.items())
         raise UserError(
             f"{needs} need {sum(wanted.values())} images, {table.name} has {len(table.train)}; lower one of"
-            " them"
+            " these numbers"
         )
     ends = np.cumsum([0, *wanted.values()])
     pieces = [table.train[int(a) : int(b)] for a, b in pairwise(ends)]
@@ -108,13 +108,14 @@ def client_parts(
     Every image goes to exactly one client. ``iid``: random parts of equal size.
 
     ``noniid``: classes 2c and 2c + 1 (modulo K) weigh 80 times as much at client c as the others, which have
-    weights U(0.45, 0.55). The images of a class are dealt in proportion to its weights at the clients, so
-    that a class in demand runs short for all clients. If a client would get no image of a class, it gets one
-    from the client with the most images of this class, provided that this client keeps one.
+    weights U(0.45, 0.55). The images of a class are dealt in proportion to its weights at the clients, so if
+    several clients have a large weight for a class, all clients get fewer images of it. If a client would get
+    no image of a class, it gets one from the client with the most images of this class, provided that this
+    client keeps one.
 
     ``legacy_noniid``: with the same weights client c takes int(share x n / clients) images of each class in
-        their order, after the images of the clients before it. As in the published code, a class that runs
-        short is cut without a message: later clients get less of it, or none, and some images stay unused.
+        their order, after the images of the clients before it. As in the published code, there is no message
+        if a class has too few images: later clients get fewer of them, or none, and some images stay unused.
     """
     if split == "iid":
         return list(np.array_split(rng.permutation(len(labels)), clients))
@@ -137,9 +138,9 @@ def client_sets(labels: Rows, theta: Matrix, rng: np.random.Generator) -> tuple[
 
     Every image of the client is in exactly one set.
 
-    The images of a class are dealt to the sets in proportion to the drawn priors ``theta [M, K]``. With equal
-    numbers of images in all classes these are the priors of the sets, up to the sums of their columns; a rare
-    class is rare in all sets.
+    The images of a class are dealt to the sets in proportion to the drawn priors ``theta [M, K]``. If all
+    classes have equally many images and all columns of ``theta`` have equal sums, ``theta`` has the priors of
+    the sets. A rare class is rare in all sets.
     """
     parts = _deal_by_class(labels, theta, rng, shares)
     return np.concatenate(parts), np.repeat(np.arange(len(parts)), [len(part) for part in parts])
@@ -150,8 +151,8 @@ def overlapping_sets(labels: Rows, theta: Matrix, rng: np.random.Generator) -> t
 
     Set m takes the first int(floor(n / M) theta[m, k]) images of class k, shuffled again.
 
-    An image can be in several sets, and a class that runs short is cut silently; the realized priors are
-    exact all the same.
+    An image can be in several sets. If a class has too few images, a set gets fewer of them, without a
+    message. The realized priors are exact nevertheless.
     """
     nominal, positions, sets = len(labels) // len(theta), [], []
     for m, row in enumerate(theta):

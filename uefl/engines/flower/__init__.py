@@ -20,7 +20,7 @@ MESSAGE = 2**32
 """bytes of a message that a silo accepts: every network here, with the state of the optimizer and private
 state, has less than a quarter"""
 GONE = "it is gone"
-LARGE = "its reply is larger than a reply may be"
+LARGE = "its reply is too large"
 TORN = "its reply did not arrive completely"
-BARRED = "its last replies could not be read, so it is not asked any more"
+BARRED = "its last replies could not be read, so the server sends it no more messages"
 """why there is no reply"""

@@ -66,7 +66,7 @@ _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 def write_only_in(folder: Path) -> None:
     """Raise PermissionError in this process if it creates or changes a file outside a folder.
 
-    Flower makes the name of a folder from names that a run brings, which can contain "..".
+    Flower makes the name of a folder from names in the files of a run. These names can contain "..".
     """
     inside = os.path.realpath(folder)
 
@@ -89,7 +89,7 @@ def serve(place: str) -> None:
     """
     (point,) = {*entry_points(group="console_scripts", name=NAME)}
     program = point.load()
-    from . import messenger  # noqa: F401 (before the finder changes; all forks share it)
+    from . import messenger  # noqa: F401 (import it before the finder changes, for all forks)
 
     sys.meta_path[sys.meta_path.index(PathFinder)] = InstalledFinder(sys.path)  # type: ignore[type-var]
     server = os.getpid()

@@ -151,7 +151,7 @@ class Link:
         return None
 
     def _lost(self) -> Unreachable:
-        why = "it has ended the run, or has forgotten it while it could not be reached"
+        why = "it has ended the run, or has lost the run during an interruption of the connection"
         return Unreachable(f"lost the SuperLink at {self._place}: {why}")
 
 
@@ -240,12 +240,12 @@ def _accepted(listener: socket.socket, processes: Processes, address: Address) -
             return end
     if why is None:
         raise Unreachable(
-            f"the SuperLink at {address.place} gave the program of the run away; start it with"
-            " --isolation process"
+            f"the SuperLink at {address.place} does not let this process execute the run; start the"
+            " SuperLink with --isolation process"
         )
     raise Unreachable(
-        f"the SuperLink at {address.place} refuses a run: {why}; give with --secret the file that"
-        " the SuperLink was started with, and check the clock of this machine"
+        f"the SuperLink at {address.place} refuses a run: {why}; give the file of the SuperLink's secret"
+        " with --secret, and check the clock of this machine"
     )
 
 

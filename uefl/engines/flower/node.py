@@ -82,7 +82,7 @@ def serve(address: Address, program: Program, key: Path | None = None, *, patien
 
 def _not_accepted(address: Address, key: Path | None) -> Unreachable:
     why = (
-        "give its private key with --key, if it has one, and"
+        "give the silo's private key with --key, if the silo has a key, and"
         if key is None
         else "register its public key there, and"
     )

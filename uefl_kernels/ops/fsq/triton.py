@@ -1,6 +1,6 @@
 """``fsq`` in Triton: one program for a block of rows.
 
-The tests compile and interpret the kernels; they have not run on a GPU yet.
+The tests compile and interpret the kernels. The kernels have not run on a GPU yet.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"

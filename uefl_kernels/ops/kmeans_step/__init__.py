@@ -13,7 +13,7 @@ from . import composed
 
 
 class KMeansUnits(NamedTuple):
-    """Origin and units of the fixed-point sums over all rows, which a step needs before the first row."""
+    """Origin and units of the fixed-point sums, which a step needs before it reads the first row."""
 
     middle: torch.Tensor
     """``[d]`` float64: the mean of the smallest and the largest element of each column."""
@@ -36,7 +36,8 @@ class KMeansStep(NamedTuple):
     sums: torch.Tensor
     """``[k, d]`` float64: weighted sums of the rows of each cluster."""
     masses: torch.Tensor
-    """``[k]`` float64: the sum of the weights of the rows of each cluster; without weights, their number."""
+    """``[k]`` float64: the sum of the weights of the rows of each cluster; without weights, the number of
+    rows."""
     inertia: torch.Tensor
     """scalar, float64: weighted sum of the squared distances of the rows to their centers before the step."""
     units: KMeansUnits
@@ -101,9 +102,9 @@ def kmeans_step(
             float64 for float64 x.
         weights: ``[N]``, not negative, not all zero, at most 2^1000; see :func:`kmeans`. Default: ones.
         units: ``units`` of an earlier step on the same rows with the same weights, or on a larger set that
-            contains these rows. Then the step does not read x once more for the extremes of its columns. On
-            the CPU, more rows or greater weights than in the earlier step are an error. Values outside of the
-            earlier extremes are not detected: they overflow, and the sums are wrong.
+            contains these rows. With units, the step does not read x a second time to find the extremes of
+            the columns. On the CPU, more rows or greater weights than in the earlier step are an error.
+            Values outside of the earlier extremes are not detected: they overflow, and the sums are wrong.
 
     Returns:
         :class:`KMeansStep` ``(centers, labels, sums, masses, inertia, units)``. No gradient. The error
@@ -129,7 +130,7 @@ def kmeans_step(
     x, before = x.detach(), packed("kmeans_step", "centers", centers.detach()).to(wide)
     mass = None if weights is None else weights.detach().double()
     if units is None:
-        # on a GPU the units have no kernel: every backend runs plain PyTorch
+        # no GPU kernel computes the units: every backend runs plain PyTorch
         kernel = torch.ops.uefl_reference if forced() == "reference" else torch.ops.uefl
         units = KMeansUnits(*kernel.kmeans_units(x, mass))
     middle, scale, mass_scale, weight_unit = units

@@ -225,8 +225,8 @@ def require_valid_step(given: Arguments) -> None:
         )
     if weights is not None and not bool(((weights >= 0) & (weights <= 1)).all()):
         raise RuntimeError(
-            "kmeans_step: weights must be finite, not negative and at most the largest weight of the step of"
-            " the units"
+            "kmeans_step: weights must be finite, not negative, and at most the largest weight in the step"
+            " that made units"
         )
     if not math.isfinite(largest(x)):
         raise RuntimeError("kmeans_step: x holds NaN or infinity; remove or replace those rows")

@@ -349,8 +349,8 @@ def _rates(p: float | Sequence[float], layers: int, input_dropout: bool, logit_d
     dropouts = input_dropout + layers - 1 + logit_dropout
     if dropouts == 0:
         raise ValueError(
-            f"{_OP}: a single layer has no hidden dropout, so all passes would agree; set input_dropout=True"
-            " or logit_dropout=True"
+            f"{_OP}: a single layer has no hidden dropout, so all passes would be equal; set"
+            " input_dropout=True or logit_dropout=True"
         )
     given = [p] * dropouts if isinstance(p, _NUMBER) else p
     if not isinstance(given, (list, tuple)) or not all(isinstance(rate, _NUMBER) for rate in given):
@@ -359,7 +359,7 @@ def _rates(p: float | Sequence[float], layers: int, input_dropout: bool, logit_d
         )
     rates = [float(rate) for rate in given]
     if len(rates) != dropouts:
-        expected = f"one number or a list of {dropouts}, one for each dropout, from the input on"
+        expected = f"one number, or a list of {dropouts}, one for each dropout, in the order of the layers"
         raise ValueError(f"{_OP}: p has {len(rates)} rates, expected {expected}")
     # without a dropout, p is not used but must be valid
     for rate in rates or ([float(p)] if isinstance(p, _NUMBER) else []):

@@ -127,8 +127,8 @@ def _grad_codebooks(
         ]
     if not ctx.with_sums:
         raise RuntimeError(
-            "rvq: with_sums=False leaves out what the gradient of the codebooks needs; call it with True, or"
-            " uefl_kernels.rvq"
+            "rvq: with_sums=False does not compute the sums that the gradient of the codebooks needs; set"
+            " with_sums=True, or call uefl_kernels.rvq"
         )
     factor = 2 * ctx.codebook_weight / max(1, x.numel())
     stages = zip(codebooks, _split(counts, codebooks), _split(sums, codebooks), grad_losses, strict=True)

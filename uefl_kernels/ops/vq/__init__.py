@@ -134,8 +134,8 @@ def _grad_codebook(ctx: Any, saved: tuple[torch.Tensor, ...], grad_loss: torch.T
         return torch.zeros_like(codebook)
     if not ctx.with_sums:
         raise RuntimeError(
-            "vq: with_sums=False leaves out what the codebook's gradient needs; call it with True, or"
-            " uefl_kernels.vq"
+            "vq: with_sums=False does not compute the sums that the gradient of the codebook needs; set"
+            " with_sums=True, or call uefl_kernels.vq"
         )
     return grad_codebook(
         codebook, counts, sums, grad_loss.double() * (2 * ctx.codebook_weight / max(1, x.numel()))

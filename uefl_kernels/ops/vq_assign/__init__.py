@@ -41,26 +41,28 @@ def vq_assign(
 ) -> torch.Tensor:
     """Return the index of the nearest codeword for each segment of each row.
 
-    The answer is the argmin of the float64 distance on the values given, summed in the order of the elements,
-    ties to the lowest index: the same on every backend, for any batch size and number of threads. A row with
-        NaN gets index 0. Under ``"l2"``, so does a row with an infinity, or with a length above about 2^511,
-        because it is infinitely far from every codeword. Differences below about 2^-537 have squares of zero,
-        so their distances tie. Under ``"cosine"``, a codeword of such a length counts as zero. Scale such
-        data up.
+    The result is the argmin of the float64 distance of the given values, summed in the order of the elements.
+    Ties go to the lowest index. The result is the same on every backend, for any batch size and number of
+    threads.
+
+    A row with NaN gets index 0. Under ``"l2"``, a row with an infinity, or with a length above about 2^511,
+    gets index 0, too, because its distance to every codeword is infinite. Differences below about 2^-537 have
+    squares of zero, so such distances are ties. Under ``"cosine"``, a codeword with a length below about
+    2^-537 counts as zero. Multiply such data by a power of two.
 
     Args:
         x: ``[..., D]``, float32, bfloat16, float16 or float64; any strides. D is cut into S = D / d
             contiguous segments.
-        codebook: ``[K, d]``, shared by all segments, or ``[S, K, d]``, one for each; any of the dtypes of x,
-            not necessarily the same one. It must be finite, and at most 2^480 in float64, so that no sum of
-            squares overflows. This is checked on the CPU only, because a check would stall a GPU. A GPU never
-            chooses a codeword with a NaN or an infinity if another codeword is finite.
+        codebook: ``[K, d]``, shared by all segments, or ``[S, K, d]``, one codebook for each segment; any
+            dtype that x may have, also a different one. It must be finite, and at most 2^480 in float64, so
+            that no sum of squares overflows. This is checked on the CPU only, because the host would wait for
+            a GPU. A GPU never chooses a codeword with a NaN or an infinity if another codeword is finite.
         metric: ``"l2"`` (squared Euclidean distance) or ``"cosine"`` (the codewords' scale does not matter).
-        precision: ``"exact"`` as above, or ``"fast"``: the best score of the first phase, not certified. On
-            the CPU this phase is float32; with AMX it is three bfloat16 products, which keep some 16 bits. On
-            a GPU it is one float16 product, as accurate as TF32, or float32 in CUDA C++ if no tensor core can
-            take the call. A GPU answers a row or codebook exactly if float16 cannot hold it, because its
-            length is beyond some 2^60.
+        precision: ``"exact"`` as above, or ``"fast"``: the codeword with the best score of the first phase,
+            without a proof. On the CPU this phase is float32; with AMX it is three bfloat16 products, which
+            keep about 16 bits. On a GPU it is one float16 product, as accurate as TF32, or float32 in CUDA
+            C++ if tensor cores cannot run the call. If a row or codebook is too large for float16, with a
+            length above about 2^60, a GPU returns the exact index.
 
     Returns:
         indices ``[..., S]``, int64. No gradient.
