@@ -753,10 +753,13 @@ class Coder(Layer):
         return output
 
 
-# torch.compile takes is_in_onnx_export for False
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _for_onnx() -> bool:
     return torch.onnx.is_in_onnx_export()
+
+
+# torch.compile takes is_in_onnx_export for False. The decorator assume_constant_result sets this attribute,
+# too, but imports torch._dynamo.
+_for_onnx._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @contextmanager
