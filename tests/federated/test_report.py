@@ -88,7 +88,7 @@ def test_tables_show_a_dash_for_missing_metrics(tmp_path):
     assert column(arm_table(run), "last 4 rounds or fewer") == ["0.260 ± 0.129", "0.460 ± 0.129"]
     assert column(arms, "codewords") == ["-", "5.333"]
     assert column(protocol_table(run), "seconds") == ["1.5", "1.5"]
-    clients = {table.title.split()[0]: table for table in client_tables(run)}
+    clients = {table.header[0].split()[0]: table for table in client_tables(run)}
     assert column(clients["accuracy"], "uefl") == ["0.600", "0.610", "0.620"]
     assert column(clients["codewords"], "uefl") == ["4", "4", "8"]
     assert "fedavg" not in clients["codewords"].header

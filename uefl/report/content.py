@@ -98,7 +98,7 @@ def content(run: RunFolder, pictures: list[Picture]) -> Content:
         ReportSection(
             "Images", [*shown("samples.png"), *(p for p in pictures if p.name.startswith("uncertain-"))]
         ),
-        ReportSection("Clients", [*_measured(run), *_class_counts(run)]),
+        ReportSection("Clients", [*([] if run.on_sets else client_tables(run)), *_class_counts(run)]),
     ]
     return Content(
         f"Run {run.path.resolve().name}",
@@ -149,12 +149,6 @@ def verdict(run: RunFolder) -> list[ReportElement]:
             f" {chance}: this one, {one - two:.3f}, is {'within' if one - two <= half else 'beyond'} that."
         )
     return [f"{found} This is one seed; other seeds differ too (`uefl report RUN RUN ...` compares them)."]
-
-
-def _measured(run: RunFolder) -> list[ReportElement]:
-    """Return the tables of the clients' metrics, each after its title."""
-    tables = [] if run.on_sets else client_tables(run)
-    return [element for table in tables for element in (f"{table.title.capitalize()}:", table)]
 
 
 def _class_counts(run: RunFolder) -> list[ReportElement]:

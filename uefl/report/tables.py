@@ -122,7 +122,7 @@ def client_tables(run: RunFolder) -> list[Table]:
             [run.labels[client], *(cells[arm][i] for arm in arms)]
             for i, client in enumerate(run.measured_clients)
         ]
-        return Table(f"{key} per client", ["client", *arms], rows)
+        return Table("", [f"{key} per client", *arms], rows)
 
     own = [table(key, own_number) for key in run.columns]
     return [table("accuracy", number), table("entropy", number), *(one for one in own if len(one.header) > 1)]
