@@ -168,7 +168,7 @@ def finish(out: Path) -> None:
             raise UserError(f"{new} does not have the files of an extension of this run; move it elsewhere")
         for name in ("summary.json", "report.md", "report.html"):
             (out / name).unlink(missing_ok=True)
-        for name in sorted(names - {_INDEX}) + [_INDEX]:  # the last one tells that the others were ours
+        for name in [*sorted(names - {_INDEX}), _INDEX]:  # the last one tells that the others were ours
             os.replace(new / name, out / name)
     with suppress(FileNotFoundError):
         new.rmdir()

@@ -31,7 +31,7 @@ nav a { display: inline-block; margin-right: 1rem; color: var(--link); }
 p, ul { overflow-wrap: anywhere; }
 ul { padding-left: 1.2rem; margin: .5rem 0; }
 p.warning { border-left: 4px solid #bf8700; background: var(--note); padding: .5rem .8rem; font-weight: 600; }
-.scroll { overflow-x: auto; margin: .75rem 0; /* a shadow at the right end, until the table is scrolled there */
+.scroll { overflow-x: auto; margin: .75rem 0; /* a shadow, until the end is in sight */
   background: linear-gradient(to left, var(--page) 1rem, #0000) right / 2rem 100% no-repeat local,
   radial-gradient(farthest-side at 100% 50%, var(--soft), #0000) right / .8rem 100% no-repeat; }
 table { border-collapse: collapse; font-size: .85rem; }
