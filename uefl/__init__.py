@@ -46,6 +46,7 @@ except PackageNotFoundError:  # a source tree on the path that was never install
     __version__ = "unknown"
 
 if TYPE_CHECKING:
+    from . import data as data
     from .algorithms.base import Algorithm, register
     from .api import Run, load, resume, train
     from .deploy.choices import Distributed, Flower
@@ -74,6 +75,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "data":
+        return import_module(".data", __name__)
     if name not in _PLACES:
         raise AttributeError(f"module 'uefl' has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "data"]

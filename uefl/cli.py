@@ -294,7 +294,7 @@ def train(
 ) -> None:
     """Train every arm of a preset or of a configuration file, and write a report.
 
-    An arm is an algorithm with its settings.
+    An arm is an algorithm with its settings. If tensorboard is installed, the run folder also has its events.
     """
     options: dict[str, Any] = {"superlink": superlink, "silos": silos, "root_certificates": root_certificates}
     options |= {"secret": secret, "insecure": insecure, "strict": strict}
@@ -333,7 +333,7 @@ def train(
                 train_run(cfg, preset=str(source), out=folder, **keys)
         rejected = _show_results(console, folder)
     if rejected:
-        raise RunError(f"{rejected} replies of clients were rejected (see the notices above and report.md)")
+        raise RunError(f"{rejected} replies of clients were rejected (see the lines above and report.md)")
 
 
 def _check_engine(engine: _Engine, for_flower: dict[str, Any], workers: int | None) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from .folder import MetricsFile
 from .json_text import parse_json
 from .paths import has_file, opened, read_text
 
-_FOLDER, _LONGER, _STAGED = "ends", "longer", "longer.tmp"
+_FOLDER, _LONGER, _STAGED, _INDEX = "ends", "longer", "longer.tmp", "checkpoint.json"
 Checkpoint = tuple[dict[str, torch.Tensor], dict[str, Any]]
 
 
@@ -153,15 +154,24 @@ def commit(out: Path) -> None:
 
 
 def finish(out: Path) -> None:
-    """Put the files of a longer run in their places, if it was committed and is not in place yet."""
+    """Put the files of a longer run in their places, if it was committed and is not in place yet.
+
+    Raises:
+        UserError: the folder of the longer run has other files; nothing is changed then.
+    """
     new = out / _LONGER
-    if not new.is_dir():
-        return
-    for name in ("summary.json", "report.md", "report.html"):
-        (out / name).unlink(missing_ok=True)
-    for path in new.iterdir():
-        os.replace(path, out / path.name)
-    new.rmdir()
+    names = {path.name for path in new.iterdir()} if new.is_dir() else set()
+    if names:
+        ours = {_INDEX, "config.toml", "metrics.jsonl"}
+        ours |= {checkpoint.read_index(new)["tensors"]} if _INDEX in names else set()
+        if _INDEX not in names or names - ours:
+            raise UserError(f"{new} does not have the files of an extension of this run; move it elsewhere")
+        for name in ("summary.json", "report.md", "report.html"):
+            (out / name).unlink(missing_ok=True)
+        for name in [*sorted(names - {_INDEX}), _INDEX]:  # the last one tells that the others were ours
+            os.replace(new / name, out / name)
+    with suppress(FileNotFoundError):
+        new.rmdir()
 
 
 def in_order(metrics: MetricsFile, names: list[str]) -> None:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from .errors import UserError, first_line, nearest
+from .errors import UserError, nearest
 from .folder import alone
 from .paths import expanded
 
@@ -46,5 +46,6 @@ def fetch(names: list[str], data_root: Path | None, say: Callable[[str], None]) 
                 for arguments in calls:
                     getattr(datasets, kind)(str(root), download=True, **arguments)
         except (OSError, RuntimeError) as error:  # no network, another hash, a full disk
-            raise UserError(f"{name} cannot be fetched into {root} ({first_line(error)})") from None
+            why = " ".join(str(error).split()) or type(error).__name__  # torchvision names the reason last
+            raise UserError(f"{name} cannot be fetched into {root} ({why})") from None
         say(f"{name}: {root}")

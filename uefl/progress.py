@@ -36,7 +36,7 @@ class PlainProgress:
     def arm(self, name: str, done_rounds: int) -> None:
         """Show that an arm begins or continues."""
         if done_rounds:
-            self.notice(f"{name} continues at round {done_rounds}/{self._rounds}")
+            self.notice(f"{name} continues after round {done_rounds}/{self._rounds}")
 
     def client(self, arm: str, round: int, client: str) -> None:
         """Do nothing when a client begins."""

@@ -70,7 +70,7 @@ class Observer(Protocol):
         """
 
     def arm(self, name: str, done_rounds: int) -> None:
-        """Handle the start of an arm, or its continuation after ``done_rounds``."""
+        """Handle the start of an arm, or its continuation after ``done_rounds`` measured rounds."""
 
     def client(self, arm: str, round: int, client: str) -> None:
         """Handle the start of a client's work in a round, counted from 0."""
@@ -561,7 +561,8 @@ class _Run:
         events: report.EventWriter | None,
         pages: bool,
     ) -> None:
-        self.observer.arm(arm.name, arm.round)
+        # a turn measures the round that the turn before has trained
+        self.observer.arm(arm.name, arm.round - (arm.trained > 0))
         while not arm.finished:
             begun, used = time.monotonic(), time.process_time()
             try:

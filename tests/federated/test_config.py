@@ -12,6 +12,7 @@ from uefl.algorithms.base import registry
 from uefl.cli import app
 from uefl.config import Model, RunSection, Training, docs
 from uefl.config.config import tomllib
+from uefl.data import build
 from uefl.data.settings import Data
 from uefl.data.sources import SOURCES
 from uefl.errors import UserError
@@ -137,6 +138,12 @@ def test_a_base_is_merged_key_by_key(tmp_path):
     assert (mine.data.clients, mine.data.partition.angles) == (3, (1, 2, 3))
     assert mine.data.train_per_client == demo.data.train_per_client
     assert mine.arms == demo.arms
+
+
+@pytest.mark.parametrize("clients", [3, 6, 9])
+def test_the_demo_takes_another_number_of_clients(clients):
+    data = config.load("demo", [f"clients={clients}", "train_per_client=20", "test_per_client=10"]).data
+    assert len(build(data, kind="labeled", seed=0).clients) == clients
 
 
 def test_names_with_commas_error_shows_the_list_syntax():

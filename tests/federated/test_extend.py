@@ -110,6 +110,17 @@ def test_an_extension_that_is_killed_anywhere_is_completed(tmp_path, monkeypatch
     assert calls > 8  # metrics, tensors and index of the checkpoint, configuration, folder, and their places
 
 
+@pytest.mark.parametrize("name", ["notes.txt", "config.toml", "checkpoint.json"])
+def test_a_folder_named_as_an_extension_is_left_alone(tmp_path, name):
+    start(tmp_path / "run", "arms=fedavg", "rounds=[1]")
+    (tmp_path / "run" / "longer").mkdir()
+    (tmp_path / "run" / "longer" / name).write_text("mine")
+    before = contents(tmp_path / "run")
+    with pytest.raises(UserError, match="longer"):
+        extend(tmp_path / "run", 1)
+    assert contents(tmp_path / "run") == before
+
+
 def test_an_extension_with_other_data_changes_nothing(tmp_path, monkeypatch):
     start(tmp_path / "run", "arms=fedavg", "rounds=[1]")
     before = contents(tmp_path / "run")

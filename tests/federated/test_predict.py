@@ -114,6 +114,11 @@ def test_a_prediction_has_one_pass_or_more(models, passes):
         models["fedavg"][0].predict(IMAGES, uncertainty=True, passes=passes)
 
 
+def test_passes_without_uncertainty_are_refused(models):
+    with pytest.raises(UserError, match="passes"):
+        models["fedavg"][0].predict(IMAGES, passes=3)
+
+
 def test_another_site_has_the_codebook_that_fits_best(models):
     model, _ = models["uefl"]
     net, x = model.members[0].net, (IMAGES - model.mean) / model.std

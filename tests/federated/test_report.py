@@ -11,10 +11,11 @@ from PIL import Image
 from uefl.errors import UserError
 from uefl.report import (
     arm_table,
-    client_table,
+    client_tables,
     differing_keys,
     open_event_writer,
     plots,
+    protocol_table,
     read_run,
     rejected_table,
     repeated,
@@ -86,11 +87,11 @@ def test_tables_show_a_dash_for_missing_metrics(tmp_path):
     run.arms["uefl"]["rounds"] = 2
     assert column(arm_table(run), "last 4 rounds or fewer") == ["0.260 ± 0.129", "0.460 ± 0.129"]
     assert column(arms, "codewords") == ["-", "5.333"]
-    assert column(arms, "seconds") == ["1.5", "1.5"]
-    clients = client_table(run)
-    assert column(clients, "accuracy uefl") == ["0.600", "0.610", "0.620"]
-    assert column(clients, "codewords uefl") == ["4", "4", "8"]
-    assert "codewords fedavg" not in clients.header
+    assert column(protocol_table(run), "seconds") == ["1.5", "1.5"]
+    clients = {table.header[0].split()[0]: table for table in client_tables(run)}
+    assert column(clients["accuracy"], "uefl") == ["0.600", "0.610", "0.620"]
+    assert column(clients["codewords"], "uefl") == ["4", "4", "8"]
+    assert "fedavg" not in clients["codewords"].header
 
 
 def test_spread_over_runs_excludes_unfinished_runs(tmp_path):
@@ -357,7 +358,7 @@ def test_a_silo_may_be_called_anything(tmp_path):
     lines = [line | {"client": "a|b $x_$ [red]"} for line in sample_runs.records(clients=1)]
     run = write_report(sample_runs.write(tmp_path, lines))
     assert r"| a\|b \$x\_\$ \[red\] |" in (tmp_path / "report.md").read_text()
-    assert [str(cell) for cell in client_table(run).rich().columns[0].cells] == ["a|b $x_$ [red]"]
+    assert [str(cell) for cell in client_tables(run)[0].rich().columns[0].cells] == ["a|b $x_$ [red]"]
 
 
 def test_unfinished_run_is_reported_from_its_whole_rounds(tmp_path):
@@ -369,7 +370,7 @@ def test_unfinished_run_is_reported_from_its_whole_rounds(tmp_path):
     assert not run.finished
     assert run.arms["uefl"]["rounds"] == 3
     assert "(unfinished)" in arm_table(run).title
-    assert column(arm_table(run), "seconds") == ["-", "-"]
+    assert column(protocol_table(run), "seconds") == ["-", "-"]
     assert f"uefl train --resume {tmp_path}" in (tmp_path / "report.md").read_text()
 
 

@@ -28,7 +28,7 @@ from uefl.errors import UserError
 from uefl.report import (
     arm_table,
     by_data,
-    client_table,
+    client_tables,
     compare,
     paired_table,
     quality,
@@ -276,7 +276,7 @@ def test_clients_of_any_name_are_drawn(tmp_path, clients):
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # matplotlib warns of letters that it lacks
         run = write_report(sample_runs.write(tmp_path, lines))
-    shown = [row[0] for row in client_table(run).rows]
+    shown = [row[0] for row in client_tables(run)[0].rows]
     assert shown[:3] == ["line break", "y" * 21 + "…" + "y" * 10, "東京病院"]
     text = (tmp_path / "report.md").read_text()
     assert ("client 3: 東京病院." in text) == (clients == 3)  # where pictures name each client
@@ -301,7 +301,7 @@ def test_singular_of_one():
 def test_tables_in_a_terminal_break_no_number(tmp_path, width):
     arms = ("fedavg", "uefl", *(f"an-arm-with-a-name-{i}" for i in range(4)))
     run = read_run(sample_runs.write(tmp_path, sample_runs.records(arms)))
-    for table in (arm_table(run), client_table(run)):
+    for table in (arm_table(run), *client_tables(run)):
         pieces = table.split(width)
         console = Console(width=width, record=True, file=io.StringIO())
         console.print(*(piece.rich() for piece in pieces))
@@ -440,7 +440,7 @@ def test_a_terminal_of_ascii_shows_the_report(tmp_path):
     assert b"0.450 +- 0.129" in out
     table = [
         line
-        for line in out.decode("ascii").partition("clients and traffic")[0].splitlines()
+        for line in out.decode("ascii").partition("clients, time and traffic")[0].splitlines()
         if line.startswith(("+", "|"))
     ]
     assert len(table) == 6

@@ -64,6 +64,8 @@ def test_kill_9_loses_at_most_a_round(finished, tmp_path):
     go_on(tmp_path / "run", observer)
     assert outcome(tmp_path / "run") == outcome(finished[0])
     assert ("arm", "fedavg", 3) not in observer.calls  # the arm that had ended was not run again
+    (done,) = [call[2] for call in observer.calls if call[0] == "arm"]
+    assert observer.rounds[0] == ("uefl", done)  # counted from 0: the round after the last measured one
 
 
 def test_resuming_a_finished_run_only_returns_its_summary(finished):

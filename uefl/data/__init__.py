@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from . import rotate as rotate
     from .builder import build
     from .federation import ClientData, Federation, LabeledData, ServerData, SetData, Sizes, Split
     from .own_arrays import from_arrays
@@ -46,6 +47,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "rotate":  # named by an error of `SavedModel.predict`
+        return import_module(".rotate", __name__)
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "rotate"]

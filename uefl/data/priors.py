@@ -158,7 +158,7 @@ def _pixels(batch: npt.NDArray[np.uint8]) -> Matrix:
 def check_priors(
     client: str, priors: Matrix, sizes: npt.NDArray[np.int64], classes: int, names: Sequence[str] = ()
 ) -> tuple[Matrix, list[str]]:
-    """Return priors that a client can be trained with, and notices about corrections.
+    """Return priors that a client can be trained with, and notes on corrections.
 
     Args:
         priors: ``[M, K]`` class shares, one row per set.

@@ -174,28 +174,28 @@ def _notes(
     reports: Reports, cfg: Config, classes: tuple[str, ...], server: Mapping[str, LabeledRows]
 ) -> tuple[str, ...]:
     """Return notes on priors (errors, with ``data.strict``), the server's images, precisions and versions."""
-    doubts = []
+    found = []
     if _sets(cfg):
         coverages = [report.reach for report in reports.values() if report.reach is not None]
-        doubts += check_doubts(doubts_of_all(coverages, classes), strict=cfg.data.strict)
+        found += check_doubts(doubts_of_all(coverages, classes), strict=cfg.data.strict)
         if not server:
-            doubts.append(
+            found.append(
                 f"the server has no images of its own: {cfg.data.path} holds neither labeled nor validation"
                 " images"
             )
     versions = {report.torch for report in reports.values()} | {torch.__version__}
     exact = [name for name, report in reports.items() if report.precision == "fp32"]
     if 0 < len(exact) < len(reports):
-        doubts.append(
+        found.append(
             f"{listed(exact)} compute{'s' if len(exact) == 1 else ''} in float32, the others in bfloat16:"
             " with run.precision = 'fp32' all do the same"
         )
     if len(versions) > 1:
-        doubts.append(
+        found.append(
             f"the silos and the server have torch {', '.join(sorted(versions))}; results may differ in the"
             " last bits"
         )
-    return tuple(doubts)
+    return tuple(found)
 
 
 def _sets(cfg: Config) -> bool:

@@ -158,7 +158,8 @@ class SavedModel:
 
         Raises:
             UserError: the images have another type or shape; the client is unknown; ``client`` is None, and
-                the parts of the clients have neither a mean nor a best one; ``passes`` is below 1.
+                the parts of the clients have neither a mean nor a best one; ``passes`` is below 1, or given
+                without ``uncertainty``.
 
         Equivalent to::
 
@@ -168,6 +169,8 @@ class SavedModel:
         """
         if passes is not None and (type(passes) is not int or passes < 1):
             raise UserError(f"passes: expected an integer of 1 or more, got {passes!r}")
+        if passes is not None and not uncertainty:
+            raise UserError("passes: the draws are for uncertainty=True, and without it there are none")
         with for_prediction(self.mean.device, draws=bool(uncertainty)), torch.no_grad():
             pixels = self._pixels(images)
             client = self._part(pixels, client)
@@ -323,9 +326,10 @@ class SavedModel:
         if self.inputs.kind != "images":
             return self._vectors(images)
         if not isinstance(images, (torch.Tensor, np.ndarray)):
-            raise UserError(
-                f"images: expected a tensor, a NumPy array or a list of paths, got {type(images).__name__}"
-            )
+            got = type(images).__name__
+            if isinstance(images, (list, tuple)):
+                got += f" of {type(images[0]).__name__}" if images else " of length 0"
+            raise UserError(f"images: expected a tensor, a NumPy array or a list of paths, got {got}")
         pixels, _ = as_bytes(images, "images")
         channels, height, width = self.shape
         if pixels.dim() == 3 and channels == 1:
@@ -531,7 +535,9 @@ def load(path: str | Path, network: Callable[[], nn.Module] | None = None) -> Sa
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is not a mapping
     except (OSError, SafetensorError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from None
+        raise UserError(
+            f"{path} cannot be read as a model ({error}); expected model-<arm>.safetensors of a run folder"
+        ) from None
     if _FORMAT not in metadata:
         raise UserError(
             f"{path} is not a model of this version of uefl (expected {_FORMAT!r}, found"
@@ -592,9 +598,10 @@ def _file(path: Path) -> Path:
     if not models:
         raise UserError(f"{path} holds no model-<arm>.safetensors; a run writes one when an arm has ended")
     if len(models) > 1:
+        arms = ", ".join(model.stem.removeprefix("model-") for model in models)
         raise UserError(
-            f"{path} holds the models of several arms; name an arm (--arm on the command line), or load one"
-            f" of the files: {', '.join(map(str, models))}"
+            f"{path} holds the models of several arms; name one of {arms} (--arm on the command line), or"
+            " load its file model-<arm>.safetensors"
         )
     return models[0]
 

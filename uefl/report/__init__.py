@@ -5,7 +5,7 @@ from .events import EventWriter, open_event_writer
 from .run_folder import outcomes, own_columns, parted, read_run, summarize
 from .samples import write as write_samples
 from .samples import write_uncertain
-from .tables import arm_table, client_table, protocol_table, rejected_table, tables
+from .tables import arm_table, client_tables, protocol_table, rejected_table, tables
 from .write import folder_of_comparison, write_comparison, write_report
 
 __all__ = [
@@ -17,7 +17,7 @@ __all__ = [
     "folder_of_comparison",
     "write_comparison",
     "write_uncertain",
-    "client_table",
+    "client_tables",
     "differing_keys",
     "rejected_table",
     "open_event_writer",

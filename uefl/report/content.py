@@ -13,7 +13,7 @@ from . import plots
 from .compare import Comparison, configurations
 from .run_folder import RunFolder
 from .style import Picture
-from .tables import arm_table, client_table, last_rounds, protocol_table, rejected_table
+from .tables import arm_table, client_tables, last_rounds, protocol_table, rejected_table
 from .words import count, label
 
 _NORMAL = 1.96  # 95 % of a normal distribution lie within this number of standard deviations
@@ -98,7 +98,7 @@ def content(run: RunFolder, pictures: list[Picture]) -> Content:
         ReportSection(
             "Images", [*shown("samples.png"), *(p for p in pictures if p.name.startswith("uncertain-"))]
         ),
-        ReportSection("Clients", [*([] if run.on_sets else [client_table(run)]), *_class_counts(run)]),
+        ReportSection("Clients", [*([] if run.on_sets else client_tables(run)), *_class_counts(run)]),
     ]
     return Content(
         f"Run {run.path.resolve().name}",

@@ -28,10 +28,6 @@ def arm_table(run: RunFolder) -> Table:
         "NLL": lambda arm: number(arm["nll"]),
         "ECE": lambda arm: number(arm["ece"]),
         "epsilon": lambda arm: number(arm.get("epsilon"), 2),
-        "rejected": lambda arm: str(arm.get("rejected", "-")),
-        "rounds": lambda arm: str(arm["rounds"]),
-        "seconds": lambda arm: number(arm.get("seconds"), 1),
-        "CPU s": lambda arm: number(arm.get("cpu_seconds"), 1),
     }
     own = {
         key: {name: own_number(_own(run, name, key)) for name in run.arms}
@@ -39,7 +35,7 @@ def arm_table(run: RunFolder) -> Table:
         if key not in columns
     }
     added = [key for key, cells in own.items() if set(cells.values()) != {"-"}]
-    header, rows = _filled(run, columns, ("entropy", "rejected", "rounds", "seconds"))
+    header, rows = _filled(run, columns, ("entropy",))
     header, rows = [*header, *added], [[*row, *(own[key][row[0]] for key in added)] for row in rows]
     note = (
         f"accuracy: of the last round; {last_rounds(run)}: mean ± standard deviation over these rounds"
@@ -56,7 +52,7 @@ def _own(run: RunFolder, arm: str, key: str) -> float | None:
 
 
 def protocol_table(run: RunFolder) -> Table:
-    """Return the best round, the worst clients, other measurements and the traffic of each arm."""
+    """Return the best round, the worst clients, other measurements, the time and the traffic of each arm."""
     columns: Columns = {
         "best": lambda arm: _at_round(arm.get("best")),
         "worst 10 %": lambda arm: number(arm.get("worst_tenth")) if len(arm["clients"]) > 1 else "-",
@@ -64,11 +60,15 @@ def protocol_table(run: RunFolder) -> Table:
         "personalized": lambda arm: number(arm.get("personalized_accuracy")),
         "unseen": lambda arm: number(arm.get("unseen_accuracy")),
         "to target": _reached,
+        "rejected": lambda arm: str(arm.get("rejected", "-")),
+        "rounds": lambda arm: str(arm["rounds"]),
+        "seconds": lambda arm: number(arm.get("seconds"), 1),
+        "CPU s": lambda arm: number(arm.get("cpu_seconds"), 1),
         "MB sent": lambda arm: number(arm["bytes_sent"] / 1e6, 1) if "bytes_sent" in arm else "-",
         "MB back": lambda arm: number(arm["bytes_received"] / 1e6, 1) if "bytes_received" in arm else "-",
     }
-    header, rows = _filled(run, columns, ("MB sent", "MB back"))
-    return Table("clients and traffic", header, rows)
+    header, rows = _filled(run, columns, ("rejected", "rounds", "seconds", "MB sent", "MB back"))
+    return Table("clients, time and traffic", header, rows, note="MB: to train and to measure")
 
 
 def _filled(run: RunFolder, columns: Columns, always: tuple[str, ...]) -> tuple[list[str], list[list[str]]]:
@@ -101,36 +101,31 @@ def tables(run: RunFolder) -> list[Table]:
     return [
         arm_table(run),
         protocol_table(run),
-        *([] if run.on_sets else [client_table(run)]),
+        *([] if run.on_sets else client_tables(run)),
         *([rejected] if rejected else []),
     ]
 
 
-def client_table(run: RunFolder) -> Table:
-    """Return a table of each client at the last round.
+def client_tables(run: RunFolder) -> list[Table]:
+    """Return a table of each metric at the last round, with a row per client and a column per arm.
 
-    The table has accuracy, entropy and the columns that differ between clients.
+    The metrics are accuracy, entropy and those of an algorithm that differ between clients.
     """
 
-    def values(key: str, arm: str) -> list[Any]:
-        return [run.arms[arm]["clients"].get(client, {}).get(key) for client in run.measured_clients]
+    def table(key: str, text: Callable[[Any], str]) -> Table:
+        cells = {
+            arm: [text(found["clients"].get(client, {}).get(key)) for client in run.measured_clients]
+            for arm, found in run.arms.items()
+        }
+        arms = [arm for arm in cells if text is number or len(set(cells[arm])) > 1]
+        rows = [
+            [run.labels[client], *(cells[arm][i] for arm in arms)]
+            for i, client in enumerate(run.measured_clients)
+        ]
+        return Table("", [f"{key} per client", *arms], rows)
 
-    columns = {
-        f"{key} {arm}": [number(value) for value in values(key, arm)]
-        for key in ("accuracy", "entropy")
-        for arm in run.arms
-    }
-    own = {
-        f"{key} {arm}": [own_number(value) for value in values(key, arm)]
-        for key in run.columns
-        for arm in run.arms
-    }
-    columns |= {name: cells for name, cells in own.items() if len(set(cells)) > 1}
-    rows = [
-        [run.labels[client], *(cells[i] for cells in columns.values())]
-        for i, client in enumerate(run.measured_clients)
-    ]
-    return Table("per client", ["client", *columns], rows)
+    own = [table(key, own_number) for key in run.columns]
+    return [table("accuracy", number), table("entropy", number), *(one for one in own if len(one.header) > 1)]
 
 
 def rejected_table(run: RunFolder) -> Table | None:

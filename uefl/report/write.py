@@ -31,7 +31,9 @@ nav a { display: inline-block; margin-right: 1rem; color: var(--link); }
 p, ul { overflow-wrap: anywhere; }
 ul { padding-left: 1.2rem; margin: .5rem 0; }
 p.warning { border-left: 4px solid #bf8700; background: var(--note); padding: .5rem .8rem; font-weight: 600; }
-.scroll { overflow-x: auto; margin: .75rem 0; }
+.scroll { overflow-x: auto; margin: .75rem 0; /* a shadow, until the end is in sight */
+  background: linear-gradient(to left, var(--page) 1rem, #0000) right / 2rem 100% no-repeat local,
+  radial-gradient(farthest-side at 100% 50%, var(--soft), #0000) right / .8rem 100% no-repeat; }
 table { border-collapse: collapse; font-size: .85rem; }
 th, td { padding: .25rem .5rem; border-bottom: 1px solid var(--line); }
 th, td { text-align: left; vertical-align: bottom; }
@@ -44,7 +46,8 @@ figure { margin: 1.25rem 0; }
 figure img { max-width: 100%; height: auto; background: #fff; border-radius: 4px; }
 figcaption { font-size: .85rem; color: var(--soft); }
 code { font-size: .9em; background: var(--code); padding: .1em .3em; border-radius: 3px; }
-@media (max-width: 40rem) { body { padding: 1rem .75rem; } }
+@media (max-width: 48rem) { body { padding: 1rem .75rem; } table { font-size: .75rem; }
+  th, td { padding: .25rem; } }
 @media print { nav { display: none; } figure, table { break-inside: avoid; } }
 """.strip()
 

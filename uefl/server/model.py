@@ -289,4 +289,4 @@ def named_states(reply: Reply, members: int) -> bool:
 
 
 def silent(line: str) -> None:
-    """Drop a notice: the notices of all members except the first would repeat."""
+    """Drop a line: the lines of all members except the first would repeat."""

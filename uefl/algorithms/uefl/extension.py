@@ -1,4 +1,4 @@
-"""The choice of clients to extend: threshold of the entropy, random draws, and notices."""
+"""The choice of clients to extend: threshold of the entropy, random draws, and notes."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def above(threshold: float, entropy: Mapping[str, float], names: list[str]) -> s
 def unsure(
     threshold: float, entropy: Mapping[str, float], records: Iterable[Mapping[str, Any]]
 ) -> str | None:
-    """Return a notice if an entropy is too inaccurate to compare with the threshold, otherwise None.
+    """Return a note if an entropy is too inaccurate to compare with the threshold, otherwise None.
 
     This is the case if a standard error, over the client's holdout images, exceeds the distance from the
     least entropy to the threshold.

@@ -239,6 +239,7 @@ def angle_of_each(angles: tuple[float, ...], clients: int) -> tuple[float, ...]:
     if clients % len(angles):
         raise UserError(
             f"key 'data.partition.angles': expected {clients} angles (one per client), a divisor of this"
-            f" number, or an empty list; got {len(angles)}: {list(angles)}"
+            f" number, or an empty list; got {len(angles)}: {list(angles)}. Set a multiple of {len(angles)}"
+            " clients, or other angles"
         )
     return tuple(angle for angle in angles for _ in range(clients // len(angles)))
