@@ -46,7 +46,6 @@ except PackageNotFoundError:  # a source tree on the path that was never install
     __version__ = "unknown"
 
 if TYPE_CHECKING:
-    from . import data as data
     from .algorithms.base import Algorithm, register
     from .api import Run, load, resume, train
     from .deploy.choices import Distributed, Flower

@@ -95,9 +95,10 @@ SCALED = {
 
 
 def train(name, scale, dtype=torch.float32, infinite=()):
-    """Return the states before and after each step; the losses of some steps are infinite.
+    """Return the states before and after each step.
 
-    As most loops do, clear the gradients before the backward pass, after the forward pass.
+    The losses of the steps ``infinite`` are infinite. As most loops do, clear the gradients before the
+    backward pass, after the forward pass.
     """
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), SCALED[name]())
@@ -129,7 +130,7 @@ def test_scaled_losses_move_parameters_as_plain_ones(name):
 
 @pytest.mark.parametrize("name", SCALED)
 def test_skipped_steps_change_no_parameter(name):
-    """A step after them is as usual. An optimizer of the layer's own steps in the forward pass."""
+    """A step after skipped steps changes them, and the layer's own optimizer steps in the forward pass."""
     states, parameters = train(name, 2.0**16, infinite=(1, 2))
     for step in (1, 2):
         for parameter in parameters:

@@ -141,7 +141,7 @@ def test_one_average_by_hand():
     torch.testing.assert_close(vq.codebook.double(), total / smooth[:, None], rtol=1e-6, atol=1e-7)
 
 
-def test_orthogonal_codewords_take_an_optimizer_without_being_learned():
+def test_orthogonal_codewords_take_an_optimizer():
     """Averages move the codewords, and then the optimizer by the gradient of the codewords before."""
     options = {"orthogonal_reg_weight": 0.1}
     optimized = layer(

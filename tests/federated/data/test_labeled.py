@@ -165,7 +165,7 @@ def test_first_classes_leave_the_others_out():
         ({}, "key 'clients': .*digits"),
         (
             {"clients": 3, "angles": [0, 90]},
-            r"key 'data.partition.angles': .*\b3 angles .*client.* 2: \[0.0, 90.0\].*multiple of 2 clients",
+            r"key 'data.partition.angles': .*\b3 angles .*client.* 2: \[0.0, 90.0\].*\b2 clients",
         ),
         (
             {"partition": {"scheme": "imbalanced"}, "clients": 4},
