@@ -27,6 +27,8 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
+from uefl.errors import UserError
+
 
 class Times(NamedTuple):
     """The seconds of all arms of a run, its CPU seconds and its threads."""
@@ -127,10 +129,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--most", type=float, default=2.2, help="the largest ratio that passes (2.2)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     args = parser.parse_args(arguments)
-    turns = [
-        (at_once(args.preset, args.set, 1), at_once(args.preset, args.set, args.runs))
-        for _ in range(args.turns)
-    ]
+    try:
+        turns = [
+            (at_once(args.preset, args.set, 1), at_once(args.preset, args.set, args.runs))
+            for _ in range(args.turns)
+        ]
+    except UserError as error:
+        parser.error(str(error))
     table = Table(title=f"{args.preset}, {len(os.sched_getaffinity(0))} cores; medians of {args.turns} turns")
     for column in ("runs at once", "seconds of each", "CPU seconds of each", "threads of each"):
         table.add_column(column, justify="right")
