@@ -279,6 +279,7 @@ def test_a_bridge_in_front_of_the_codewords():
         torch.manual_seed(0)
         layer = kind(16, 24, vq_bridge=torch.nn.Linear(16, 16), in_place_codebook_optimizer=sgd)
         for step in range(3):
+            layer.zero_grad()  # the peer's optimizer takes gradients of earlier losses, too
             quantized, indices, loss = layer(normal(3, 40, 16, seed=step).requires_grad_())
             loss.backward()
         results.append(
