@@ -62,7 +62,7 @@ Fsq::ElementForm Fsq::element_of(int64_t levels) const {
   const double count = static_cast<double>(levels), last = count - 1;
   ElementForm element;
   if (form_.symmetric) {
-    element.scale = 2.0f / static_cast<float>(last);
+    element.scale = 2 / last;
     for (double level = 1; level < count; ++level)
       element.thresholds.push_back(inverse((2 * level - count) / last));
   } else {
@@ -136,8 +136,8 @@ void Fsq::forward(const FsqRun<double>& run, int64_t lo, int64_t hi) const {
       const ElementForm& element = elements_[j];
       const double z = run.z[row * d() + j];
       level[j] = reached(element.thresholds, z);
-      const double scale = form_.symmetric ? 2.0 / static_cast<double>(form_.levels[j] - 1) : 1;
-      run.quantized[row * d() + j] = z == z ? (level[j] * scale - element.center) / element.divisor : z;
+      run.quantized[row * d() + j] =
+          z == z ? (level[j] * element.scale - element.center) / element.divisor : z;
     }
     write_indices(run, level.data(), row, row + 1);
   }

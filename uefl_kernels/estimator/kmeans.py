@@ -391,16 +391,18 @@ class KMeans(RowEstimator, ClusteringEstimator):
         assert source is not None
         self._check_columns(column_names(X), source.d)
         centers = rows_of("KMeans", self.cluster_centers_)[0].cpu()
-        checks = (True,) if self.metric == "cosine" else (False, True)
-        for checked in checks:
+
+        def answered(checked: bool) -> torch.Tensor:
             rows = self._sparse_rows(X, checked)
-            try:
-                with in_words_of("KMeans"), torch.device("cpu"):
-                    return answer(rows, centers.to(rows.dtype))
-            except RuntimeError:  # the op refuses rows that are not in order, which are rare
-                if checked:
-                    raise
-        raise AssertionError
+            with in_words_of("KMeans"), torch.device("cpu"):
+                return answer(rows, centers.to(rows.dtype))
+
+        if self.metric != "cosine":
+            with contextlib.suppress(
+                RuntimeError
+            ):  # the op refuses rows that are not in order, which are rare
+                return answered(checked=False)
+        return answered(checked=True)
 
     def _cluster_sparse(self, rows: SparseRows, weights: torch.Tensor | None, asked: FitOptions) -> Fit:
         spherical = self.metric == "cosine"
