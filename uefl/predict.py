@@ -50,7 +50,8 @@ class Predictor:
     Args:
         paths: files and folders. A folder means all images in it and in its subfolders. For a model of
             columns or tokens, the files are tables.
-        client: the client whose parts of the model are used. None: as in :meth:`SavedModel.predict`.
+        client: the name of a client. The prediction uses the private tensors of this client. None: as in
+            :meth:`SavedModel.predict`.
 
     Raises:
         UserError: there is no image, a path does not exist, a file cannot be read, or the client is unknown.

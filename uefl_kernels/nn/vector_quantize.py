@@ -1245,7 +1245,7 @@ def _refuse_of_gradients(given: dict[str, Any]) -> None:
 
 
 def _refuse_of_losses(given: dict[str, Any]) -> None:
-    """Raise ValueError for losses whose other options are missing."""
+    """Raise ValueError for a loss without the options that it needs."""
     active = given["orthogonal_reg_weight"] > 0 and given["orthogonal_reg_active_codes_only"]
     other = given["directional_reparam"] or given["commitment_use_cross_entropy_loss"]
     separable = given["learnable_codebook"] and given["commitment_weight"] > 0 and not other

@@ -22,7 +22,7 @@ CASES = {name: (_settings, name) for name in registry() if not name.startswith("
 CASES["ensemble"] = lambda name: tiny.settings("uefl", uncertainty="ensemble", members=2), ""
 CASES["newcomer"] = lambda name: tiny.settings("fedper", participation=0.5), ""
 RAISES, LATE, DIES = 101, 102, 103
-"""seeds of runs in which a client of ``tiny_worker`` fails"""
+"""seeds that make a client of ``tiny_worker`` fail"""
 every_case = pytest.mark.parametrize("case", CASES)
 
 
