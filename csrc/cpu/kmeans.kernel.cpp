@@ -174,13 +174,12 @@ double distance(const Dense& x, int64_t row, const char* center) {
   return distance_typed(typed_row<float>(x, row), reinterpret_cast<const float*>(center), x.d);
 }
 
-// Calls body.operator()<4, 2 or 1>(c) for as many of the centers [first, last) from c.
-template <class Body>
-UEFL_INLINE void for_centers(int64_t first, int64_t last, const Body& body) {
-  int64_t c = first;
-  for (; c + 4 <= last; c += 4) body.template operator()<4>(c);
-  if (last - c >= 2) body.template operator()<2>(c), c += 2;
-  if (c < last) body.template operator()<1>(c);
+// Calls body.operator()<kCount>(i) for groups of kMost from `first` on, and for at most one smaller group of
+// each size.
+template <int kMost, class Body>
+UEFL_INLINE void for_groups(int64_t first, int64_t last, const Body& body) {
+  for (; first + kMost <= last; first += kMost) body.template operator()<kMost>(first);
+  if constexpr (kMost > 1) for_groups<kMost - 1>(first, last, body);
 }
 
 // Processes rows and centers in groups, and the columns of a group in blocks. A block of the rows then stays
@@ -193,7 +192,7 @@ void distances_typed(const Dense& x, int64_t lo, int64_t hi, const double* cente
     double sums[kRows][kCenters][kSums];
     for (int64_t start = 0; start < x.d; start += kBlockColumns) {
       const int64_t columns = x.d - start < kBlockColumns ? x.d - start : kBlockColumns;
-      for_centers(0, count, [&]<int kCount>(int64_t c) {
+      for_groups<4>(0, count, [&]<int kCount>(int64_t c) {
         for (int64_t r = 0; r < rows; ++r) {
           add_squares<kCount>(typed_row<T>(x, row + r) + start, centers + (first + c) * x.d + start, x.d,
                               columns, start == 0, &sums[r][c]);
@@ -222,6 +221,14 @@ UEFL_INLINE double lanes_sum(const Doubles& x) {
   return sum;
 }
 
+// Rows and centers of a group. Their sums are independent, which hides the latency of an addition, and fit in
+// the registers together with the operands.
+#if defined(__AVX512F__) || defined(__ARM_NEON)
+constexpr int kGroup = 4;
+#else
+constexpr int kGroup = 3;
+#endif
+
 // Adds the squared distances of kRows rows, x_pitch apart, and kCenters centers, pitch apart, in some
 // columns. The results of the rows are `width` apart.
 template <class Vector, int kRows, int kCenters, class T>
@@ -231,21 +238,21 @@ UEFL_INLINE void add_scores(const T* x, int64_t x_pitch, const T* centers, int64
   Vector sum[kRows][kCenters] = {}, value[kRows], other;
   int64_t j = 0;
   for (; j + kWidth <= columns; j += kWidth) {
-#pragma GCC unroll 4
+#pragma GCC unroll kGroup
     for (int r = 0; r < kRows; ++r) load(x + r * x_pitch + j, value[r]);
-#pragma GCC unroll 4
+#pragma GCC unroll kGroup
     for (int c = 0; c < kCenters; ++c) {
       load(centers + c * pitch + j, other);
-#pragma GCC unroll 4
+#pragma GCC unroll kGroup
       for (int r = 0; r < kRows; ++r) {
         const Vector difference = value[r] - other;
         sum[r][c] = fused(difference, difference, sum[r][c]);
       }
     }
   }
-#pragma GCC unroll 4
+#pragma GCC unroll kGroup
   for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 4
+#pragma GCC unroll kGroup
     for (int c = 0; c < kCenters; ++c) {
       double total = lanes_sum(sum[r][c]);
       for (int64_t i = j; i < columns; ++i) {
@@ -261,22 +268,18 @@ UEFL_INLINE void add_scores(const T* x, int64_t x_pitch, const T* centers, int64
 // in the second-level cache, so that each row is read once.
 template <class Vector, class T>
 void scores_typed(const Dense& x, int64_t lo, int64_t hi, const T* centers, int64_t k, double* out) {
-  constexpr int64_t kRows = 128;
+  constexpr int64_t kBlockRows = 128;
   for (int64_t i = 0; i < (hi - lo) * k; ++i) out[i] = 0;
-  for (int64_t row = lo; row < hi; row += kRows) {
-    const int64_t last = hi - row < kRows ? hi : row + kRows;
+  for (int64_t row = lo; row < hi; row += kBlockRows) {
+    const int64_t last = hi - row < kBlockRows ? hi : row + kBlockRows;
     for (int64_t start = 0; start < x.d; start += kBlockColumns) {
       const int64_t columns = x.d - start < kBlockColumns ? x.d - start : kBlockColumns;
-      for_centers(0, k, [&]<int kCount>(int64_t c) {
+      for_groups<kGroup>(0, k, [&]<int kCenters>(int64_t c) {
         const T* center = centers + c * x.d + start;
-        int64_t r = row;
-        for (; r + 2 <= last; r += 2) {
-          add_scores<Vector, 2, kCount>(typed_row<T>(x, r) + start, x.pitch, center, x.d, columns,
-                                        out + (r - lo) * k + c, k);
-        }
-        if (r < last)
-          add_scores<Vector, 1, kCount>(typed_row<T>(x, r) + start, 0, center, x.d, columns,
-                                        out + (r - lo) * k + c, k);
+        for_groups<kGroup>(row, last, [&]<int kRows>(int64_t r) {
+          add_scores<Vector, kRows, kCenters>(typed_row<T>(x, r) + start, x.pitch, center, x.d, columns,
+                                              out + (r - lo) * k + c, k);
+        });
       });
     }
   }

@@ -213,6 +213,19 @@ def test_verbose_prints_the_inertia_and_changes_no_bit(options, capsys):
         )
 
 
+@pytest.mark.parametrize("metric", ["l2", "cosine"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("d", [7, 600])
+def test_given_centers_are_neither_changed_nor_shared(d, dtype, metric):
+    x = np.random.default_rng(0).standard_normal((50, d)).astype(dtype)
+    init = x[:5].copy()
+    for fit in (lambda model: model.fit(x), lambda model: model.fit_blocks([x[:20], x[20:]])):
+        model = KMeans(5, init=init, metric=metric)
+        fit(model)
+        np.testing.assert_array_equal(init, x[:5])
+        assert not np.shares_memory(init, model.cluster_centers_)
+
+
 def test_init_by_a_function():
     asked = []
 

@@ -143,14 +143,16 @@ def blocks_of(name: str, blocks: Any) -> Blocks:
 
 
 def numbers(name: str, argument: str, value: Any) -> torch.Tensor:
-    """Return weights or centers in float64."""
+    """Return weights or centers in float64, or in float32 if that is their dtype."""
     if isinstance(value, torch.Tensor):
-        return real(name, argument, value).double()
+        found = real(name, argument, value)
+        return found if found.dtype == torch.float32 else found.double()
     array = without_na(native(name, argument, value))
     if array.dtype.kind == "c":
         raise ValueError(_COMPLEX.format(name))
     try:
-        return torch.from_numpy(np.array(array, np.float64, order="C"))
+        single = array.dtype == np.float32
+        return shared(np.asarray(array, np.float32 if single else np.float64, order="C"))
     except (TypeError, ValueError):
         raise TypeError(
             f"{name}: {argument} must hold real numbers, got an array of dtype {array.dtype}"

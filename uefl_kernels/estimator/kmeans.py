@@ -471,7 +471,7 @@ class KMeans(RowEstimator, ClusteringEstimator):
             return None
         if n is not None and isinstance(sample_weight, (int, float, np.number)):
             sample_weight = np.full(n, float(sample_weight))
-        weights = numbers("KMeans", "sample_weight", sample_weight).to(device)
+        weights = numbers("KMeans", "sample_weight", sample_weight).double().to(device)
         expected = "n_samples" if n is None else n
         if weights.dim() != 1 or (n is not None and len(weights) != n):
             raise ValueError(f"KMeans: sample_weight must have shape [{expected}], got {list(weights.shape)}")
@@ -488,7 +488,7 @@ class KMeans(RowEstimator, ClusteringEstimator):
 
 
 def _given(init: Any, k: int, d: int) -> torch.Tensor:
-    """Return the centers that a caller gives, [k, d] float64.
+    """Return the centers that a caller gives, [k, d] float32 or float64.
 
     Raise ValueError, in scikit-learn's words, for another shape.
     """
