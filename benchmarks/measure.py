@@ -1,8 +1,8 @@
 """Measure a case: check each provider and its memory once, then time all providers in turns.
 
-In a turn, each provider is timed once. So other work on the machine slows all providers equally. The report has
-the median over the turns and the spread. A process can choose the variant of our CPU kernels only once, so
-other variants run in separate processes, also once in each turn.
+In a turn, each provider is timed once. So other work on the machine slows all providers equally. The report
+has the median over the turns and the spread. A process can choose the variant of our CPU kernels only once,
+so other variants run in separate processes, also once in each turn.
 """
 
 from __future__ import annotations
@@ -220,8 +220,8 @@ def measure(
 def race(entrants: list[tuple[CaseRunner, str]], seconds: float) -> list[tuple[list[float], list[float]]]:
     """Return the seconds per call, wall and CPU, of every provider and turn.
 
-    If ``seconds`` is 0, there is one turn. Otherwise a provider takes part in three turns, and in further ones
-    until its ``seconds`` are spent, but in at most ``TURNS``.
+    If ``seconds`` is 0, there is one turn. Otherwise a provider takes part in three turns, and in further
+    ones until its ``seconds`` are spent, but in at most ``TURNS``.
     """
     results: list[tuple[list[float], list[float]]] = [([], []) for _ in entrants]
     once = [runner.time(provider, 1)[0] for runner, provider in entrants]
