@@ -107,7 +107,8 @@ PARTS = {"kmeans_lloyd": ITERATIONS}  # equal parts of a call; the times are for
 # Counts of sm_90a unless the name has another architecture. Other architectures have nearly the same counts.
 # If nvcc is installed, the counts up to "square" are read from the machine code.
 COUNTS: dict[str, PipeCounts] = {
-    # a score: for search_wgmma in the whole loop over codewords, for search_mma after the product
+    # a score. For search_wgmma: all instructions of the loop over codewords. For search_mma: the instructions
+    # after the product
     "cross, sm_90a": {"issue": 4.53, "alu": 1.83, "imad": 1.16, "fma": 1.0},
     # search_wgmma: a score, for each 64 elements after the first 64; preparing an element of a float32
     # row, or of a float16 row; finishing a row with a certain index

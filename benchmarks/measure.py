@@ -34,7 +34,7 @@ _SETTLE = 0.01  # seconds for the idle threads of the last provider to stop spin
 
 
 def use_threads(threads: int) -> None:
-    """Give ``threads`` threads to torch and to every OpenMP and BLAS library, those loaded later included."""
+    """Give ``threads`` threads to torch and to every OpenMP and BLAS library, also if it is loaded later."""
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = str(threads)
     torch.set_num_threads(threads)

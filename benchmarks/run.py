@@ -60,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_names,
         help="further variants of our CPU kernels (default: avx512vnni, if the best one is amx)",
     )
-    add_options(parser, results.FOLDER, "the numbers of a shape, once measured,")
+    add_options(parser, results.FOLDER, "the numbers of each measured shape")
     parser.add_argument(
         "--smoke", action="store_true", help="check one call of one tiny shape, without a measurement"
     )

@@ -323,7 +323,7 @@ def test_compile_fullgraph(full_graph):
     compiled_grad, codebook.grad = codebook.grad, None
     expected, expected_counts = step(x)
     expected.backward()
-    # inductor adds the elements of quantized in an order of its own
+    # inductor adds the elements of quantized in another order
     torch.testing.assert_close(loss, expected)
     assert torch.equal(counts, expected_counts)
     assert torch.equal(compiled_grad, codebook.grad)
