@@ -40,7 +40,7 @@ class FlowerLoop(TrainingLoop):
         self._trained: queue.Queue[int] = queue.Queue()
         self._folder = tempfile.TemporaryDirectory()
         path = Path(self._folder.name) / "clients.pickle"
-        path.write_bytes(cloudpickle.dumps((clients, network)))  # with the classes of a script
+        path.write_bytes(cloudpickle.dumps((clients, network)))  # cloudpickle also stores classes of a script
         threads = torch.get_num_threads()
         client, server = ClientApp(), ServerApp()
 

@@ -260,9 +260,8 @@ def barriers(driver: AnyDriver, path: Path) -> Found:
     """Measure M9: barriers and launches."""
     clocks = driver.zeros(3)
     driver.launch(path, "barriers", 1, 256, 0, [clocks.data_ptr()])
-    for name, value in zip(
-        ("turn handed on", "wait for what is over", "hand-over by mbarrier"), clocks.tolist(), strict=True
-    ):
+    names = ("named barrier, one way", "wait for a completed mbarrier", "mbarrier, one way")
+    for name, value in zip(names, clocks.tolist(), strict=True):
         yield name, float(value), "clocks"
     for name, early in (("nothing", False), ("nothing_early", True)):
 

@@ -3,17 +3,18 @@
 Usage: ``python -m benchmarks.gpu_model --help``.
 
 A kernel moves bytes, multiplies on tensor cores and issues instructions to pipes, each at a known rate. Each
-gives a lower bound of the time, a *wall*. The highest wall is the expected time. There are walls for the
-bytes of device memory, of the second-level cache and of shared memory, for products, for each pipe, for the
-issue of instructions and for the launch. Another column has the time of a kernel if products and
+kind of work gives a lower bound of the time, a *wall*. The highest wall is the expected time. There are walls
+for the bytes of device memory, of the second-level cache and of shared memory, for products, for each pipe,
+for the issue of instructions and for the launch. Another column has the time of a kernel if products and
 instructions never overlap. The last one has the measured time, if a profile of ``benchmarks.gpu_profile`` or
 a row in results/ has it. Latency of memory, barriers, the order of instructions and part-filled waves are not
 in the model. They explain the difference to the measured time. On an H200, calls of ``vq_assign`` and ``vq``
 with a million rows took 1.4 to 2.3 times the expected time, and 0.9 to 1.6 times the time without overlap.
-With 65,536 rows, they took 2.0 to 7.8 times the first time, and 1.4 to 5.2 times the second.
+With 65,536 rows, the calls took 2.0 to 7.8 times the expected time, and 1.4 to 5.2 times the time without
+overlap.
 
-With nvcc, instructions are counted in the machine code (some minutes); otherwise they are the constants
-below.
+If nvcc is installed, the program counts the instructions in the machine code, which takes some minutes.
+Otherwise it takes the counts from the constants below.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ PipeCounts = Mapping[str, float]  # instructions of one lane, by pipe; "issue" c
 
 
 # Lanes per clock and multiprocessor. A multiply-add of integers takes one of the two halves of the pipe of
-# floats. Beside products, alu and imad reached 40 lanes on an H200.
+# floats. While products ran, alu and imad reached 40 lanes on an H200.
 HOPPER = {"issue": 128, "alu": 62.8, "imad": 63.5, "fma": 124.6, "f64": 64, "convert": 15}
 
 
@@ -45,17 +46,17 @@ HOPPER = {"issue": 128, "alu": 62.8, "imad": 63.5, "fma": 124.6, "f64": 64, "con
 class Gpu:
     """The size and rates of a GPU.
 
-    For the H100 and the H200 they are measured. For other GPUs they are the vendor's figures, times the share
-    that the H100 reaches of its vendor's figures.
+    The rates of the H100 and the H200 are measured. The H100 reaches a share of the rates that its vendor
+    publishes. The rates of other GPUs are the published ones, multiplied by this share.
     """
 
     name: str
     multiprocessors: int
     gigahertz: float
-    copy: float  # bytes a second, those read and those written
+    copy: float  # bytes a second, read and written
     l2: float  # bytes a second that the second-level cache gives to all multiprocessors
     product: float  # operations a second of a dense bfloat16 or float16 product
-    mma: float  # the share that mma.sync reaches
+    mma: float  # the share of `product` that mma.sync reaches
     code: str  # the architecture of its machine code; sm_90a has wgmma
     lanes: PipeCounts = field(default_factory=lambda: HOPPER)
 
@@ -106,7 +107,8 @@ PARTS = {"kmeans_lloyd": ITERATIONS}  # equal parts of a call; the times are for
 # Counts of sm_90a unless the name has another architecture. Other architectures have nearly the same counts.
 # If nvcc is installed, the counts up to "square" are read from the machine code.
 COUNTS: dict[str, PipeCounts] = {
-    # a score: for search_wgmma in the whole loop over codewords, for search_mma after the product
+    # a score. For search_wgmma: all instructions of the loop over codewords. For search_mma: the instructions
+    # after the product
     "cross, sm_90a": {"issue": 4.53, "alu": 1.83, "imad": 1.16, "fma": 1.0},
     # search_wgmma: a score, for each 64 elements after the first 64; preparing an element of a float32
     # row, or of a float16 row; finishing a row with a certain index
@@ -148,7 +150,7 @@ PIPES = (
 
 
 def by_pipe(operations: list[str], times: float) -> PipeCounts:
-    """Return instructions by pipe, each for a number of scores or elements."""
+    """Return the number of instructions of each pipe, divided by a number of scores or elements."""
     found = Counter(
         next((pipe for pipe, pattern in PIPES if re.match(pattern, name)), "other") for name in operations
     )
@@ -158,7 +160,7 @@ def by_pipe(operations: list[str], times: float) -> PipeCounts:
 
 
 def counted() -> dict[str, PipeCounts]:
-    """Return instruction counts from the machine code of the kernels for sm_90a, of float32 as a rule."""
+    """Count the instructions in the machine code of the kernels, by default for sm_90a and float32."""
 
     def loop(
         stem: str,
@@ -209,7 +211,7 @@ class KernelWork:
     l2: float = 0  # bytes read from the second-level cache
     shared: float = 0  # bytes read from shared memory
     reductions: float = 0  # additions of 64-bit integers in the second-level cache
-    launched: bool = True  # False for a part of the kernel before it
+    launched: bool = True  # False: a part of the work of the kernel before it in the list
     flops_again: float = 0  # operations of mma.sync to score codewords again
 
 
@@ -232,14 +234,15 @@ def open_share(k: int, itemsize: int, d: int) -> float:
     return 0.027 if k <= 256 else 0.038 if k <= 1024 else 0.05
 
 
-# The comparisons of search_mma, and the instances of float32.
+# The two ways in which search_mma compares scores, and the template arguments of each, for float32.
 MMA_WAYS = {"cross": "fLb1ELb0E", "four": "fLb0ELb0E"}
 # Share of Gaussian rows that an iteration after the first gives another label: mean of ten at 262144 x 64, K
 # 256, on the CPU. The second iteration gives half of the rows another label, the eleventh 4 %.
 CHANGED = 0.12
 # share of the open rows that search_wgmma decides between two codewords: 0.71 to 0.85 in simulations
 SETTLED = 0.75
-# For 64 elements of a row, to score four codewords again: 16 rows take 32 products of 16 x 8 x 16.
+# Operations and bytes to score four codewords of a row again, for 64 elements of the row. 16 rows take 32
+# products of 16 x 8 x 16.
 AGAIN_FLOPS, AGAIN_BYTES = 32 / 16 * 4096.0, 4 * 128.0
 PACK, WGMMA, MMA, OPEN = "pack_codebook", "search_wgmma", "search_mma<", "open rows"
 PRODUCT = "gemm"  # a product of torch in float32, which has the same multiply-adds
@@ -259,7 +262,8 @@ def room_for_codewords(groups: int, d: int, itemsize: int) -> int:
 def groups_of(d: int, k: int, itemsize: int) -> int:
     """Return the number of multiplying warpgroups of search_wgmma, as csrc/cuda/vq_assign_wgmma_plan.h does.
 
-    If two warpgroups multiply, two others prepare rows. The model has no rows that do not fit.
+    If two warpgroups multiply, two others prepare rows. The model does not cover rows that are too long for
+    shared memory.
     """
     few = k <= 128 or (k <= 512 and (d > 64 or itemsize == 4))
     return 2 if few or room_for_codewords(3, d, itemsize) < 4 * 128 * 128 else 3
@@ -280,8 +284,9 @@ def search(n: float, d: int, k: int, itemsize: int, code: str, of: dict[str, Pip
         groups = groups_of(d, k, itemsize)
         stays = halves <= room_for_codewords(groups, d, itemsize)
         streamed = 0 if stays else n / (64 * groups) * halves
-        # Products read the codebook for each 64 rows, and long rows for each 128 codewords. Before that, rows
-        # are copied to shared memory, read, and written as tiles.
+        # Products read the whole codebook once for each 64 rows. They read rows of more than 64 elements once
+        # for each 128 codewords. Before the products, rows are copied to shared memory, read, and written as
+        # tiles.
         shared = n / 64 * (halves + 64 * chunks * 128 * (padded_k / 128) * (chunks > 1)) + 3 * dense
         found = KernelWork(WGMMA, moved, flops, total(*counts), streamed + dense, shared)
     else:
@@ -445,7 +450,7 @@ def main(arguments: list[str] | None = None) -> None:
         "--machine",
         default="",
         metavar="REGEX",
-        help=f"only these of: {', '.join(machine.name for machine in MACHINES)}",
+        help=f"only the GPUs with a matching name: {', '.join(machine.name for machine in MACHINES)}",
     )
     parser.add_argument(
         "--profile",

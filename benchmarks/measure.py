@@ -1,8 +1,8 @@
 """Measure a case: check each provider and its memory once, then time all providers in turns.
 
-Turns make other work on the machine hit all providers equally. The report has the median over the rounds and
-the spread. A process can choose the variant of our CPU kernels only once, so other variants run in processes
-of their own and take turns too.
+In a turn, each provider is timed once. So other work on the machine slows all providers equally. The report
+has the median over the turns and the spread. A process can choose the variant of our CPU kernels only once,
+so other variants run in separate processes, also once in each turn.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from .cases import BenchmarkCase, ProviderUnavailable, ours
 from .ops import REGISTRY
 
 VARIANTS = ("amx", "avx512vnni", "avx512", "avx2", "portable")  # what UEFL_CPU may name
-ROUNDS = 9
+TURNS = 9
 _SETTLE = 0.01  # seconds for the idle threads of the last provider to stop spinning
 
 
 def use_threads(threads: int) -> None:
-    """Give ``threads`` threads to torch and to every OpenMP and BLAS library, those loaded later included."""
+    """Give ``threads`` threads to torch and to every OpenMP and BLAS library, also if it is loaded later."""
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = str(threads)
     torch.set_num_threads(threads)
@@ -52,9 +52,9 @@ def threads_differ(threads: int) -> list[str]:
 
 
 class CaseRunner:
-    """A place to measure in: this process, or one of its own (``elsewhere``).
+    """Run the providers of a case in this process, or in a separate process (``elsewhere``).
 
-    Holds the case under way and who takes part in it.
+    The object holds the case that is being measured, and its providers.
     """
 
     def __init__(self, device: str) -> None:
@@ -63,7 +63,8 @@ class CaseRunner:
     def variant(self) -> str:
         """Return the CPU variant of our kernels, empty on a GPU.
 
-        Raises RuntimeError when this CPU lacks it.
+        Raises:
+            RuntimeError: this CPU cannot run the variant that UEFL_CPU names.
         """
         if self._device == "cuda":
             return ""
@@ -81,7 +82,7 @@ class CaseRunner:
         self._error = self._op.gate.against(self._inputs)
 
     def enter(self, provider: str) -> dict[str, Any]:
-        """Prepare a provider, check its first answer and its memory, and return the start of its row.
+        """Prepare a provider, check its first answer and its memory, and return the first columns of its row.
 
         Raises:
             ProviderUnavailable, ImportError: the provider cannot run this case here.
@@ -109,12 +110,11 @@ class CaseRunner:
 
 
 def weigh(call: Callable[[], Any], device: str) -> tuple[Any, int | None]:
-    """Return the answer and the growth of memory at its peak in bytes, outputs included.
+    """Return the answer, and the peak of the memory minus the memory before the call, in bytes.
 
-    The growth is None if the system does not tell it.
-
-    On the CPU it is the peak of the resident memory, which Linux resets on demand. The allocator first
-    returns its spare memory, because reused memory would not count. Pages count when they are touched.
+    The peak includes the answer. The second result is None if the system cannot measure the peak. On the CPU,
+    the function measures the resident memory, because Linux resets its peak on demand. The allocator first
+    returns its spare memory, because reused memory would not count. A page counts from its first access on.
     """
     gc.collect()
     if device == "cuda":
@@ -148,9 +148,10 @@ _Process.register("CaseRunner", CaseRunner)
 
 @contextmanager
 def elsewhere(variant: str) -> Iterator[CaseRunner]:
-    """Yield a runner in a process of its own that uses the given CPU variant.
+    """Yield a runner in a separate process that uses the given CPU variant.
 
-    Raises RuntimeError when this CPU lacks it.
+    Raises:
+        RuntimeError: this CPU cannot run the variant.
     """
     process = _Process(ctx=get_context("spawn"))
     previous = os.environ.get("UEFL_CPU", "")  # an empty one means unset
@@ -176,7 +177,8 @@ def measure(
     """Return a row of results for each provider, on the first runner, and for "uefl" on the others.
 
     About ``seconds`` are spent on timing each; 0 means one call. ``skipped`` gets the providers that
-    were not measured, with the reason. A peer that fails, such as without memory, does not end the run.
+    were not measured, with the reason. A peer that fails, for example for lack of memory, does not end the
+    run.
     """
     op, rows, entrants = REGISTRY[name], [], []
     for runner in runners:
@@ -216,15 +218,16 @@ def measure(
 
 
 def race(entrants: list[tuple[CaseRunner, str]], seconds: float) -> list[tuple[list[float], list[float]]]:
-    """Return the seconds per call, wall and CPU, of every provider and round.
+    """Return the seconds per call, wall and CPU, of every provider and turn.
 
-    There are at least three rounds, and more until the ``seconds`` of a provider are spent.
+    If ``seconds`` is 0, there is one turn. Otherwise a provider takes part in three turns, and in further
+    ones until its ``seconds`` are spent, but in at most ``TURNS``.
     """
     results: list[tuple[list[float], list[float]]] = [([], []) for _ in entrants]
     once = [runner.time(provider, 1)[0] for runner, provider in entrants]
-    numbers = [max(1, round(seconds / ROUNDS / estimate)) for estimate in once]
+    numbers = [max(1, round(seconds / TURNS / estimate)) for estimate in once]
     order, shuffle = list(range(len(entrants))), random.Random(0).shuffle
-    for turn in range(ROUNDS if seconds else 1):
+    for turn in range(TURNS if seconds else 1):
         shuffle(order)
         for i in order:
             (runner, provider), (walls, cpus) = entrants[i], results[i]

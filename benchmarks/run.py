@@ -2,9 +2,9 @@
 
 benchmarks/README.md explains the rows.
 
-The program first compares the answer of every provider with the float64 definition. The exit code is 1 if an
-answer of ours exceeds the error that the op's gate allows, and 2 if ours fails at a shape. The program does
-not assert times.
+The program first compares the answer of every provider with the float64 definition. The exit code is 1 if the
+error of one of our answers is larger than the limit of the op (``Gate``), and 2 if our code fails at a shape.
+The program does not assert times.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ def _parser() -> argparse.ArgumentParser:
         "--list", action="store_true", help="show the ops, their shapes and providers, and measure nothing"
     )
     parser.add_argument(
-        "--peers", type=_names, help="only these peers, separated by commas; ours are always measured"
+        "--peers", type=_names, help="only these peers, separated by commas, and all our providers"
     )
     parser.add_argument(
-        "--without", type=_names, default=[], help="leave out these providers, ours too, separated by commas"
+        "--without", type=_names, default=[], help="leave out these providers, separated by commas"
     )
     parser.add_argument(
         "--threads",
@@ -60,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_names,
         help="further variants of our CPU kernels (default: avx512vnni, if the best one is amx)",
     )
-    add_options(parser, results.FOLDER, "the numbers of a shape, once measured,")
+    add_options(parser, results.FOLDER, "the numbers of each measured shape")
     parser.add_argument(
         "--smoke", action="store_true", help="check one call of one tiny shape, without a measurement"
     )
@@ -125,8 +125,8 @@ def _own_case(parser: argparse.ArgumentParser, options: argparse.Namespace) -> t
     name, *others = options.op
     if others or "uefl" not in REGISTRY[name].providers:
         parser.error(
-            f"no shape {options.shape!r}; there are {', '.join(shapes)}; for sizes of your own name one of"
-            " our ops with --op"
+            f"no shape {options.shape!r}; there are {', '.join(shapes)}; to measure your own sizes, give --op"
+            " the name of one op of ours"
         )
     try:
         return name, case_of(type(REGISTRY[name].smoke), options.shape)
@@ -146,7 +146,7 @@ def show(ops: list[str], device: str) -> None:
 
 
 def version(provider: str) -> str:
-    """Return the version of the library of a peer, else of torch."""
+    """Return the version of a peer's package, or of torch for a peer without a package."""
     try:
         return f"{provider} {metadata.version(provider)}"
     except metadata.PackageNotFoundError:
@@ -173,7 +173,7 @@ def main(arguments: list[str] | None = None) -> int:
     skipped: list[str] = []
     failed = False
     with ExitStack() as processes:
-        if options.smoke:  # Inductor would compile for minutes; the tests compile our own
+        if options.smoke:  # Inductor would compile for minutes; the tests compile our layers
             processes.enter_context(torch.compiler.set_stance("force_eager"))
         try:
             runners = [
@@ -193,7 +193,7 @@ def main(arguments: list[str] | None = None) -> int:
                 found = measure(
                     name, case, providers, 0 if options.smoke else options.seconds, runners, skipped
                 )
-            except Exception as error:  # ours refuses the shape or has a defect; go on with the others
+            except Exception as error:  # our code refuses the shape, or has a defect; go on
                 print(f"{name} {case.name}: {type(error).__name__}: {error}", flush=True)
                 failed = True
                 continue

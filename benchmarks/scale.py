@@ -5,7 +5,7 @@ The cost is the memory peak, the bytes and the seconds. The number of participan
     python -m benchmarks.scale             # 100, 1,000 and 10,000 clients, FedAvg and FedPer
     python -m benchmarks.scale --clients 100000 --arms fedper --asked 200
 
-Each row is a run of the preset ``many-clients`` in a process of its own, with data, rounds, checkpoints, the
+Each row is a run of the preset ``many-clients`` in a separate process, with data, rounds, checkpoints, the
 saved model and the report.
 """
 

@@ -149,7 +149,7 @@ def test_slow_providers_run_fewer_times():
             return float(provider) * number, 0.0
 
     (fast, _), (slow, _) = measure.race([(Clock(), "0.01"), (Clock(), "5")], 1.0)
-    assert (len(fast), len(slow)) == (measure.ROUNDS, 3)
+    assert (len(fast), len(slow)) == (measure.TURNS, 3)
 
 
 def test_wrong_answer_of_ours_fails_the_run(monkeypatch, capsys):

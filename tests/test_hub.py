@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-# As kernels.get_local_kernel imports a variant; nothing else of the name uefl_kernels is there.
+# Import the folder of a variant as kernels.get_local_kernel does. No other uefl_kernels can be imported.
 _LOAD = """
 import importlib.util, sys
-sys.modules["uefl_kernels"] = None  # what imports itself by that name fails
+sys.modules["uefl_kernels"] = None  # an import of the package by this name fails
 spec = importlib.util.spec_from_file_location("loaded_from_the_hub", sys.argv[1] + "/__init__.py")
 module = importlib.util.module_from_spec(spec)
 sys.modules[spec.name] = module

@@ -214,7 +214,7 @@ def patterns(text: str) -> Iterator[ast.expr]:
 
 
 # the names that tests give to errors and notices, and the calls that return them
-MESSAGE = re.compile(r"\b(str\(error|error|note|notes|notice|notices|doubt|stderr|refus\w+|reject\w+)\b")
+MESSAGE = re.compile(r"\b(str\(error|error|note|notes|notice|notices|stderr|refus\w+|reject\w+)\b")
 COMMAND = re.compile(r"\b(?:uefl|pip|python) ")
 
 

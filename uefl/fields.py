@@ -16,7 +16,7 @@ from .errors import UserError, nearest
 
 S = TypeVar("S", bound=BaseModel)
 SectionsWith = Callable[[str], list[str]]
-"""a function that returns the other places that know a key"""
+"""a function that returns the sections, partition schemes and algorithms that have a key"""
 _TYPES = frozenset({"bool", "int", "float", "str"})  # pydantic appends these to the location of a union
 _LONGEST = 80
 
@@ -31,9 +31,10 @@ def parse(
     """Parse a table into a pydantic model, with lists as tuples.
 
     Args:
-        place: the section of the table, for messages.
-        sections_with: returns the places that know a key that ``kind`` lacks.
-        inside: the keys of nested tables by their places, to suggest the nearest one.
+        place: the name of the section, for messages.
+        sections_with: returns the sections, partition schemes and algorithms that have a key. It is called
+            for a key that ``kind`` does not have.
+        inside: the keys of each nested table, by the name of its section, to suggest the nearest key.
 
     Raises:
         UserError: the first key that is unknown, of a wrong type, or out of its range.
@@ -47,7 +48,7 @@ def parse(
 
 
 def _check_integers(key: str, value: Any) -> None:
-    """Refuse an integer of more than 64 bits, which no array or tensor can count."""
+    """Refuse an integer of more than 64 bits, because arrays and tensors cannot store it."""
     if isinstance(value, (Mapping, list, tuple)):
         for name, part in value.items() if isinstance(value, Mapping) else enumerate(value):
             _check_integers(f"{key}.{name}", part)
@@ -75,7 +76,7 @@ def unknown(
 def check_unused(values: BaseModel, key: str, why: str, section: str = "") -> None:
     """Refuse a key without effect, unless it has its default.
 
-    Run folders write out all defaults.
+    The default is accepted, because the configuration in a run folder has all keys.
 
     Raises:
         UserError: the key has another value; the message begins with ``section``.

@@ -24,7 +24,7 @@ ESTIMATORS = ("rotation", "straight_through")
 
 @dataclass(frozen=True)
 class LayerStep(BenchmarkCase):
-    """A batch of sequences of D elements each, and K codewords for each quantizer.
+    """A batch of sequences of vectors with D elements, and K codewords for each quantizer.
 
     The gradient estimator is ``rotation``, the default of both layers, or ``straight_through``.
     """
@@ -52,8 +52,8 @@ class LayerStep(BenchmarkCase):
     def bytes(self) -> int:
         """Return the least bytes that a step moves.
 
-        These are x twice, the written codewords, both gradients, the codebooks read and written, and the
-        indices.
+        These are x twice, the quantized vectors, both gradients, the codebooks twice (read and written), and
+        the indices.
         """
         return (
             4 * (5 * self.elements + 2 * self.quantizers * self.k * self.dim)

@@ -41,8 +41,9 @@ class Frames(BenchmarkCase):
 def gaussian(case: Frames, device: str) -> OpInputs:
     """Return x [N, D], standard normal, and the random codebooks [Q, K, D] of a good residual quantizer.
 
-    A stage with K codewords leaves a residual of r = K^(-1/D) times the size, so its codewords have the
-    variance 1 - r^2 of its input (Equitz and Cover 1991, "Successive Refinement of Information", theorem 3).
+    The residual of a stage with K codewords is r = K^(-1/D) times as large as the input of the stage. So the
+    variance of the codewords is 1 - r^2 times the variance of the input (Equitz and Cover 1991, "Successive
+    Refinement of Information", theorem 3).
     """
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(case.n, case.dim, generator=generator)

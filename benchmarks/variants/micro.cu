@@ -297,8 +297,8 @@ extern "C" __global__ void __launch_bounds__(32, 1)
   for (int i = 0; i < 4; ++i) sums[(g + i / 2 * 8) * 8 + 2 * t + i % 2] = c[i];
 }
 
-// Measurement M9: the clocks of a turn that two warpgroups pass to each other, of a barrier in shared memory
-// that is over, and of a barrier that a warp passes to another one and back.
+// Measurement M9: the clocks of a named barrier between two warpgroups, of a wait for a completed mbarrier,
+// and of an mbarrier between two threads. The warpgroups and the threads alternate.
 extern "C" __global__ void __launch_bounds__(256, 1) barriers(long long* clocks) {
   __shared__ Barrier there[2], back[2];
   if (threadIdx.x == 0) {

@@ -30,7 +30,7 @@ void LloydAlgorithm::write(const KMeansResult& result) const {
 }
 
 void LloydAlgorithm::run(double limit) {
-  bool converged = false;  // labels_ are the nearest of the current centers
+  bool converged = false;  // whether labels_ are the nearest current centers
   while (iterations_ < max_iter_ && !converged) {
     const bool changed = assign();
     ++iterations_;
@@ -53,7 +53,7 @@ double LloydAlgorithm::update() {
   std::vector<double> moves(k_);
   parallel_(k_, [&](int64_t lo, int64_t hi) {
     std::vector<double> mean(d);
-    std::vector<char> old;  // the center before
+    std::vector<char> old;  // the center before this update
     const Dense now{centers_.data(), centers_.wide(), k_, d};
     for (int64_t k = lo; k < hi; ++k) {
       if (totals.masses[k] == 0) continue;

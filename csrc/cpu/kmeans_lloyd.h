@@ -15,7 +15,8 @@ class LloydAlgorithm {
  public:
   virtual ~LloydAlgorithm() = default;
 
-  // Iterates until the squared moves of the centers sum to at most `limit`.
+  // Iterates until the sum of the squared moves of the centers is at most `limit`, no label changes, or
+  // max_iter iterations are done.
   void run(double limit);
 
   double inertia() const { return inertia_; }
@@ -29,8 +30,9 @@ class LloydAlgorithm {
   virtual bool assign() = 0;
   // Returns the squared distance of each row to its center, after assign().
   virtual std::vector<double> distances() const = 0;
-  // Returns the same distances, with the bits of square_norms, for the rows that empty clusters take. Only
-  // the `count` farthest of the rows with a mass are needed. Other rows may have zero.
+  // Returns the distances from which the rows for empty clusters are chosen, with the same bits as
+  // square_norms() in ops/kmeans_step/composed.py. Only the `count` farthest rows with a mass need their
+  // distance. Other rows may have zero.
   virtual std::vector<double> far_distances(int64_t count) const = 0;
   // Moves one row in the totals.
   virtual void move(KMeansTotals& totals, int64_t row, int64_t from, int64_t to) const = 0;

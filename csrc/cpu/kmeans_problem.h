@@ -50,7 +50,8 @@ class KMeansCenters {
 // if one is not finite or exceeds kLargest.
 KMeansCenters given_centers(const void* init, int64_t k, int64_t d, bool wide, bool spherical);
 
-// Return the bits of an element on the grid of the seeding, without the sign, and the scale: steps per unit.
+// grid_bits returns the bits of an element on the grid of the seeding, without the sign. grid_scale returns
+// the number of steps of this grid in a unit.
 int64_t grid_bits(int64_t n, int64_t d);
 double grid_scale(const KMeansScales& scales, int64_t n, int64_t bits);
 

@@ -21,8 +21,8 @@ constexpr int16_t kMostShift = 32639 - (1 << kSeedingBits);
 class Seeder {
  public:
   // Allocates memory for n rows of d elements. weights are at most 1, or empty for ones. shift [d], with
-  // magnitudes up to kMostShift, is subtracted from the stored rows, unless it is empty. No distance depends
-  // on it, but short rows need fewer bits.
+  // magnitudes up to kMostShift, is subtracted from the stored rows, unless it is empty. The distances do not
+  // depend on the shift. If the shift makes the elements smaller, more products fit into 32 bits: see run().
   Seeder(int64_t n, int64_t d, int64_t bits, std::vector<double> weights, std::vector<int16_t> shift,
          const Parallel& parallel);
 

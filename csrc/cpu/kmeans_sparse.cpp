@@ -173,8 +173,8 @@ void SparseLloyd::add_moves(const std::vector<Move>& moves, const std::vector<in
   });
 }
 
-// Returns the sum of a column over rows of zeros of this mass. With weights it is rounded once for all of the
-// rows.
+// Returns the sum of a column over rows of zeros that have this mass together. With weights, the sum is
+// rounded once for all rows.
 int64_t SparseLloyd::units_of_zeros(int64_t mass, int64_t column) const {
   if (!units_.weights) return mass / static_cast<int64_t>(units_.mass_scale) * zero_units_[column];
   return nearest_integer(static_cast<double>(mass) / units_.mass_scale * zero_[column]);

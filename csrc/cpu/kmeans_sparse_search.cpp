@@ -16,7 +16,7 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kCanceled = 0x1p-20;  // a squared distance below this part of |x|^2 + |c|^2 has lost digits
-constexpr int64_t kColumns = 8;        // columns that are transposed together: one line of each center
+constexpr int64_t kColumns = 8;        // columns that are transposed together: one cache line of each center
 
 // Throws an error if a value cannot be clustered.
 void require_finite(const SparseRows& x, const char* op) {
@@ -42,7 +42,8 @@ bool in_order(const SparseRows& x, int64_t columns, const Parallel& parallel) {
   if (offsets[0] != 0 || offsets[x.n] != columns || !std::is_sorted(offsets, offsets + x.n + 1)) return false;
   std::atomic<bool> ordered = true;
   parallel(x.n, [&](int64_t lo, int64_t hi) {
-    // The falls of all columns in one long loop, less those between two rows.
+    // Counts the columns that are not above the column before them, in one long loop over all rows. At the
+    // beginning of a row such a column is allowed, and is subtracted below.
     const int64_t begin = offsets[lo];
     int64_t falls = kmeans_sparse_kernel().falls(x.columns + begin, offsets[hi] - begin);
     bool inside = true;

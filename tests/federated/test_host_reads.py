@@ -20,7 +20,7 @@ _CHECKED_ON_THE_CPU_ONLY = "_check"  # a function of uefl_kernels.metrics
 
 
 def _place() -> str | None:
-    """Return the line of the project that reads, or None for a check that a GPU does not make."""
+    """Return the line of the project that reads, or None for a check that is skipped on a GPU."""
     frame = sys._getframe(2)
     while frame is not None:
         name = frame.f_globals.get("__name__", "")

@@ -203,7 +203,7 @@ def test_samples_are_spread_over_the_classes_and_kept_once(tmp_path):
     assert set(tensors["1.labels"].tolist()) == {0, 1, 2, 3}
     images = {image.numpy().tobytes() for image in data["silo-1"].train.images}
     assert all(image.numpy().tobytes() in images for image in tensors["1.images"])
-    samples.write(tmp_path, ["silo-0"], None)  # asks for nothing
+    samples.write(tmp_path, ["silo-0"], None)  # the file exists, so this call loads no data
     assert (tmp_path / "samples.safetensors").read_bytes() == before
 
 
@@ -448,7 +448,7 @@ def test_a_terminal_of_ascii_shows_the_report(tmp_path):
     assert b"???????" in out
 
 
-# with images as they are: to turn them, a process imports torchvision
+# without turned images, because a process imports torchvision to turn them
 LONG = ["demo", "--set", "rounds=[400]"]
 for key in (
     "threads=1",
@@ -517,7 +517,7 @@ def test_several_runs_have_a_page_in_common(tmp_path):
 
 
 class Guess:
-    """A model that is the less certain the darker an image is."""
+    """A model that is less certain about darker images."""
 
     clients = ()
 

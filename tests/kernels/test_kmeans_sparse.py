@@ -133,7 +133,7 @@ def without_kernels(monkeypatch):
     return seen
 
 
-def test_only_rows_in_doubt_are_made_dense(monkeypatch):
+def test_only_open_rows_are_made_dense(monkeypatch):
     seen = without_kernels(monkeypatch)
     model = KMeans(9, init=CENTERS).fit(DATA)
     model.predict(DATA)

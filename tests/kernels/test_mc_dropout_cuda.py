@@ -138,5 +138,6 @@ def test_memory_does_not_grow_with_the_passes(forced):
             loss_of(mc_dropout_mlp(x, weights, biases, p=0.3, passes=passes, seed=1)).backward()
         return torch.cuda.max_memory_allocated()
 
-    peak(200)  # from some hundred passes on, the CUDA kernel uses all its slots
+    # A slot of the CUDA kernel is a range of passes. From some hundred passes on, it uses all slots.
+    peak(200)
     assert peak(800) <= peak(200)

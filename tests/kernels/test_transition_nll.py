@@ -134,7 +134,7 @@ def test_invariances(name):
 
 @pytest.mark.parametrize("name", BACKENDS)
 def test_sets_of_one_class_are_labels(name):
-    """With one set per class it is cross-entropy of logits adjusted by the prior of the client."""
+    """With one set per class, the loss is the cross-entropy of logits plus the log of the client's prior."""
     logits, labels = normal(20, 5, dtype=torch.float64), torch.arange(20) % 5
     prior = torch.tensor([0.1, 0.2, 0.3, 0.15, 0.25], dtype=torch.float64)
     identity = torch.eye(5, dtype=torch.float64)

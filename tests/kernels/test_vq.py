@@ -1,4 +1,4 @@
-"""vq: outputs against the reference, gradients against autograd on the composition of its docstring."""
+"""vq: outputs against the reference, gradients against autograd on the formula of the docstring."""
 
 from __future__ import annotations
 
@@ -303,7 +303,8 @@ def test_opcheck(with_sums):
         False,
     )
     utilities = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
-    # Without sums there is no codebook gradient to check: vq() asks for them whenever the codebook needs one.
+    # Without sums there is no gradient of the codebook to check. vq() asks for sums if the codebook needs a
+    # gradient.
     torch.library.opcheck(
         torch.ops.uefl.vq.default, arguments, test_utils=utilities if with_sums else utilities[:3]
     )
@@ -322,7 +323,7 @@ def test_compile_fullgraph(full_graph):
     compiled_grad, codebook.grad = codebook.grad, None
     expected, expected_counts = step(x)
     expected.backward()
-    # inductor adds the elements of quantized in an order of its own
+    # inductor adds the elements of quantized in another order
     torch.testing.assert_close(loss, expected)
     assert torch.equal(counts, expected_counts)
     assert torch.equal(compiled_grad, codebook.grad)

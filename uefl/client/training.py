@@ -124,7 +124,7 @@ def _resume(optimizer: torch.optim.Optimizer, flat: FlatModule, moments: dict[st
 
 
 def _changes_gradients(algorithm: Algorithm) -> bool:
-    """Return whether an algorithm overrides a hook that reads or changes the flat gradient."""
+    """Return whether an algorithm overrides a method that reads or changes the flat gradient."""
     from ..algorithms.base import Algorithm
 
     return any(

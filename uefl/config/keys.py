@@ -10,7 +10,7 @@ from .sections import Model, RunSection, Training
 
 
 def sections_with(key: str) -> list[str]:
-    """Return all places that know a key: sections, partition schemes, algorithms."""
+    """Return the sections, partition schemes and algorithms that have a key."""
     from ..algorithms.base import registry
     from ..data.partitions.base import PARTITIONS
 

@@ -63,7 +63,7 @@ class ImageList:
     place: str = ""
     """where the images lie, for messages"""
     inside: str = ""
-    """file below the source that has all of the images, if a source has several files"""
+    """the file below the source that contains all images of this list, if a source has several such files"""
     kinds: Mapping[str, int] = field(default_factory=dict)
     """number of images for each kind of change that reading makes in their values; see
     :mod:`uefl.data.pixels`"""
@@ -71,7 +71,8 @@ class ImageList:
     def fitted(self, rows: Rows, shape: tuple[int, ...]) -> torch.Tensor:
         """Return images ``[n, C, H, W]`` uint8, fitted to the model's shape (C, H, W).
 
-        They are resized, gray ones become RGB, and color ones become their luma.
+        The images are resized. For a model of RGB images, gray images become RGB. For a model of gray images,
+        color images become their luma.
         """
         channels, *size = shape
         fitted, damaged = [torch.zeros(0, *shape, dtype=torch.uint8)], DamagedImages()
@@ -90,7 +91,9 @@ class ImageList:
         return str(Path(self.place) / self.files[row]) if self.files else self.place
 
     def check_one_size(self) -> None:
-        """Refuse images that differ in size from the first one, unless they are resized.
+        """Refuse images that differ in size from the first one.
+
+        Call this method for images that are not resized.
 
         Raises:
             UserError: the images differ in size; the message names two of them.
@@ -209,18 +212,21 @@ def on_files(paths: Sequence[Path]) -> ImageList:
 def from_files(place: str, files: Sequence[File]) -> ImageList:
     """List image files.
 
-    Only their headers are read now. They are RGB if one of them is in color. See :mod:`uefl.data.pixels`.
+    Only the headers of the files are read now. All images are RGB if one of them is in color. See
+    :mod:`uefl.data.pixels`.
 
     Raises:
-        DamagedImages: files that are not images, or have values of no known range. A file that is damaged
-            behind a good header is found when it is read, or here if another file has no good header.
+        DamagedImages: files that are not images, or have values of no known range. If a file has a good
+            header and damaged pixels, the error comes when the pixels are read. But if the header of another
+            file is damaged, the error comes here and names both files.
     """
     names = tuple(file.name for file in files)
     shapes, color = np.empty((len(files), 2), np.int64), False
     kinds, damaged = Counter[str](), DamagedImages()
     for i, file in enumerate(files):
         with damaged.noted(place, file), file.open() as opened, _opened(opened) as image:
-            found = pixels.kinds_of(image)  # before the EXIF data, for which Pillow may decode
+            # before the EXIF data are read, because Pillow may decode the image for them
+            found = pixels.kinds_of(image)
             shapes[i] = pixels.upright_size(image)
             color |= not pixels.is_gray(image)
             kinds.update(found)

@@ -55,7 +55,7 @@ def of_resizing(sources: Iterable[Source], image_size: int) -> list[str]:
         assert isinstance(images, ImageList)
         heights, widths = images.shapes[:, 0], images.shapes[:, 1]
         stretch = np.maximum(heights / widths, widths / heights)
-        weight = images.count // len(stretch)  # all images have one shape
+        weight = images.count // len(stretch)  # len(stretch) is 1 if all images have one size
         count += weight * int((stretch > 1).sum())
         total += images.count
         if stretch.max() > worst:

@@ -202,12 +202,12 @@ def check_priors(
             )
     off = np.abs(total - 1)
     at = int(off.argmax())
-    notes = (
+    corrected = (
         [f"client {client!r}, {_set(at, names)}: priors sum to {total[at]:.7g}; rows were normalized"]
         if off[at] > 1e-7
         else []
     )
-    return normalized(priors), notes
+    return normalized(priors), corrected
 
 
 def _set(m: int, names: Sequence[str]) -> str:
@@ -227,17 +227,14 @@ def check_targets(client: str, sets: npt.NDArray[np.generic], count: int) -> Non
         raise InvalidPriors(f"client {client!r}: set {sets[outside][0]} of an image is outside [0, {count})")
 
 
-def doubts(
+def notes(
     client: str,
     priors: Matrix,
     sizes: npt.NDArray[np.int64],
     classes: Sequence[str],
     names: Sequence[str] = (),
 ) -> list[str]:
-    """Return reasons why a client's sets may not determine a classifier on their own.
-
-    The reasons are notes and not errors.
-    """
+    """Return notes on priors with which a client's sets may not determine a classifier on their own."""
     count, found = len(priors), []
     if count < len(classes):
         found.append(

@@ -132,8 +132,8 @@ class Data(BaseModel):
     )
     strict: bool = Field(
         default=False,
-        description="raise an error, not only a warning, for doubtful class shares (rank, condition, absent"
-        " classes)",
+        description="raise an error instead of a note if the sets may not determine a classifier (rank,"
+        " condition or absent classes of their priors)",
         json_schema_extra=_OF_SETS,
     )
 

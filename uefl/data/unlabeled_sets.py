@@ -156,7 +156,7 @@ def federate(
             )
         )
         entries[client.name] = _entry(client, table, test, content, classes)
-    doubts = priors_of.check(together=whole)
+    of_priors = priors_of.check(together=whole)
     if held["labeled"] is not None:
         pixels.add(held["labeled"].images)
     manifest = _manifest(made, partition, data, seed, entries, content)
@@ -165,7 +165,7 @@ def federate(
         *made.notes,
         *notes.of_clients(len(clients)),
         *priors_of.corrected,
-        *doubts,
+        *of_priors,
         *notes.of_kinds(sources),
         *notes.of_resizing(sources, data.image_size),
         *notes.of_twins(content.twins(), prepare.inputs),
@@ -186,14 +186,14 @@ def federate(
 
 
 class _Priors:
-    """Compute the priors of each client, and collect doubts about the priors."""
+    """Compute the priors of each client, and collect notes on the priors."""
 
     def __init__(self, made: UnlabeledData, data: Data, seed: int, labeled: Split | None) -> None:
         self._made, self._data, self._seed, self._labeled = made, data, seed, labeled
         self._rng = np.random.default_rng(derive(seed, "priors"))
         self._estimator: priors.PriorEstimator | None = None
         self._known: list[tuple[Matrix, Rows]] = []
-        self._doubts: list[str] = []
+        self._notes: list[str] = []
         self.corrected: list[str] = []
 
     def __call__(self, client: ClientSets, images: torch.Tensor) -> tuple[Matrix, Matrix | None]:
@@ -214,7 +214,7 @@ class _Priors:
         self.corrected += corrected
         # before noise and smoothing, which would hide a class without images
         self._known.append((table, sizes))
-        self._doubts += priors.doubts(client.name, table, sizes, self._made.classes, names)
+        self._notes += priors.notes(client.name, table, sizes, self._made.classes, names)
         table = priors.noisy(table, data.prior_noise, self._rng) if data.prior_noise else table
         # noise changes the weights too; smoothing keeps the order of a row
         exact = data.priors == "given" and not data.prior_noise
@@ -236,13 +236,13 @@ class _Priors:
         return self._estimator(of_set)
 
     def check(self, *, together: bool) -> list[str]:
-        """Return all doubts.
+        """Return all notes on the priors, or raise an error for them if ``data.strict`` is set.
 
         If all clients are in this process (``together``), the checks over all clients come last.
         """
         coverages = [PriorCoverage.of(table, sizes) for table, sizes in self._known]
-        return check_doubts(
-            self._doubts + (doubts_of_all(coverages, self._made.classes) if together else []),
+        return check_notes(
+            self._notes + (notes_of_all(coverages, self._made.classes) if together else []),
             strict=self._data.strict,
         )
 
@@ -301,8 +301,8 @@ def _tests(made: UnlabeledData, seed: int) -> list[LabeledRows | None]:
     return [made.test.part(part) for part in np.array_split(order, count)]
 
 
-def doubts_of_all(coverages: Sequence[PriorCoverage], classes: tuple[str, ...]) -> list[str]:
-    """Return doubts about the priors of all clients together.
+def notes_of_all(coverages: Sequence[PriorCoverage], classes: tuple[str, ...]) -> list[str]:
+    """Return notes on the priors of all clients together.
 
     Raises:
         InvalidPriors: a class is in no set of any client.
@@ -317,15 +317,15 @@ def doubts_of_all(coverages: Sequence[PriorCoverage], classes: tuple[str, ...]) 
     return ["no client's priors have full rank: the sets may not determine a classifier of all classes"]
 
 
-def check_doubts(doubts: list[str], *, strict: bool) -> list[str]:
-    """Return the doubts, or raise an error for them.
+def check_notes(on_priors: list[str], *, strict: bool) -> list[str]:
+    """Return the notes on priors, or raise an error for them.
 
     Raises:
-        InvalidPriors: there are doubts, and ``strict`` is set.
+        InvalidPriors: there is a note, and ``strict`` is set.
     """
-    if doubts and strict:
-        raise InvalidPriors(f"{doubts[0]} (strict = true; {len(doubts)} such findings)")
-    return doubts
+    if on_priors and strict:
+        raise InvalidPriors(f"{on_priors[0]} (strict = true; {len(on_priors)} such notes)")
+    return on_priors
 
 
 def _sources(made: UnlabeledData) -> list[Source]:

@@ -19,7 +19,7 @@ from ..data.partitions.leave_one_out import LeaveOneOut
 from ..data.partitions.natural import Natural
 from ..data.prepare import Preparation, prepare_for, statistics_of
 from ..data.sources import own_sets
-from ..data.unlabeled_sets import LabeledRows, check_doubts, doubts_of_all
+from ..data.unlabeled_sets import LabeledRows, check_notes, notes_of_all
 from ..errors import UserError
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ def _notes(
     found = []
     if _sets(cfg):
         coverages = [report.reach for report in reports.values() if report.reach is not None]
-        found += check_doubts(doubts_of_all(coverages, classes), strict=cfg.data.strict)
+        found += check_notes(notes_of_all(coverages, classes), strict=cfg.data.strict)
         if not server:
             found.append(
                 f"the server has no images of its own: {cfg.data.path} holds neither labeled nor validation"

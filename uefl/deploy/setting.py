@@ -35,7 +35,7 @@ class Setting:
     clients: tuple[str, ...]
     """names of the training clients, sorted"""
     threads: Annotated[int, Field(ge=0, le=1024)]
-    """CPU threads, 0: as the silo chooses for the network"""
+    """CPU threads; 0: the silo chooses the number for the network"""
     inputs: Inputs = IMAGES
 
     @classmethod

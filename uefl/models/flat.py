@@ -29,7 +29,7 @@ class FlatModule:
         floating = [b for b in module.buffers() if b.is_floating_point()]
         device = parameters[0].device
         self.module = module
-        self._parameters = parameters  # the search for them takes longer than a small message
+        self._parameters = parameters  # stored, because module.parameters() takes longer than a small message
         self._floating = floating
         self.values = nn.Parameter(torch.empty(sum(p.numel() for p in parameters), device=device))
         self.gradient = torch.zeros_like(self.values.data)
@@ -69,7 +69,8 @@ class FlatModule:
     def share_gradient(self, share: bool) -> None:
         """Make the gradients of the parameters views of the flat gradient, or remove them.
 
-        Autograd adds to an existing gradient. If there is none, it keeps the computed tensor. This is faster.
+        Autograd adds to an existing gradient. If there is no gradient, autograd keeps the computed tensor,
+        which is faster.
         """
         self.values.grad = self.gradient if share else None
         for p, gradient in zip(self._parameters, self._gradients, strict=True):

@@ -22,7 +22,7 @@ from ..errors import RunError, UserError
 from ..paths import has_file
 from ..progress import PlainProgress
 
-registry()  # modules that a run imports later, imported before the fork
+registry()  # import, before the fork, the modules that a run needs later
 with suppress(ImportError):
     import_module("torch.utils.tensorboard")
 
@@ -30,16 +30,17 @@ with suppress(ImportError):
 def work(text: str, folder: Path, device: str, data_root: Path | None, log: Path) -> None:
     """Start a run or continue it.
 
-    The output of the run goes into a log. If the run cannot finish, the last line is the reason.
+    The output of the run goes into a log. If the run cannot finish, the last line of the log is the reason.
 
-    The run has no report of its own: pictures take longer than a small run, and the suite draws the pictures
-        of all runs.
+    The run writes no report, because pictures take longer than a small run. The suite draws the pictures of
+    all runs.
 
     Args:
         text: the configuration as TOML.
-        log: a file, which is added to.
+        log: the log file, to which the output is appended.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a signal of a terminal; the suite ends its runs itself
+    # a terminal sends SIGINT to all processes, but the suite ends its runs itself
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_suite, daemon=True).start()
     with log.open("ab") as file:
         for stream in (sys.stdout, sys.stderr):
@@ -55,7 +56,7 @@ def work(text: str, folder: Path, device: str, data_root: Path | None, log: Path
             summary = run.resume(folder, **keys)
         else:
             summary = run.train(from_toml(text), preset=str(folder), out=folder, **keys)
-    except (UserError, RunError, OSError) as error:  # a full disk
+    except (UserError, RunError, OSError) as error:  # OSError: for example a full disk
         sys.exit(f"error: {error}")
     rejected = sum(arm["rejected"] for arm in summary["arms"].values())
     if rejected:

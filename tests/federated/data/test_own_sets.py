@@ -299,7 +299,7 @@ def test_without_test_images_nothing_is_dealt(tmp_path):
     assert not [line for line in fed.describe().splitlines() if re.search(r"\d+ test", line)]
 
 
-def test_doubts_and_table_use_the_same_set_names(tmp_path):
+def test_notes_and_table_use_the_same_set_names(tmp_path):
     notes = build_sets(write(tmp_path, rows=edited(madrid={"9": (0.5, 0.5), "10": (0.5, 0.5)}))).notes
     assert any(
         re.search(r"set 0 \('9', priors\.csv, line 4\) .*set 1 \('10', .* line 5\)", note) for note in notes

@@ -346,13 +346,13 @@ def test_targets_that_are_refused(sets, message):
         ),
     ],
 )
-def test_doubts(table, finding):
-    found = priors.doubts("north", table, np.full(len(table), 5), ("a", "b", "c"))
+def test_notes_on_priors(table, finding):
+    found = priors.notes("north", table, np.full(len(table), 5), ("a", "b", "c"))
     assert any(re.search(f"client 'north'.*{finding}", line) for line in found), found
-    assert priors.doubts("north", GOOD, SIZES, ("a", "b", "c")) == []
+    assert priors.notes("north", GOOD, SIZES, ("a", "b", "c")) == []
 
 
-def test_strict_turns_doubts_into_errors():
+def test_strict_turns_notes_into_errors():
     assert any(re.search("5 sets .*10 classes", note) for note in build(sets=5).notes)
     assert "rank" in build(sets=5).notes[-1]
     with pytest.raises(InvalidPriors, match=r"client 'client-0': 5 sets .*\b10 classes.*strict = true"):
@@ -365,7 +365,7 @@ def test_only_one_client_needs_full_rank():
         return priors.normalized(np.where(np.arange(3) == k, 0.0, GOOD)), SIZES
 
     assert (
-        unlabeled_sets.doubts_of_all(
+        unlabeled_sets.notes_of_all(
             [unlabeled_sets.PriorCoverage.of(*lacking(1)), unlabeled_sets.PriorCoverage.of(GOOD, SIZES)],
             ("a", "b", "c"),
         )
@@ -373,10 +373,10 @@ def test_only_one_client_needs_full_rank():
     )
     pair = [lacking(1), lacking(2)]
     assert np.linalg.matrix_rank(np.concatenate([table for table, _ in pair])) == 3
-    (doubt,) = unlabeled_sets.doubts_of_all(
+    (note,) = unlabeled_sets.notes_of_all(
         [unlabeled_sets.PriorCoverage.of(*one) for one in pair], ("a", "b", "c")
     )
-    assert "rank" in doubt
+    assert "rank" in note
 
 
 def test_strict_leaves_rows_that_were_normalized(monkeypatch):

@@ -308,13 +308,13 @@ def _search(
     )  # fmt: skip
     index = tl.where(index < k, index, 0)  # beyond: of a row that is not finite
     tl.store(indices + output, index, mask=valid)
-    doubt = valid & ~certain
-    number = doubt.to(tl.int32)
+    is_open = valid & ~certain
+    number = is_open.to(tl.int32)
     total = tl.sum(number, 0)
     base = tl.atomic_add(
         header + codebook * _FIELDS + _COUNT, total.to(tl.int64), mask=total > 0, sem="relaxed"
     )
-    tl.store(listed + codebook * rows + base + tl.cumsum(number, 0) - 1, output, mask=doubt)
+    tl.store(listed + codebook * rows + base + tl.cumsum(number, 0) - 1, output, mask=is_open)
     if counts is not None:
         tl.store(opened + output, number.to(tl.int8), mask=valid)
         error = _finish(
