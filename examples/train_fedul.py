@@ -1,4 +1,4 @@
-"""Train on unlabeled sets with known class shares (FedUL).
+"""Train on unlabeled sets with known class priors (FedUL).
 
 The server has a few labeled images, or none.
 

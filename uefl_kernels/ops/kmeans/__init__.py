@@ -132,7 +132,7 @@ def kmeans(
         TypeError, ValueError: shapes, dtypes, devices or numbers that do not fit.
         RuntimeError: x, weights or given centers are not valid, or a forced backend is absent.
 
-    Source: Lloyd 1982; Arthur & Vassilvitskii 2007, "k-means++" (greedy variant, section 4); Bahmani et al.
+    Source: Lloyd 1982; Arthur & Vassilvitskii 2007, "k-means++" (greedy version, section 4); Bahmani et al.
     2012, "Scalable k-means++" (drawn with replacement: Bachem et al. 2017).
 
     Equivalent to (given centers, no empty cluster)::
