@@ -5,8 +5,8 @@
 - M1: Do products and comparisons slow each other down? The rate of each, and of both together.
 - M2: Does one warpgroup compare while another one multiplies? The share of the comparison time.
 - M3: The unknown rates of instructions: IMAD.WIDE, SHF, F2FP, VIADDMNMX, PRMT.
-- M4: Does a warp load 16 bytes from four addresses in one pass or in four? A lane loads
-  the values with which its sums start in this way.
+- M4: Does a warp load 16 bytes from four addresses in one pass or in four? A lane loads in this way the
+  values with which its sums start.
 - M5: Atomic additions of 32 lanes to shared memory: to neighbors, to a random codeword, to one cell. Also
   exchanges of neighbors.
 - M6: The rate of the L2 cache if all thread blocks read one codebook, with one to six copies in flight.
@@ -67,7 +67,7 @@ def _streams(
             )
             yield f"{kernel} {name}", rate, "lanes a clock"
             if with_products:
-                yield f"{kernel} product beside {kind}", float(mean[0, 0] / mean[0, 1].clamp_min(1)), "clocks"
+                yield f"{kernel} product with {kind}", float(mean[0, 0] / mean[0, 1].clamp_min(1)), "clocks"
 
 
 def products(driver: AnyDriver, path: Path) -> Found:
@@ -192,9 +192,9 @@ def small_products(driver: AnyDriver, path: Path) -> Found:
 def experiments() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the inputs and the exact results of M8.
 
-    A row determines the number of small terms (8 choices), their sign, whether the large term 1 is the start
-    or a product, and its sign. A column determines the magnitude of the small terms: 2^-20 to 2^-31 in
-    columns 0 to 11, then always 2^-31.
+    A row determines the number of small terms (8 choices) and their sign. It also determines whether the
+    large term 1 is the start or a product, and the sign of the large term. A column determines the magnitude
+    of the small terms: 2^-20 to 2^-31 in columns 0 to 11, then always 2^-31.
 
     Returns:
         ``a [64, 16]``, ``b [128, 16]``, ``start [64, 128]`` and ``a b^T + start``, all float64. The elements
@@ -246,11 +246,11 @@ def accumulator(driver: AnyDriver, path: Path) -> Found:
 def _kept(name: str, sums: torch.Tensor, exact: torch.Tensor) -> Found:
     count = LOWEST - HIGHEST + 1
     lacking = (exact[:, :count] - sums.cpu().double()[:, :count]) * 2.0 ** torch.arange(HIGHEST, LOWEST + 1)
-    yield f"{name}: lacking, in small terms, by experiment and power", lacking.flatten().tolist(), "terms"
+    yield f"{name}: error in small terms, by experiment and power", lacking.flatten().tolist(), "terms"
     for row, what in ((0, "product"), (16, "start")):
         kept = [power for power in range(count) if lacking[row, power] == 0]
         yield (
-            f"{name}: least term kept beside a {what} of 1",
+            f"{name}: smallest term that a {what} of 1 keeps",
             float(HIGHEST + max(kept, default=-1)),
             "power of 1/2",
         )
@@ -272,13 +272,13 @@ def barriers(driver: AnyDriver, path: Path) -> Found:
 
 
 MEASUREMENTS: dict[str, Callable[[AnyDriver, Path], Found]] = {
-    "M1 products beside comparisons": products,
+    "M1 products with comparisons": products,
     "M2 overlap in the loop": overlap,
     "M3 rates of instructions": instructions,
     "M4 loads of 16 bytes": loads,
     "M5 additions in shared memory": additions,
     "M6 second-level cache": cache,
-    "M7 mma.sync beside products": small_products,
+    "M7 mma.sync with products": small_products,
     "M8 accumulator": accumulator,
     "M9 barriers and launches": barriers,
 }

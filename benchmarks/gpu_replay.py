@@ -2,10 +2,10 @@
 
 Usage: ``python -m benchmarks.gpu_replay --help``.
 
-This is the quickest way to compare two builds of the kernels. Each shape takes a third of a second: the exact
-search, the fast one, and their difference, which is what exactness costs. ``--check`` also compares every
-index with the search of another kernel (``UEFL_CUDA_SEARCH=mma``). The library of each build is copied to
-uefl_kernels/ before a call.
+This is the quickest way to compare two builds of the kernels. Each shape takes a third of a second. A line
+has the times of the exact search, of the fast search and of ``vq``. The first time minus the second is the
+cost of exactness. ``--check`` also compares every index with the search of another kernel
+(``UEFL_CUDA_SEARCH=mma``). Copy the library of a build to uefl_kernels/ before you time the build.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gpu_replay", description=(__doc__ or "").split("\n\n")[0]
     )
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a rehearsal")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: tests the command")
     parser.add_argument("--only", default="", metavar="REGEX", help="only shapes that match")
     parser.add_argument("--shapes", type=lambda text: text.split(","), default=SHAPES, help="other shapes")
     parser.add_argument("--check", action="store_true", help="compare every index with another kernel's")

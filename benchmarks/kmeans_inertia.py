@@ -33,7 +33,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     table = Table(
-        title=f"inertia, {args.seeds} seeds, init {args.init}, over scikit-learn's mean with k-means++"
+        title=f"inertia / scikit-learn's mean with k-means++; ours: {args.seeds} seeds, init {args.init}"
     )
     for column in ("N, d, k", "mean of ours", "our seeds, least and most", "its seeds, least and most"):
         table.add_column(column, justify="right")

@@ -4,10 +4,10 @@ python -m benchmarks.two_runs [PRESET | kmeans | layer] [--runs 2] [--turns 3] [
     [--set key=value]...
 
 Each run is a process of its own, as ``uefl train`` is. ``kmeans`` fits ``KMeans`` to each batch of a
-DataLoader with two workers, and ``layer`` trains a ``VectorQuantize`` on it; both take ``--set batches=20``
-and ``--set rows=20000``. Waiting threads spin briefly, as under the command ``uefl``. The processes wait
-for each other before they train, so that all of them train at the same time. The exit code is 1 if the
-median of the ratios is above ``--most``.
+DataLoader with two workers, and ``layer`` trains a ``VectorQuantize`` on each batch. Both take ``--set
+batches=20`` and ``--set rows=20000``. Waiting threads spin briefly, as under the command ``uefl``. The
+processes wait for each other before they train, so that all of them train at the same time. The exit code is
+1 if the median of the ratios is above ``--most``.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _from_loader(work: str, keys: list[str], ready: Callable[[], None]) -> Times
     rows = torch.randn(sizes["rows"], 64, generator=torch.Generator().manual_seed(0))
     each = {"kmeans": fit, "layer": step}[work]
     each(rows)
-    batches: Any = [rows] * (sizes["batches"] + 1)  # a list is a data set, which the annotation excludes
+    batches: Any = [rows] * (sizes["batches"] + 1)  # a DataLoader takes a list, but its annotation does not
     loader = iter(DataLoader(batches, batch_size=None, num_workers=2, multiprocessing_context="fork"))
     next(loader)  # the workers have started
     ready()

@@ -8,8 +8,8 @@ key=value]...
 
 Without arguments the program runs a whole round of the paper's setting: 9 clients x 20 epochs of 2,000 images
 at width 128, which takes many hours on a CPU. ``--set width=16 --set clients=3 --set angles=[0,-50,120] --set
-train_per_client=500 --set test_per_client=125`` is about 700 times less work. The arms of the preset are
-ours. The default preset has ``uefl-published``, which repeats the published loop with its mistakes. ``demo
+train_per_client=500 --set test_per_client=125`` is about 700 times less work. uefl trains the arms of the
+preset. The default preset has ``uefl-published``, which repeats the published loop with its mistakes. ``demo
 --set arms=uefl --set precision=fp32`` is a round of the demo with our UEFL. All rounds belong to the first
 iteration, before any codebook is extended. The first turn is not counted.
 
@@ -146,7 +146,7 @@ class PublishedUEFLLoop:
         )
 
     def train(self) -> None:
-        """Train the local epochs of every silo and average everything except the codebooks.
+        """Train the local epochs of every client and average everything except the codebooks.
 
         A GPU uses the fastest kernels, as published.
         """
@@ -164,7 +164,7 @@ class PublishedUEFLLoop:
             if name != "codebook"
         }
         for k, (images, labels) in enumerate(self.train_data):
-            model = self._of_silo(k)
+            model = self._of_client(k)
             optimizer = torch.optim.Adam(model.parameters(), lr=self.training.lr)
             for _ in range(self.training.local_epochs):
                 model.train()
@@ -186,9 +186,9 @@ class PublishedUEFLLoop:
         """Measure accuracy, entropy and perplexity of every client, ``passes`` times."""
         for _ in range(self.passes):
             for k in range(len(self.test_data)):
-                self._measure(self._of_silo(k), k)
+                self._measure(self._of_client(k), k)
 
-    def _of_silo(self, k: int) -> PublishedUEFLNet:
+    def _of_client(self, k: int) -> PublishedUEFLNet:
         model = copy.deepcopy(self.server)
         model.codebook.data.copy_(self.codebooks[k])
         return model
@@ -219,7 +219,7 @@ def main(arguments: list[str] | None = None) -> None:
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("argument --device: torch finds no GPU; leave it out to measure on the CPU")
     restrict(args.held, "benchmarks.uefl_round", arguments)
-    # as a run does, and the processes of its clients
+    # a run and the processes of its clients do the same
     make_repeatable(args.threads, torch.device(args.device))
     cfg, device = config.load(args.preset, args.set), args.device
     cfg = cfg.with_run(precision="bf16" if uses_bf16(cfg.run.precision, torch.device(device)) else "fp32")

@@ -1,6 +1,6 @@
 """Quantize image patches in several stages.
 
-Each further index lowers the error. Any number of indices decodes.
+Each further index lowers the error. A decoder can use any number of the first indices.
 
 python examples/residual_vq.py
 """
@@ -35,7 +35,7 @@ def main() -> list[float]:
         perplexity = rvq.layers[depth - 1].perplexity.item()
         print(
             f"{depth} indices, {6 * depth} bits per patch: mean squared error {errors[-1]:.5f}, perplexity of"
-            f" the last {perplexity:.1f}"
+            f" the last quantizer {perplexity:.1f}"
         )
     return errors
 

@@ -4,8 +4,8 @@ The import is the one line that changes, and checkpoints load.
 
     python examples/swap_from_vector_quantize_pytorch.py
 
-If that package is installed, the script continues one of its layers and compares the two. Otherwise it runs
-only our layer.
+If vector-quantize-pytorch is installed, the script loads the state of one of its layers into our layer, and
+compares their results. Otherwise the script runs only our layer.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ OPTIONS = {
 
 
 def main() -> float | None:
-    """Continue a layer of the peer.
+    """Load the state of a layer of vector-quantize-pytorch into our layer.
 
-    Return the largest difference of the outputs, or None without the peer.
+    Return the largest difference of the outputs, or None if that package is not installed.
     """
     torch.manual_seed(0)
     vq = VectorQuantize(**OPTIONS)

@@ -1,9 +1,9 @@
-"""Train on unlabeled sets with known class shares (FedUL).
+"""Train on unlabeled sets with known class priors (FedUL).
 
 The server has a few labeled images, or none.
 
-``python examples/train_fedul.py`` takes scikit-learn's digits and a minute. ``--data mnist --root ROOT``
-takes MNIST below ROOT, and ``--device cuda`` a GPU.
+``python examples/train_fedul.py`` trains on the digits of the package and takes about a minute. ``--data
+mnist --root ROOT`` trains on MNIST in the folder ROOT, and ``--device cuda`` uses a GPU.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ import uefl
 
 def main() -> None:
     """Train, and print a table."""
-    parser = argparse.ArgumentParser(description="Train FedUL, and FedUL with feedback of labeled images.")
+    parser = argparse.ArgumentParser(
+        description="Train FedUL, FedUL with labeled images at the server, and a supervised control."
+    )
     parser.add_argument("--data", default="digits", help="digits, mnist, fashion_mnist or cifar10")
     parser.add_argument("--root", help="folder of torchvision's data sets")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")

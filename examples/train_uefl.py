@@ -1,7 +1,7 @@
 """Train FedAvg and UEFL on clients with rotated images, and print the accuracy of each.
 
-``python examples/train_uefl.py`` takes scikit-learn's digits and a minute. ``--data mnist --root ROOT`` takes
-MNIST below ROOT, and ``--device cuda`` a GPU.
+``python examples/train_uefl.py`` trains on the digits of the package and takes about a minute. ``--data mnist
+--root ROOT`` trains on MNIST in the folder ROOT, and ``--device cuda`` uses a GPU.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import uefl
 
 
 def main() -> None:
-    """Train, print a table, and predict with the model that was saved."""
-    parser = argparse.ArgumentParser(description="Train FedAvg and UEFL on turned images.")
+    """Train, and print a table."""
+    parser = argparse.ArgumentParser(description="Train FedAvg and UEFL on rotated images.")
     parser.add_argument("--data", default="digits", help="digits, mnist, fashion_mnist or cifar10")
     parser.add_argument("--root", help="folder of torchvision's data sets")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")

@@ -81,7 +81,7 @@ def main() -> dict[str, float]:
             "codewords in use": model.vq.usage.item(),
         }
         print(f"epoch {epoch + 1}: " + ", ".join(f"{name} {value:.4g}" for name, value in result.items()))
-    print(f"an image of 784 bytes is {49 * 7 / 8:.0f} bytes of indices")
+    print(f"the indices of an image of 784 bytes take {49 * 7 / 8:.0f} bytes")
     return result
 
 

@@ -30,7 +30,7 @@ from uefl.models.saved import SavedModel
 DELTA = 0.05
 """the largest probability that a bound fails"""
 NOISE = (0.1, 0.3, 1.0)
-"""standard deviation of the noise, as a multiple of the features'"""
+"""standard deviation of the noise, as a multiple of the standard deviation of the features"""
 
 
 def mean_bound(n: int, log_cells: float) -> float:

@@ -168,7 +168,7 @@ def test_terms_of_the_accumulator_are_exact():
     assert exact[0, 0] == 1 + 2.0**-gpu_micro.HIGHEST
     assert exact[7, gpu_micro.LOWEST - gpu_micro.HIGHEST] == 1 + 15 * 2.0**-gpu_micro.LOWEST
     lost = {name: value for name, value, _ in gpu_micro._kept("float32", exact.float(), exact)}
-    assert lost["float32: least term kept beside a product of 1"] == 23
+    assert lost["float32: smallest term that a product of 1 keeps"] == 23
 
 
 def test_calls_end_within_their_minutes():

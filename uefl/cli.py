@@ -192,7 +192,7 @@ def main() -> None:
     write_nearest_characters()
     try:
         os.getcwd()
-    except FileNotFoundError:  # without a folder, libraries that torch loads end the process
+    except FileNotFoundError:  # libraries that torch loads end a process without a current folder
         typer.echo("error: the current folder was removed; change to another one", err=True)
         sys.exit(2)
     _end_as_by_ctrl_c()
@@ -422,7 +422,7 @@ _Client = Annotated[
     typer.Option(
         metavar="NAME",
         help="Use the private tensors of this client; default: a new client. If clients have codebooks,"
-        " an export needs a name.",
+        " `uefl export` needs a name.",
         show_default=False,
     ),
 ]
@@ -442,7 +442,7 @@ def predict(
     passes: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Number of draws with dropout on; default: as in the run.", show_default=False
+            min=1, help="Number of passes with dropout on; default: as in the run.", show_default=False
         ),
     ] = None,
     csv: Annotated[
@@ -722,7 +722,7 @@ def report(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Several runs: folder of the page; default: comparison, next to the first run.",
+            help="Several runs: folder of the page; default: the folder comparison next to the first run.",
             show_default=False,
         ),
     ] = None,
@@ -806,7 +806,7 @@ def doctor() -> None:
 
 
 _signals: list[int] = []
-"""signals that have asked this process to end; an import that one interrupts may raise any error"""
+"""signals that have asked this process to end; an import that a signal interrupts may raise any error"""
 
 
 class _Terminated(KeyboardInterrupt):

@@ -1,4 +1,4 @@
-"""Predictive uncertainty by Monte-Carlo dropout or by a deep ensemble."""
+"""Predictive uncertainty by Monte Carlo dropout or by a deep ensemble."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Prediction(NamedTuple):
 def of_network(
     net: nn.Module, images: torch.Tensor, passes: int, amp: Callable[[], AbstractContextManager[None]]
 ) -> Prediction:
-    """Predict images with a network, from ``passes`` draws with dropout on.
+    """Predict images with a network, from ``passes`` passes with dropout on.
 
     With 0 passes, or without dropout layers, predict from one pass with dropout off.
 
@@ -96,9 +96,9 @@ def without_spread(probs: torch.Tensor) -> Prediction:
 
 
 def mc_dropout(head: Head, tokens: torch.Tensor, passes: int) -> Prediction:
-    """Predict by Monte-Carlo dropout, from ``passes`` draws from the first dropout on.
+    """Predict by Monte Carlo dropout, from ``passes`` passes.
 
-    The part before it runs once.
+    A pass begins at the first dropout. The part of the head before this dropout runs once.
 
     Args:
         head: a module without batch norm; its mode does not change.

@@ -74,13 +74,13 @@ def by_torch(inputs: OpInputs) -> Call:
     if what == "read":
         return lambda: a.sum()
     if what == "bfloat16" and a.device.type == "cpu" and torch.backends.cpu.get_cpu_capability() != "AVX512":
-        raise ProviderUnavailable("without AVX-512 torch multiplies bfloat16 one by one, for minutes")
+        raise ProviderUnavailable("without AVX-512, torch takes minutes for a bfloat16 product")
     out = torch.empty_like(a)
     return lambda: torch.mm(a, b, out=out)
 
 
 def units(inputs: OpInputs) -> Call:
-    """Run the operations of the product from registers: no method on these units can be faster."""
+    """Run the operations of the product on registers only: no method on these units can be faster."""
     what, a, _ = inputs
     needs("cpu", a)
     run = getattr(_compiled(), f"{what}_units", None)

@@ -48,7 +48,7 @@ class TransitionCase(BenchmarkCase):
 def inputs(case: TransitionCase, device: str) -> OpInputs:
     """Return the inputs of a loss of M sets of similar size.
 
-    These are logits (a leaf), targets, log_transition, log_marginal, the class shares of each set, and
+    These are logits (a leaf), targets, log_transition, log_marginal, the priors of each set, and
     offsets.
     """
     generator = torch.Generator().manual_seed(0)

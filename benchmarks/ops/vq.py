@@ -68,7 +68,7 @@ def gaussian(case: SearchCase, device: str) -> OpInputs:
 def nearest(x: torch.Tensor, codebook: torch.Tensor) -> torch.Tensor:
     """Return the float64 argmin of every row.
 
-    It comes from a float64 product, and from the slow definition where rounding could matter.
+    A float64 product finds it. Where rounding could change the result, the slow definition decides.
     """
     rows, codewords = rows_of(x, codebook).double(), codebook.double()
     half_norms, longest = codewords.square().sum(1) / 2, codewords.norm(dim=1).max()
@@ -123,7 +123,8 @@ def matmul(inputs: OpInputs) -> Call:
 def block_rows(codebook: torch.Tensor) -> int:
     """Return the number of rows of a block.
 
-    Its scores fill half of the second-level cache of every core. A minimum keeps the product fast.
+    The scores of a block fill half of the second-level cache of every core. A block has at least 256 rows for
+    each thread, because the product of fewer rows is slow.
     """
     return torch.get_num_threads() * max(256, (1 << 18) // len(codebook))
 

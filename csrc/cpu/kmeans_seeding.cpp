@@ -20,7 +20,7 @@ const SeedingKernel& seeding_kernel([[maybe_unused]] int64_t d) {
   return pick<&seeding_portable, &seeding_avx2, &seeding_avx512, &seeding_avx512vnni>();
 }
 
-// Returns number t of a round, in [0, 1).
+// Returns random number t of a round, in [0, 1).
 double uniform(int64_t t, int64_t round, int64_t restart, uint32_t purpose, uint64_t seed) {
   const PhiloxWords words = philox(
       {{static_cast<uint32_t>(t), static_cast<uint32_t>(round), static_cast<uint32_t>(restart), purpose}},
@@ -51,7 +51,7 @@ Seeder::Seeder(int64_t n, int64_t d, int64_t bits, std::vector<double> weights, 
 }
 
 // Returns how many products of elements fit into a sum of 32 bits. Two products of numbers up to 32,639 fit.
-// By Cauchy's inequality, the products of a longer run fit if its squares do.
+// By the Cauchy-Schwarz inequality, the products of a longer run fit if the squares of the run fit.
 int64_t Seeder::run() const {
   int64_t run = 2;
   for (int level = 2; level < kRunLevels; ++level) {

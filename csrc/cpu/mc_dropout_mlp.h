@@ -1,4 +1,4 @@
-// Monte-Carlo dropout of the last layers of an MLP on the CPU. It computes the passes, the softmax and the
+// Monte Carlo dropout of the last layers of an MLP on the CPU. It computes the passes, the softmax and the
 // statistics of a tile of rows, with one row per lane.
 //
 // In each pass, the inputs of each layer are kept or dropped, multiplied by the weights and activated. The

@@ -238,7 +238,8 @@ def test_runs_go_side_by_side_and_are_not_run_twice(tmp_path: Path) -> None:
 def _shows_features_and_codewords(run: Path) -> None:
     """Check that there is a panel for each client, with tokens and codewords.
 
-    It has nine tokens of each of its ten test images, the four shared codewords, and its own.
+    A panel has nine tokens of each of the client's ten test images, the four shared codewords, and the
+    client's own codewords.
     """
     panels = features.draw(run, None).axes
     codebooks = [tensors["codebook"] for tensors in load(run).model("uefl").members[0][1].values()]

@@ -1,4 +1,4 @@
-"""The number of CPU threads that a run takes by itself."""
+"""The number of CPU threads of a run whose configuration does not set it."""
 
 import json
 
@@ -87,7 +87,7 @@ def test_a_run_records_its_threads_and_builds_its_network_once(tmp_path, monkeyp
     ids=["default", "own count", "own policy"],
 )
 def test_the_command_lets_waiting_threads_sleep(monkeypatch, given, spins):
-    """A choice of the user stays."""
+    """The command does not change a variable that the user has set."""
     environment = dict(given)
     monkeypatch.setattr("os.environ", environment)
     spin_briefly()

@@ -142,7 +142,10 @@ def test_one_average_by_hand():
 
 
 def test_orthogonal_codewords_take_an_optimizer():
-    """Averages move the codewords, and then the optimizer by the gradient of the codewords before."""
+    """First the averages move the codewords, and then a step of the optimizer.
+
+    The gradient of this step is taken at the codewords before the averages moved them.
+    """
     options = {"orthogonal_reg_weight": 0.1}
     optimized = layer(
         **options, in_place_codebook_optimizer=lambda codewords: torch.optim.SGD(codewords, 0.5)
@@ -276,9 +279,9 @@ def test_kmeans_init_does_not_wait_for_the_device(options):
     "make", ["one", "residual", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)]
 )
 def test_kmeans_init_refuses_what_is_not_finite(make, bad):
-    """Nothing changes, also not the random generator.
+    """A refused batch changes neither the layer nor the random generator.
 
-    The same batch with its bad row masked is accepted.
+    The layer accepts the same batch if the bad row is masked.
     """
     options = {"dim": 8, "codebook_size": 5, "kmeans_init": True, "kmeans_iters": 1}
     module = ResidualVQ(num_quantizers=2, **options) if make == "residual" else layer(**options)

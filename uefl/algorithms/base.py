@@ -56,7 +56,7 @@ class Algorithm:
         """No parameters."""
 
     kind: ClassVar[str] = "labeled"
-    """data of a client: ``labeled`` images, or unlabeled ``sets`` with known class shares"""
+    """data of a client: ``labeled`` images, or unlabeled ``sets`` with known class priors"""
     trains_clients: ClassVar[bool] = True
     """False: clients do not train, they only measure"""
     draws: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""FedBR: train the network to predict pseudo-images uniformly, with features unlike the client's own.
+"""FedBR: train on pseudo-images, with uniform predictions and features unlike the features of real images.
 
 Source: Guo et al., "FedBR: Improving Federated Learning on Heterogeneous Data via Local Learning Bias
 Reduction" (ICML 2023), and the authors' code, with random sample means as pseudo-images. A projection head,
@@ -268,7 +268,10 @@ class FedBR(Algorithm):
 
 
 def most_means(images: int) -> int:
-    """Return the largest number of pseudo-images of a client: one for 50 images, and 0 below 20 images."""
+    """Return the largest number of pseudo-images of a client.
+
+    It is one for each 50 images, rounded up, and 0 below 20 images.
+    """
     return -(-images // _SHARE) if images >= 2 * _MIXED else 0
 
 

@@ -52,8 +52,8 @@ def predict(algorithm: Algorithm, work: Work, images: torch.Tensor) -> Predictio
     """
     work.net.eval()
     normalize = work.workspace.normalize
-    # a saved model has no other private tensors: a prediction that needs one that was not declared fails
-    # here, not when it is used
+    # a saved model has only these private tensors: a prediction with another one fails here, not later with
+    # the saved model
     seen = replace(
         work,
         private={name: tensor for name, tensor in work.private.items() if name in algorithm.private_predicts},

@@ -181,7 +181,7 @@ class SiloProgram:
         return reply
 
     def _with_own_state(self, header: Header, client: Callable[[Message], Reply], message: Message) -> Reply:
-        """Return the reply of a client that keeps its private states here, with the names of new ones."""
+        """Return the reply of a client that keeps its private states here, with the names of new states."""
         assert self._arm is not None
         setting, workspace, members = Setting.of_header(header), self._arm[2], split(message)
         if any(each.private or not isinstance(each.options.get("state"), str) for each in members):
@@ -219,7 +219,7 @@ class SiloProgram:
         place = json.dumps(header["setting"])
         if self._arm is None or (place, header["arm"]) != self._arm[:2]:
             setting = Setting.of_header(header)
-            workspace = self._workspace(setting, header["arm"])  # before anything is replaced: it may fail
+            workspace = self._workspace(setting, header["arm"])  # it may fail, so nothing is replaced before
             if self._arm is None or place != self._arm[0]:
                 read = partial(
                     self._source.data, cfg=setting.cfg(), classes=setting.classes, channels=setting.shape[0]

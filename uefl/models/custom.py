@@ -43,7 +43,7 @@ def factory(model: nn.Module | Callable[[], nn.Module]) -> Callable[[], nn.Modul
 def _copied(net: nn.Module) -> nn.Module:
     try:
         return copy.deepcopy(net)
-    except Exception as error:  # a lock, a result with a gradient: whatever an attribute of a module is
+    except Exception as error:  # any attribute may fail, such as a lock or a result with a gradient
         raise UserError(
             f"model: it cannot be copied: {first_line(error)}; give a function that makes it"
         ) from None
@@ -113,14 +113,14 @@ class CustomNet(TokenNet):
 
 @torch.no_grad()
 def check(net: nn.Module, normalize: Callable[[torch.Tensor], torch.Tensor], federation: Federation) -> None:
-    """Show the network two inputs of zeros, and a single one, because a client may have one test input.
+    """Run the network on two inputs of zeros, and on one, because a client may have one test input.
 
     Args:
         normalize: converts uint8 ``[B, C, H, W]`` to the input of the network.
 
     Raises:
         UserError: the network cannot take images of this shape, changes them in place, or does not return
-            logits ``[B, classes]`` (but, for example, probabilities).
+            logits ``[B, classes]``, for example because it returns probabilities.
     """
     device = next(net.parameters()).device
     for count in (2, 1):
@@ -139,7 +139,7 @@ def _check_logits(net: nn.Module, probe: torch.Tensor, classes: int) -> None:
         ) from None
     finally:
         net.train(training)
-    if probe._version != version:  # a draw or the next loss would see the changed inputs
+    if probe._version != version:  # a further pass or the next loss would get the changed inputs
         raise UserError("model: it changes its inputs in place; change a copy, as with x.clone()")
     found = list(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
     if found != [count, classes]:

@@ -137,7 +137,7 @@ def _from_half(state: StateDict, half: str, options: dict[str, Any]) -> Residual
     codebooks = []
     for codebook in layers:
         total, usage = codebook["embed_sum"], codebook["cluster_usage"]
-        # in the dtype of the state, as the model divides
+        # the model divides in the dtype of the state, too
         codewords = total / usage.clamp(min=_LEAST_USAGE).unsqueeze(-1)
         buffers = {"cluster_size": usage, "embed": codewords, "embed_avg": total}
         codebooks.append({name: value.unsqueeze(0) for name, value in buffers.items()})
@@ -376,8 +376,9 @@ def _matches(
 ) -> list[tuple[re.Match[str], torch.Tensor]]:
     """Return the tensors with a name that ends with the pattern, and the match.
 
-    Raise ValueError if the names begin in several ways: they are of several models. Raise it also if another
-    name begins as they do, followed by one of ``own``: the layer would lose a part of the quantizer.
+    Raise ValueError if the names begin in several ways, because they then belong to several models. Raise
+    ValueError also if another name has the same beginning, followed by one of ``own``, because the layer
+    would lose this part of the quantizer.
     """
     matches = [(re.fullmatch(rf"(.*\.)?{pattern}", name), value) for name, value in state.items()]
     found = [(match, value) for match, value in matches if match is not None]
@@ -442,7 +443,7 @@ def _require(where: str, layer: ResidualVQ, projections: bool | None) -> None:
 
 
 def _require_quantizer(where: str, quantizer: VectorQuantize, learned: bool) -> None:
-    """Raise ValueError for a quantizer that has no equivalent in the codec, or other codewords there."""
+    """Raise ValueError for a quantizer that the codec does not have, or has with other codewords."""
     codebook, projections = quantizer._codebook, (quantizer.project_in, quantizer.project_out)
     biased = all(isinstance(module, nn.Linear) and module.bias is not None for module in projections)
     _refuse(

@@ -1,4 +1,4 @@
-"""``MCDropout``: Monte-Carlo dropout around any classifier.
+"""``MCDropout``: Monte Carlo dropout around any classifier.
 
 The part before the first dropout is computed once.
 """

@@ -25,7 +25,10 @@ HEADER = 8000  # bytes of JSON in a message or a reply of these runs, at most
 
 @pytest.fixture(scope="session", autouse=True)
 def forkserver():
-    """Start the fork server before processes are marked, because it lives as long as the session."""
+    """Start the fork server before the first test marks its processes.
+
+    The fork server lives as long as the session, and the fixtures of a test wait for marked processes to end.
+    """
     multiprocessing.forkserver.ensure_running()
 
 
@@ -102,7 +105,10 @@ def _die_in(step):
 
 @contextmanager
 def silos(cfg, folder, processes=NAMES, dies=None):
-    """Return an engine over three silos in separate processes, which die."""
+    """Return an engine over three silos.
+
+    The silos in ``processes`` run in separate processes, which kill themselves in ``dies``.
+    """
 
     class ProcessSilos(SilosInMemory):
         def program(self, name, fed):
@@ -163,7 +169,7 @@ def test_reported_bytes_are_those_a_silo_reads_and_writes(algorithm, tmp_path):
             names = [reply.states[0] for reply in engine.said if reply.client == name]
             sizes = [engine.sizes[name] for name in names]
             assert (max(sizes) > len(names) * HEADER) == (algorithm != "fedavg")
-            # each message but the first names the state before it, and a turn that trains writes another one
+            # each message except the first names the previous state; a turn that trains writes a new state
             files = sum(sizes[:-1]), sum(engine.sizes[name] for name in {*names})
             for i, key in enumerate(("bytes_sent", "bytes_received")):
                 reported = sum(record[key] for record in records if record["client"] == name)

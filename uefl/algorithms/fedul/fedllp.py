@@ -19,7 +19,7 @@ _DROPOUT = 0.2
 
 @register("fedllp")
 class FedLLP(SetAlgorithm):
-    """Cross-entropy between a set's class shares and the mean of the predictions of its images.
+    """Cross-entropy between the priors of a set and the mean of the predictions of its images.
 
     The rate of every dropout except the one on the logits is 0.2.
     """

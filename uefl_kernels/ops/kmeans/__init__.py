@@ -103,9 +103,10 @@ def kmeans(
         weights: ``[N]``, not negative, not all zero, at most 2^1000; a row of weight 2 counts as two rows.
             Checked on the CPU. They are rounded to 2^-(62 - log2 N) of the largest, so smaller ones count as
             zero. Default: ones.
-        init: ``"k-means++"``: greedy, the best of 2 + ln k rows drawn by squared distance, k times.
-            ``"k-means||"``: five rounds that draw 2 k rows each, then k-means++ among these; fewer passes.
-            ``"random"``: different rows. Or the centers, ``[k, d]``.
+        init: ``"k-means++"``: greedy. Each of the k centers is the best of 2 + ln k rows, which are drawn
+            with probabilities proportional to the squared distance. ``"k-means||"``: five rounds draw 2 k
+            rows each, then k-means++ runs on these rows; it reads x fewer times. ``"random"``: different
+            rows. Or the centers, ``[k, d]``.
         n_init: the number of starts; the lowest inertia wins. ``"auto"``: 10 for ``"random"``, else 1.
         max_iter: the largest number of iterations.
         tol: stop when the squared movement of the centers, summed, is at most this times the mean variance of
@@ -119,8 +120,8 @@ def kmeans(
     1e20 removes the digits of the other centers, as in every method that first centers the data.
 
     A cluster that loses all its rows takes the row that is farthest from its center. Distances are compared
-    up to about 2^-(52 - log2 N) of their size; of equal distances, the lowest row is taken. If every row left
-    equals its center, the cluster keeps its center.
+    up to about 2^-(52 - log2 N) of their size; of equal distances, the lowest row is taken. If every
+    remaining row equals its center, the cluster keeps its center.
 
     Returns:
         :class:`KMeansResult` ``(centers, labels, inertia, iterations)``. No gradient. On a GPU the host asks
@@ -131,7 +132,7 @@ def kmeans(
         TypeError, ValueError: shapes, dtypes, devices or numbers that do not fit.
         RuntimeError: x, weights or given centers are not valid, or a forced backend is absent.
 
-    Source: Lloyd 1982; Arthur & Vassilvitskii 2007, "k-means++" (greedy variant, section 4); Bahmani et al.
+    Source: Lloyd 1982; Arthur & Vassilvitskii 2007, "k-means++" (greedy version, section 4); Bahmani et al.
     2012, "Scalable k-means++" (drawn with replacement: Bachem et al. 2017).
 
     Equivalent to (given centers, no empty cluster)::

@@ -33,7 +33,7 @@ class VQOutput(NamedTuple):
     quantized: torch.Tensor
     """``[..., D]``, the dtype of x: every segment replaced by its codeword; its gradient passes to x."""
     indices: torch.Tensor
-    """``[..., S]`` int64: which codeword."""
+    """``[..., S]`` int64: the index of the codeword of each segment."""
     loss: torch.Tensor
     """scalar, float32 (float64 for float64 x): (codebook_weight + commitment_weight) * mean((x -
     quantized)^2)."""
@@ -76,7 +76,7 @@ def _backward(
     given = vq_backward, ctx, saved, grad_quantized, grad_loss
     if not torch.is_grad_enabled():
         return *_gradients(*given), *_NO_GRADIENTS
-    with torch.no_grad():  # create_graph=True
+    with torch.no_grad():  # the caller has set create_graph=True
         gradients = _gradients(*given)
     made_of = (*saved[:2], grad_quantized, grad_loss)
     once = [
@@ -110,10 +110,10 @@ def _grad_x(
     grad_quantized: torch.Tensor | None,
     grad_loss: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return the gradient of x: the gradient of quantized plus the one of the loss.
+    """Return the gradient of x: the gradient of quantized plus the gradient of the loss.
 
-    The former is straight through or rotated. The latter is grad_loss * 2 * commitment_weight / M * (x - q),
-    with M = x.numel().
+    The gradient of quantized is passed unchanged or rotated. The gradient of the loss is grad_loss * 2 *
+    commitment_weight / M * (x - q), with M = x.numel().
     """
     x, codebook, indices, _, _ = saved
     weight = 0.0 if grad_loss is None else ctx.commitment_weight
@@ -238,10 +238,10 @@ def vq(
         precision: ``"exact"`` (the default) or ``"fast"``; see :func:`vq_assign`.
         codebook_weight: weight of mean((sg[x] - q)^2), which moves the codewords.
         commitment_weight: weight of mean((x - sg[q])^2), which moves x (the beta of the papers).
-        estimator: how the gradient of quantized reaches x: ``"straight_through"``, unchanged; ``"rotation"``,
-            rotated and scaled, as a rotation and a factor map the segment to its codeword. With lambda = |q|
-            / |x| and u, v, w the unit vectors of x, q and u + v, the codeword is lambda R x with R = 1 - 2 w
-            w^T + 2 v u^T. With lambda and R constant, the gradient is multiplied by lambda R^T.
+        estimator: how the gradient of quantized reaches x. ``"straight_through"``: unchanged. ``"rotation"``:
+            multiplied by lambda R^T, where the rotation R and the factor lambda map the segment to its
+            codeword, q = lambda R x. Here lambda = |q| / |x|, and R = 1 - 2 w w^T + 2 v u^T with the unit
+            vectors u, v, w of x, q and u + v. lambda and R count as constants.
 
     Returns:
         :class:`VQOutput` ``(quantized, indices, loss, counts)``. Gradients: quantized passes its gradient to
@@ -250,9 +250,9 @@ def vq(
         :func:`vq_assign` and makes the loss infinite. Both make only the gradient of their codeword NaN. N =
         0 gives a loss of 0.
 
-    Derivatives are first order, in reverse mode: a second one raises RuntimeError, as do ``torch.func.grad``
-    and its relatives and forward mode. ``torch.func.vmap`` calls the op once for each element of the batch;
-    on a GPU, once for all elements if x and the codebook are batched.
+    Only first derivatives in reverse mode exist. Second derivatives, forward mode, and ``torch.func.grad``
+    and similar functions raise RuntimeError. ``torch.func.vmap`` calls the op once for each element of the
+    batch. On a GPU it calls the op once for all elements if x and the codebook are batched.
 
     Raises:
         TypeError, ValueError, RuntimeError: as :func:`vq_assign`; ValueError for an estimator that is not one
@@ -315,7 +315,7 @@ def _call(
 ) -> tuple[VQOutput, torch.Tensor]:
     check_search("vq", x, codebook, metric, precision)
     compiling = torch.compiler.is_compiling()
-    if with_sums is None:  # then for the codebook's gradient
+    if with_sums is None:  # only the gradient of the codebook needs the sums
         with_sums = codebook_weight != 0 and needs_gradient(codebook, traced=not compiling)
     if estimator not in ESTIMATORS:
         raise ValueError(f"vq: estimator {estimator!r} is not known, expected one of {ESTIMATORS}")

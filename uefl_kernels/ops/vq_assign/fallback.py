@@ -1,10 +1,11 @@
 """``vq_assign`` where no kernel is compiled: a blocked matrix product, and the definition for undecided rows.
 
-The product ranks the codewords of a row by s = |c|^2 / 2 - x.c (cosine: s = -x.c), half their distance less
-|x|^2 / 2. A bound on all rounding gives the gap above which the definition orders two scores the same way.
-A row is decided if its best score is ahead by this gap. For other rows the definition (``distances.py``) is
-evaluated on the few codewords within the bound, or on all codewords if they are many or if NaN or an overflow
-leaves no bound. So the indices agree with the definition.
+The product ranks the codewords of a row by the score s = |c|^2 / 2 - x.c (cosine: s = -x.c). For l2, s is
+half the squared distance minus |x|^2 / 2. A bound on all rounding errors gives a gap: if two scores differ by
+more, the definition orders the two codewords in the same way. A row is decided if its best score is ahead of
+all others by this gap. For other rows the definition (``distances.py``) is evaluated on the few codewords
+within the bound, or on all codewords if they are many or if NaN or an overflow leaves no bound. So the
+indices agree with the definition.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from .distances import require_valid as require_valid
 # scores of a block of rows: some megabytes, which stay in the cache between passes
 _BLOCK_ELEMENTS = 1 << 21
 _FEWEST_ROWS = 16
-_FEW = 8  # codewords within the bound, which are looked at one by one
-_PAIR_ELEMENTS = 1 << 20  # of the float64 differences that are in memory at a time
+_FEW = 8  # most codewords of a row that are evaluated one by one
+_PAIR_ELEMENTS = 1 << 20  # most elements of the float64 differences in memory at one time
 # magnitudes of a codebook with products far from the limits of float32
 _NARROW = 1e-12, 1e12
 _LONGEST = 1 << 16  # elements of a codeword that float32 can add up: (d + 6) 2^-24 must be far below 1
@@ -95,8 +96,8 @@ class _PackedCodebook:
         centering rounds every element of x and c once. |c|^2 / 2, the sum of d products and their difference
         are off by at most (d + 6) u (R^2 + |x| R), in any order and with or without FMA. Values below the
         smallest normal number, also if they are flushed to zero, add less than the last term. The definition
-        itself is off by (d + 3) 2^-53 of a distance, which is at most (|x| + R)^2. Two scores are off twice
-        that.
+        itself is off by (d + 3) 2^-53 of a distance, which is at most (|x| + R)^2. The difference of two
+        scores is off by at most twice the error of one.
         """
         d = rows.shape[1]
         centered = rows.to(self.dtype) if self.middle is None else rows.to(self.dtype) - self.middle
@@ -130,7 +131,7 @@ class _PackedCodebook:
     def _distances(self, rows: torch.Tensor, codewords: torch.Tensor) -> torch.Tensor:
         """Compute ``reference.distances`` of rows and codewords [P, d].
 
-        It has one operation per element in place of several.
+        This method needs one operation per element, and ``reference.distances`` several.
         """
         difference = rows - codewords
         terms = difference * difference if self.metric == "l2" else -(rows * codewords)

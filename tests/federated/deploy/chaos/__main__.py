@@ -16,11 +16,11 @@ PAGE = Path(__file__).parents[4] / "docs" / "faults.md"
 ABOUT = """# What faults do to a deployed run
 
 `make chaos` writes this page. Each row was run with real processes on one machine: a SuperLink (the
-message server of Flower), three silos and a run of three rounds. The table has the fault, the
-wanted and the real outcome, and the exit code. It has no times and nothing that depends on the
-machine. metrics.jsonl and the report name every rejected reply, with its round and the reason, but
-have no text of an exception. In a row with "bit for bit", the metrics have the same bits as in a
-run in one process.
+message server of Flower), three silos and a run of three rounds. The column `wanted` has the
+outcome that we want, and `found` the outcome of the test, with the exit code. The table has no
+times and nothing that depends on the machine. metrics.jsonl and the report name every rejected
+reply, with its round and the reason, but have no text of an exception. In a row with "bit for bit",
+the metrics have the same bits as in a run in one process.
 
 """
 

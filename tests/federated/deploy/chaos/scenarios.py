@@ -417,11 +417,11 @@ class Scenario(NamedTuple):
     one"""
 
 
-_GOES_ON = "the run continues without it, counts it, exit code 1"
+_GOES_ON = "the run continues without this reply and records its rejection, exit code 1"
 SCENARIOS = {
     "raises": Scenario(
-        "a client raises",
-        f"{_GOES_ON}; its error text stays at the client",
+        "a client raises an exception",
+        f"{_GOES_ON}; the text of the exception stays at the client",
         _rejected(rf"\bfault {faults.COMPUTATION}\b", "raises"),
     ),
     "nan": Scenario("an update has a NaN", _GOES_ON, _rejected(r"\bvalues .*finite", "nan")),
@@ -432,7 +432,7 @@ SCENARIOS = {
         "an update of another type", _GOES_ON, _rejected(r"\bvalues .*torch\.float64", "dtype")
     ),
     "norm": Scenario(
-        "an update of absurd length, with max_update_norm",
+        "an update with a very large norm, with max_update_norm",
         _GOES_ON,
         _rejected("max_update_norm", "norm", norm=1e3),
     ),
@@ -441,14 +441,16 @@ SCENARIOS = {
         _GOES_ON,
         _rejected(re.escape(LARGE), "large"),
     ),
-    "late": Scenario("a client past the deadline", _GOES_ON, _rejected("deadline", "late", deadline=15.0)),
+    "late": Scenario(
+        "a client replies after the deadline", _GOES_ON, _rejected("deadline", "late", deadline=15.0)
+    ),
     "parts": Scenario(
         "a client sends its reply in small parts for minutes, with a deadline",
         f"{_GOES_ON}, in every round from then on",
         _rejected("deadline", "parts", rounds=(1, 2), deadline=40.0),
     ),
     "silent": Scenario(
-        "a client that is connected and sends no reply any more, with a deadline",
+        "a client stays connected but sends no more replies, with a deadline",
         f"{_GOES_ON}, in every round from then on",
         _rejected("deadline", "silent", rounds=(1, 2), deadline=15.0),
     ),
@@ -464,32 +466,36 @@ SCENARIOS = {
     ),
     "earlier": Scenario(
         "a client sends the reply of an earlier round",
-        "the run continues with it: a client may send any update within the limits",
+        "the run uses this reply: a client may send any update within the limits",
         _earlier,
     ),
     "name": Scenario(
         "a client replies in the name of another one", _GOES_ON, _rejected("another client", "name")
     ),
     "client": Scenario(
-        "a client killed -9 in a round, started again", "the same run, bit for bit", _client_killed("dies")
+        "a client is killed (SIGKILL) in a round and started again",
+        "the same run, bit for bit",
+        _client_killed("dies"),
     ),
     "replying": Scenario(
-        "a client killed -9 in the middle of its reply, started again",
+        "a client is killed (SIGKILL) in the middle of its reply and started again",
         "the same run, bit for bit",
         _client_killed("replying"),
     ),
-    "gone": Scenario("a client killed -9, not started again", _GOES_ON, _client_gone),
+    "gone": Scenario("a client is killed (SIGKILL) and not started again", _GOES_ON, _client_gone),
     "quorum": Scenario("fewer valid updates than the quorum", "the run stops, exit code 1", _quorum),
     "server": Scenario(
-        "the server killed -9 in a round, resumed", "the same run, bit for bit", _server_killed
+        "the server is killed (SIGKILL) in a round, and the run is resumed",
+        "the same run, bit for bit",
+        _server_killed,
     ),
     "sending": Scenario(
-        "the server killed -9 in the middle of a message, resumed",
+        "the server is killed (SIGKILL) in the middle of a message, and the run is resumed",
         "the same run, bit for bit",
         _server_killed_sending,
     ),
     "superlink": Scenario(
-        "the SuperLink killed -9, started again",
+        "the SuperLink is killed (SIGKILL) and started again",
         "the same run, bit for bit",
         _superlink_away(_restart_superlink, "waits until it is back; same metrics, bit for bit"),
     ),
@@ -505,7 +511,7 @@ SCENARIOS = {
     ),
     "checkpoint": Scenario("a truncated checkpoint", "refused, exit code 2", _checkpoint),
     "index": Scenario(
-        "the server killed -9 between tensors and index of a checkpoint",
+        "the server is killed (SIGKILL) between the tensors and the index of a checkpoint",
         "the same run, bit for bit",
         _mid_checkpoint,
     ),
@@ -526,8 +532,10 @@ SCENARIOS = {
     ),
     "certificate": Scenario("a SuperLink with another certificate", "refused, exit code 2", _certificate),
     "key": Scenario("a silo with a key that is not registered", "refused, exit code 2", _key),
-    "port": Scenario("the port is taken", "a line, exit code 2", _port_taken),
-    "two": Scenario("two runs at once", "both finish, bit for bit", _two_runs),
+    "port": Scenario(
+        "the port of the SuperLink is taken", "one line with the address, exit code 2", _port_taken
+    ),
+    "two": Scenario("two runs at the same time", "both finish, bit for bit", _two_runs),
     "folder": Scenario("two runs in one folder", "the second is refused, the first continues", _same_folder),
 }
 
