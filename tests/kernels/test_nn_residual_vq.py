@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from uefl_kernels.nn import GroupedResidualVQ, ResidualVQ
+from uefl_kernels.nn import GroupedResidualVQ, ResidualVQ, VectorQuantize
 
 from .conftest import normal
 
@@ -237,6 +237,36 @@ def test_one_op_has_the_bits_of_one_quantizer_after_the_other(options, n):
         x = normal(2, n, 8, seed=int(training))
         for got, want in zip(run(rvq.train(training), x), run(other.train(training), x), strict=True):
             assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("rotation_trick", False),
+        ("route_gradients_to_input", False),
+        ("commitment_weight", 3.0),
+        ("freeze_codebook", True),
+        ("sync_update_v", 0.5),
+        ("codebook_diversity_loss_weight", 1.0),
+        ("decay", 0.1),
+        ("manual_ema_update", True),
+    ],
+)
+def test_options_of_one_quantizer(name, value):
+    rvq, other = layer(), InTurn(dim=8, num_quantizers=3, codebook_size=12)
+    other.load_state_dict(rvq.state_dict())
+    x = normal(2, 40, 8)
+    for each in (rvq, other):
+        setattr(each.layers[1], name, value)
+    for got, want in zip(run(rvq, x), run(other, x), strict=True):
+        assert torch.equal(got, want)
+
+
+def test_one_quantizer_that_learns():
+    rvq = layer(ema_update=False)
+    rvq.layers[1] = VectorQuantize(8, 12, learnable_codebook=True)
+    rvq(normal(2, 40, 8).requires_grad_())[2].sum().backward()
+    assert rvq.layers[1]._codebook.embed.grad.any()
 
 
 def ops_of(rvq, x):
