@@ -391,9 +391,10 @@ def test_dead_codewords_by_a_schedule():
     torch.manual_seed(0)
     vq = VectorQuantize(8, 32, threshold_ema_dead_code=50, decay=1.0, ema_update=False)
     before = vq.codebook.clone()
-    vq._codebook.threshold_ema_dead_code = 0
-    vq(normal(1, 100, 8))
-    assert torch.equal(vq.codebook, before)
+    for threshold in (0.5, 0):  # all sizes are 1
+        vq._codebook.threshold_ema_dead_code = threshold
+        vq(normal(1, 100, 8))
+        assert torch.equal(vq.codebook, before)
     assert not vq._codebook.has_dead_code_replacement
     vq._codebook.threshold_ema_dead_code = 50
     vq(normal(1, 100, 8))

@@ -311,9 +311,10 @@ def test_options_that_need_the_quantizers_one_by_one(options):
     assert "rvq" not in ops_of(layer(**options), normal(2, 20, 8))
 
 
-def test_a_hook_of_a_quantizer_runs():
+@pytest.mark.parametrize("name", ["layers.1", "layers.1._codebook"])
+def test_a_hook_of_a_quantizer_runs(name):
     rvq, seen = layer(), []
-    rvq.layers[1].register_forward_hook(lambda *_: seen.append(1))
+    rvq.get_submodule(name).register_forward_hook(lambda *_: seen.append(1))
     rvq(normal(2, 5, 8))
     assert seen == [1]
 
