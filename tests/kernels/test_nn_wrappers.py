@@ -295,6 +295,21 @@ def test_layers_changed_in_inference_mode_can_be_trained(name, change):
 RESIDUAL = {"dim": 8, "num_quantizers": 2, "codebook_size": 16, "kmeans_init": True}
 
 
+def test_batches_that_wait_in_and_outside_of_inference_mode():
+    made = []
+    for mode in (torch.inference_mode, torch.enable_grad):
+        vq = layer()
+        with mode():
+            vq(normal(40, 8), accum_ema_update=True)
+        for seed in (1, 2):
+            vq(normal(40, 8, seed=seed), accum_ema_update=True)
+            made.append(vq._codebook.pending[1])
+        assert made[-1] is made[-2]  # new tensors would let the heap grow
+        vq(normal(40, 8, seed=3))
+        made.append(state(vq))
+    torch.testing.assert_close(made[2], made[5], rtol=0, atol=0)
+
+
 def test_passes_without_gradient_store_no_codewords():
     vq = layer()
     for step in range(5):

@@ -341,7 +341,8 @@ class Codebook(ConstantBuffers, Float32Module):
             size = counts.unsqueeze(-1)
             sums = (sums - size * self.batch_mean) * self._ratio() + size * self.codebook_mean
         if self.pending is not None:
-            counts, sums = counts + self.pending[0], sums + self.pending[1]
+            # in place: tensors that replace each other in turn leave gaps in the heap, which then grows
+            counts, sums = self.pending[0].add_(counts), self.pending[1].add_(sums)
             self.pending = None
         if accumulate:
             self.pending = counts, sums
@@ -829,6 +830,8 @@ def leave_inference_mode(codebooks: Sequence[Codebook]) -> None:
         for name, buffer in [*codebook._buffers.items()]:
             if buffer is not None and buffer.is_inference():
                 setattr(codebook, name, buffer.clone())
+        if codebook.pending is not None and codebook.pending[0].is_inference():
+            codebook.pending = codebook.pending[0].clone(), codebook.pending[1].clone()
 
 
 def set_counts(codebooks: Sequence[Codebook], counts: Sequence[torch.Tensor]) -> None:
