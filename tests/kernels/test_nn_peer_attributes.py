@@ -383,7 +383,7 @@ def test_attributes_of_the_codebook(name):
 def test_estimators_that_exclude_each_other(options):
     vq = VectorQuantize(8, 16, **options)
     vq.rotation_trick = vq.directional_reparam = True
-    with pytest.raises(ValueError, match="rotation_trick.*directional_reparam"):
+    with pytest.raises(ValueError, match=r"rotation_trick.*directional_reparam"):
         vq(normal(4, 40, 8).requires_grad_())
 
 
