@@ -469,6 +469,15 @@ def test_the_report_when_a_page_cannot_be_written(finished, tmp_path, page):
     assert "fedavg" in result.output
 
 
+def test_a_comparison_whose_page_cannot_be_written(finished, tmp_path):
+    other, page = shutil.copytree(finished[0], tmp_path / "run"), tmp_path / "page"
+    (page / "report.html" / "x").mkdir(parents=True)
+    result = cli("report", finished[0], other, "--out", page)
+    assert result.exit_code == 0
+    assert f"note: no page: {page}" in result.output
+    assert "fedavg" in result.output
+
+
 @pytest.mark.slow
 def test_a_locale_that_is_not_utf8(tmp_path):
     """Files of a run are UTF-8 in every locale."""

@@ -429,6 +429,16 @@ def test_order_of_the_columns():
     assert len(found) == 4
 
 
+@pytest.mark.skipif(not COMPILED, reason="the compiled kernels are absent")
+@pytest.mark.parametrize("metric", ["l2", "cosine"])
+@pytest.mark.parametrize("method", ["fit", "predict", "transform", "score", "fit_predict"])
+def test_the_matrix_is_never_made_dense(method, metric, monkeypatch):
+    model, made, dense = KMeans(9, random_state=0, metric=metric).fit(DATA), [0], type(DATA).toarray
+    monkeypatch.setattr(type(DATA), "toarray", lambda self: made.append(self.shape[0]) or dense(self))
+    getattr(model, method)(DATA)
+    assert max(made) <= 9  # centers
+
+
 @pytest.mark.parametrize("method", ["fit", "predict", "transform", "score"])
 def test_a_sound_matrix_is_not_checked_by_scipy(method, monkeypatch):
     """SciPy's full check and its test of the order take longer than 5 % of a search."""

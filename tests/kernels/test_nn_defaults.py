@@ -63,10 +63,10 @@ def same(got, want):
         torch.testing.assert_close(a, b)
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", LAYERS | DROPPING)
 def test_default_device_other_than_the_device_of_the_layer(name):
     torch.manual_seed(0)
-    model, x = LAYERS[name](), normal(2, 40, 8)
+    model, x = (LAYERS | DROPPING)[name](), normal(2, 40, 8)
     other = copy.deepcopy(model)
     expected = results(model, x)
     with torch.device("meta"):  # stands for "cuda" where there is none

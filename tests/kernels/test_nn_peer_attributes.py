@@ -370,21 +370,31 @@ def test_attributes_of_the_codebook(name):
         vq(normal(4, 40, 8))
         assert torch.equal(vq.codebook, before)
     elif name == "reset_cluster_size":
-        vq._codebook.reset_cluster_size = 7.0
-        vq(normal(4, 40, 8))
-        assert (vq._codebook.cluster_size == 7).any()
+        for size in (0.0, 7.0):
+            vq._codebook.reset_cluster_size = size
+            vq(normal(4, 40, 8))
+            assert (vq._codebook.cluster_size == size).any()
     else:  # without processes it changes nothing
         vq._codebook.use_ddp = False
         assert vq.sync_codebook is False
+
+
+@pytest.mark.parametrize("options", [{}, {"directional_reparam": True, **REVIVED}], ids=str)
+def test_estimators_that_exclude_each_other(options):
+    vq = VectorQuantize(8, 16, **options)
+    vq.rotation_trick = vq.directional_reparam = True
+    with pytest.raises(ValueError, match=r"rotation_trick.*directional_reparam"):
+        vq(normal(4, 40, 8).requires_grad_())
 
 
 def test_dead_codewords_by_a_schedule():
     torch.manual_seed(0)
     vq = VectorQuantize(8, 32, threshold_ema_dead_code=50, decay=1.0, ema_update=False)
     before = vq.codebook.clone()
-    vq._codebook.threshold_ema_dead_code = 0
-    vq(normal(1, 100, 8))
-    assert torch.equal(vq.codebook, before)
+    for threshold in (0.5, 0):  # all sizes are 1
+        vq._codebook.threshold_ema_dead_code = threshold
+        vq(normal(1, 100, 8))
+        assert torch.equal(vq.codebook, before)
     assert not vq._codebook.has_dead_code_replacement
     vq._codebook.threshold_ema_dead_code = 50
     vq(normal(1, 100, 8))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from uefl_kernels.nn import GroupedResidualVQ, ResidualVQ
+from uefl_kernels.nn import GroupedResidualVQ, ResidualVQ, VectorQuantize
 
 from .conftest import normal
 
@@ -239,6 +239,36 @@ def test_one_op_has_the_bits_of_one_quantizer_after_the_other(options, n):
             assert torch.equal(got, want)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("rotation_trick", False),
+        ("route_gradients_to_input", False),
+        ("commitment_weight", 3.0),
+        ("freeze_codebook", True),
+        ("sync_update_v", 0.5),
+        ("codebook_diversity_loss_weight", 1.0),
+        ("decay", 0.1),
+        ("manual_ema_update", True),
+    ],
+)
+def test_options_of_one_quantizer(name, value):
+    rvq, other = layer(), InTurn(dim=8, num_quantizers=3, codebook_size=12)
+    other.load_state_dict(rvq.state_dict())
+    x = normal(2, 40, 8)
+    for each in (rvq, other):
+        setattr(each.layers[1], name, value)
+    for got, want in zip(run(rvq, x), run(other, x), strict=True):
+        assert torch.equal(got, want)
+
+
+def test_one_quantizer_that_learns():
+    rvq = layer(ema_update=False)
+    rvq.layers[1] = VectorQuantize(8, 12, learnable_codebook=True)
+    rvq(normal(2, 40, 8).requires_grad_())[2].sum().backward()
+    assert rvq.layers[1]._codebook.embed.grad.any()
+
+
 def ops_of(rvq, x):
     """Return the names of the ops of a call."""
     with Names() as mode:
@@ -281,9 +311,10 @@ def test_options_that_need_the_quantizers_one_by_one(options):
     assert "rvq" not in ops_of(layer(**options), normal(2, 20, 8))
 
 
-def test_a_hook_of_a_quantizer_runs():
+@pytest.mark.parametrize("name", ["layers.1", "layers.1._codebook"])
+def test_a_hook_of_a_quantizer_runs(name):
     rvq, seen = layer(), []
-    rvq.layers[1].register_forward_hook(lambda *_: seen.append(1))
+    rvq.get_submodule(name).register_forward_hook(lambda *_: seen.append(1))
     rvq(normal(2, 5, 8))
     assert seen == [1]
 

@@ -295,6 +295,21 @@ def test_layers_changed_in_inference_mode_can_be_trained(name, change):
 RESIDUAL = {"dim": 8, "num_quantizers": 2, "codebook_size": 16, "kmeans_init": True}
 
 
+def test_batches_that_wait_in_and_outside_of_inference_mode():
+    made = []
+    for mode in (torch.inference_mode, torch.enable_grad):
+        vq = layer()
+        with mode():
+            vq(normal(40, 8), accum_ema_update=True)
+        for seed in (1, 2):
+            vq(normal(40, 8, seed=seed), accum_ema_update=True)
+            made.append(vq._codebook.pending[1])
+        assert made[-1] is made[-2]  # new tensors would let the heap grow
+        vq(normal(40, 8, seed=3))
+        made.append(state(vq))
+    torch.testing.assert_close(made[2], made[5], rtol=0, atol=0)
+
+
 def test_passes_without_gradient_store_no_codewords():
     vq = layer()
     for step in range(5):
@@ -344,16 +359,34 @@ def tracked(model, clusters=16, steps=150):
     return torch.stack(means).mean()
 
 
+def cast_behind(model, dtype=torch.bfloat16):
+    for buffer in model.buffers():
+        if buffer.is_floating_point():
+            buffer.data = buffer.data.to(dtype)
+
+
+def dtypes(model):
+    return {buffer.dtype for buffer in model.buffers() if buffer.is_floating_point()}
+
+
 def test_buffers_cast_behind_the_layer():
     vq = nn.Sequential(layer(codebook_size=16, decay=0.99))
     exact = tracked(copy.deepcopy(vq))
-    for buffer in vq.buffers():
-        if buffer.is_floating_point():
-            buffer.data = buffer.data.to(torch.bfloat16)
+    cast_behind(vq)
     with pytest.warns(UserWarning, match="buffer_dtype"):
         vq[0](normal(4, 8), freeze_codebook=True)
-    assert {buffer.dtype for buffer in vq.buffers() if buffer.is_floating_point()} == {torch.float32}
+    assert dtypes(vq) == {torch.float32}
     torch.testing.assert_close(tracked(vq), exact, rtol=0.05, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["learned", "affine", "residual", "shared", "groups"])
+def test_buffers_cast_behind_layers(name, dtype):
+    vq = OFFLOADED[name]()
+    cast_behind(vq, dtype)
+    with pytest.warns(UserWarning, match="buffer_dtype"):
+        vq(normal(2, 8, 8))
+    assert dtypes(vq) == {torch.float32}
 
 
 @pytest.fixture

@@ -53,6 +53,7 @@ def is_gray(image: Image.Image) -> bool:
     return image.mode in _GRAY
 
 
+@_quiet()
 def upright_size(image: Image.Image) -> tuple[int, int]:
     """Return height and width of an opened image after its EXIF orientation is applied."""
     height, width = image.height, image.width
@@ -60,6 +61,7 @@ def upright_size(image: Image.Image) -> tuple[int, int]:
     return (width, height) if turned else (height, width)
 
 
+@_quiet()
 def kinds_of(image: Image.Image) -> list[str]:
     """List the changes that :func:`pixels_of` makes to an opened image, without decoding its pixels.
 
@@ -84,6 +86,7 @@ def kinds_of(image: Image.Image) -> list[str]:
     return [kind for kind, holds in found.items() if holds]
 
 
+@_quiet()
 def pixels_of(image: Image.Image) -> torch.Tensor:
     """Return the pixels ``[C, H, W]`` uint8 of an opened image, C = 1 or 3.
 
@@ -92,27 +95,26 @@ def pixels_of(image: Image.Image) -> torch.Tensor:
     Raises:
         ValueError: :func:`kinds_of` raises it. OSError, SyntaxError: the file is damaged.
     """
-    with _quiet():
-        clear, stored_as = _clear(image), _stored_as(image)
-        inverted = getattr(image, "tag_v2", {}).get(_PHOTOMETRIC) == 0
-        kinds_of(image)
-        image = ImageOps.exif_transpose(image)
-        gray = is_gray(image)
-        if image.mode.startswith("I"):
-            values = np.array(image).astype(np.int64) << (4 if stored_as == "I;12" else 0)
-            if values.size and not 0 <= values.min() <= values.max() < 2**16:
-                raise ValueError(
-                    f"its values are {values.min()} to {values.max()}; save it with 8 or 16 bits per value"
-                )
-            values = 2**16 - 1 - values if inverted else values  # Pillow inverts 8 bits only
-            values = np.where(values == clear, 2**16 - 1, values) if isinstance(clear, int) else values
-            return torch.from_numpy((values >> 8).astype(np.uint8))[None]
-        if image.mode in _WITH_ALPHA or "transparency" in image.info:
-            if clear is not None:
-                image.info["transparency"] = clear
-            image = (image.convert("LA") if image.mode == "La" else image).convert("RGBA")
-            image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-        array = np.array(image.convert("L" if gray else "RGB"))
+    clear, stored_as = _clear(image), _stored_as(image)
+    inverted = getattr(image, "tag_v2", {}).get(_PHOTOMETRIC) == 0
+    kinds_of(image)
+    image = ImageOps.exif_transpose(image)
+    gray = is_gray(image)
+    if image.mode.startswith("I"):
+        values = np.array(image).astype(np.int64) << (4 if stored_as == "I;12" else 0)
+        if values.size and not 0 <= values.min() <= values.max() < 2**16:
+            raise ValueError(
+                f"its values are {values.min()} to {values.max()}; save it with 8 or 16 bits per value"
+            )
+        values = 2**16 - 1 - values if inverted else values  # Pillow inverts 8 bits only
+        values = np.where(values == clear, 2**16 - 1, values) if isinstance(clear, int) else values
+        return torch.from_numpy((values >> 8).astype(np.uint8))[None]
+    if image.mode in _WITH_ALPHA or "transparency" in image.info:
+        if clear is not None:
+            image.info["transparency"] = clear
+        image = (image.convert("LA") if image.mode == "La" else image).convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    array = np.array(image.convert("L" if gray else "RGB"))
     return torch.from_numpy(array)[None] if array.ndim == 2 else torch.from_numpy(array).movedim(2, 0)
 
 

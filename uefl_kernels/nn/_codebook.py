@@ -108,7 +108,8 @@ class Codebook(ConstantBuffers, Float32Module):
         super().__init__()
         self.decay, self.eps = decay, eps
         self.kmeans_init, self.kmeans_iters, self.sync_kmeans = kmeans_init, kmeans_iters, sync_kmeans
-        self.threshold_ema_dead_code = self.reset_cluster_size = threshold_ema_dead_code
+        self.threshold_ema_dead_code = threshold_ema_dead_code
+        self.reset_cluster_size = threshold_ema_dead_code or None  # None: the threshold
         self.sample_codebook_temp = sample_codebook_temp
         self.ema_update, self.manual_ema_update, self.use_ddp = ema_update, manual_ema_update, use_ddp
         self.affine_param_batch_decay = affine_param_batch_decay
@@ -340,7 +341,8 @@ class Codebook(ConstantBuffers, Float32Module):
             size = counts.unsqueeze(-1)
             sums = (sums - size * self.batch_mean) * self._ratio() + size * self.codebook_mean
         if self.pending is not None:
-            counts, sums = counts + self.pending[0], sums + self.pending[1]
+            # in place: tensors that replace each other in turn leave gaps in the heap, which then grows
+            counts, sums = self.pending[0].add_(counts), self.pending[1].add_(sums)
             self.pending = None
         if accumulate:
             self.pending = counts, sums
@@ -518,7 +520,8 @@ class Codebook(ConstantBuffers, Float32Module):
         If there are too few rows, the other dead codewords wait for a later batch.
         """
         self._require_whole()
-        size = self.reset_cluster_size or self.threshold_ema_dead_code
+        size = self.reset_cluster_size
+        size = self.threshold_ema_dead_code if size is None else size
         held = taken.squeeze(-1) > 0
         queue = priority.squeeze(-1).masked_fill(~dead, 2.0).argsort(dim=-1, stable=True).argsort(-1)
         place = (~held).to(torch.uint8).argsort(dim=-1, stable=True).gather(-1, queue)
@@ -827,6 +830,8 @@ def leave_inference_mode(codebooks: Sequence[Codebook]) -> None:
         for name, buffer in [*codebook._buffers.items()]:
             if buffer is not None and buffer.is_inference():
                 setattr(codebook, name, buffer.clone())
+        if codebook.pending is not None and codebook.pending[0].is_inference():
+            codebook.pending = codebook.pending[0].clone(), codebook.pending[1].clone()
 
 
 def set_counts(codebooks: Sequence[Codebook], counts: Sequence[torch.Tensor]) -> None:

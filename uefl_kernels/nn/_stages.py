@@ -105,7 +105,10 @@ class Stages:
 
 def _options(layer: VectorQuantize) -> tuple[Any, ...]:
     """Return the options that all stages of the op share."""
-    return layer.training, layer.rotation_trick, layer.commitment_weight, layer.freeze_codebook
+    return (
+        *(layer.training, layer.rotation_trick, layer.route_gradients_to_input),
+        *(layer.learnable_codebook, layer.commitment_weight, layer.freeze_codebook),
+    )
 
 
 def _plain(layer: VectorQuantize, codebook: Codebook) -> bool:

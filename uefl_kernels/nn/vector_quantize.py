@@ -902,6 +902,8 @@ class VectorQuantize(Coder):
         if self.training and rows.requires_grad and self.route_gradients_to_input:
             x = rows if call.topk is None else rows.unsqueeze(-2)
             if self.directional_reparam:
+                excluded = "rotation_trick and directional_reparam exclude each other; set one to False"
+                refuse_together("VectorQuantize", (self.rotation_trick, excluded))
                 variance = self.directional_reparam_variance
                 values = self._by_head(x, chosen.codewords(), lambda a, b: directional(a, b, variance))
             elif chosen.output is not None:
