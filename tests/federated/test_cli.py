@@ -1,4 +1,5 @@
 import io
+import os
 import re
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from uefl.errors import RunError, UserError
 from . import sample_runs
 
 runner = CliRunner()
+LOCALES = ({}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"})
 
 
 @pytest.fixture
@@ -197,12 +199,37 @@ def test_closed_streams(closed):
 
 
 @pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="needs /dev/full")
-def test_a_full_disk_of_the_output_is_not_that_of_a_run():
-    command = [sys.executable, "-m", "uefl", "presets"]
+@pytest.mark.parametrize("locale", LOCALES, ids=["utf8", "ascii"])
+@pytest.mark.parametrize("command", [["presets"], ["--version"], []], ids=" ".join)
+def test_a_full_disk_of_the_output_is_not_that_of_a_run(command, locale):
     with open("/dev/full", "w") as full:
-        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        result = subprocess.run(
+            [sys.executable, "-m", "uefl", *command],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | locale,
+        )
     assert (result.returncode, result.stderr.count("\n")) == (2, 1)
     assert result.stderr.startswith("error: the output: ")
+
+
+@pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="needs /dev/full")
+@pytest.mark.parametrize("locale", LOCALES, ids=["utf8", "ascii"])
+def test_a_note_that_cannot_be_written_is_no_error(tmp_path, locale):
+    for seed in (1, 2):
+        sample_runs.write(tmp_path / str(seed), seed=seed)
+    (tmp_path / "file").touch()
+    report = ["report", tmp_path / "1", tmp_path / "2", "--out", tmp_path / "file" / "page"]
+    with open("/dev/full", "w") as full:
+        for command, code in ((report, 0), (["presets", "absent"], 2)):
+            result = subprocess.run(
+                [sys.executable, "-m", "uefl", *command],
+                stdout=subprocess.PIPE,
+                stderr=full,
+                env=os.environ | locale,
+            )
+            assert (result.returncode, b"fedavg" in result.stdout) == (code, code == 0)
 
 
 def test_a_current_folder_that_was_removed(tmp_path):
