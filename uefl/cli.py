@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from enum import StrEnum
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,7 +25,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from . import config
 from .errors import RunError, UserError, one_line
-from .paths import check_name, expanded, has_file, resolved
+from .paths import check_name, command, expanded, has_file, resolved
 from .terminal import OUTPUT, open_closed_streams, replace_streams, say, write_nearest_characters
 
 if TYPE_CHECKING:
@@ -354,14 +355,11 @@ def _check_resume(resume: Path | None, more_rounds: int | None, *of_new_runs: ob
 
 def _resume_command(folder: Path, data_root: Path | None, engine: _Engine, options: dict[str, Any]) -> str:
     """Return the command that continues a run in the same way."""
-    again = [f" --data-root {data_root}"] if data_root else []
-    again += [f" --engine {engine.value}"] if engine is not _Engine.local else []
-    again += [
-        f" --{name.replace('_', '-')}" + ("" if value is True else f" {value}")
-        for name, value in options.items()
-        if value
-    ]
-    return f"uefl train --resume {folder}{''.join(again)}"
+    again: dict[str, Any] = {"data-root": data_root}
+    again |= {"engine": engine.value} if engine is not _Engine.local else {}
+    again |= {name.replace("_", "-"): value for name, value in options.items()}
+    given = [[f"--{name}", *([] if value is True else [value])] for name, value in again.items() if value]
+    return command("train", "--resume", folder, *chain(*given))
 
 
 @contextmanager
@@ -591,7 +589,7 @@ def _ended(end: BaseException, folder: Path, resume: str) -> typer.Exit:
         what = "the output was closed"
         _silence_stdout()
     if (folder / "summary.json").is_file():
-        advice = f"; the run is finished: uefl report {folder}"
+        advice = f"; the run is finished: {command('report', folder)}"
     else:
         advice = (
             f"; continue with: {resume}" if (folder / "config.toml").is_file() else " before the run began"

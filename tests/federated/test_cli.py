@@ -1,6 +1,7 @@
 import io
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from tests import fresh
 from uefl import config, progress
 from uefl.cli import _Terminated, app
 from uefl.errors import RunError, UserError
+from uefl.folder import check_free
 
 from . import sample_runs
 
@@ -248,6 +250,25 @@ def test_ctrl_c_names_the_resume_command(fake_run, tmp_path, begun):
     result = runner.invoke(app, ["train", "demo"])
     assert result.exit_code == 130
     assert ("uefl train --resume runs/demo" in result.stderr) == begun
+
+
+def test_commands_in_messages_are_for_a_shell(fake_run, tmp_path):
+    out, root = tmp_path / "a b'$c", tmp_path / "d e"
+    sample_runs.write(out, finished=False)
+    fake_run.fails = KeyboardInterrupt()
+    for arguments in (["train", "demo", "--out", out, "--data-root", root], ["train", "--resume", out]):
+        message = runner.invoke(app, list(map(str, arguments))).stderr
+        resume = [
+            "uefl",
+            "train",
+            "--resume",
+            str(out),
+            *(["--data-root", str(root)] * ("demo" in arguments)),
+        ]
+        assert shlex.split(message[message.index("uefl ") :]) == resume
+    with pytest.raises(UserError) as error:
+        check_free(out)
+    assert shlex.split(str(error.value).rpartition("it: ")[2]) == ["uefl", "train", "--resume", str(out)]
 
 
 def test_sigterm_and_closed_pipe_name_the_resume_command(fake_run, tmp_path):
