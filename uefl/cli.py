@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from enum import StrEnum
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,8 +25,8 @@ from typer.core import TyperCommand, TyperGroup
 
 from . import config
 from .errors import RunError, UserError, one_line
-from .paths import check_name, expanded, has_file, resolved
-from .terminal import OUTPUT, name_output, open_closed_streams, write_nearest_characters
+from .paths import check_name, command, expanded, has_file, resolved
+from .terminal import OUTPUT, open_closed_streams, replace_streams, say, write_nearest_characters
 
 if TYPE_CHECKING:
     from .models.saved import SavedModel
@@ -53,10 +54,10 @@ def _in_a_line() -> Iterator[None]:
         yield
     except _UsageError as error:
         where = f"; see {error.ctx.command_path} --help" if error.ctx else ""
-        _say(f"{' '.join(error.format_message().split()).rstrip('.')}{where}")
+        _error(f"{' '.join(error.format_message().split()).rstrip('.')}{where}")
         raise typer.Exit(2) from None
     except (UserError, RunError) as error:
-        _say(str(error))
+        _error(str(error))
         raise typer.Exit(2 if isinstance(error, UserError) else 1) from None
     except typer.Exit:
         raise
@@ -66,13 +67,13 @@ def _in_a_line() -> Iterator[None]:
         _silence_stdout()
         raise typer.Exit(_OUTPUT_CLOSED) from None
     except MemoryError:
-        _say("not enough memory for this process; use fewer or smaller inputs")
+        _error("not enough memory for this process; use fewer or smaller inputs")
         raise typer.Exit(1) from None
     except OSError as error:  # a folder that cannot be written, a full disk, no network for a download
         where = f"{error.filename}: " if error.filename else ""
         if where and error.filename == str(OUTPUT):
             _silence_stdout()
-        _say(f"{where}{error.strerror or error}")
+        _error(f"{where}{error.strerror or error}")
         raise typer.Exit(2) from None
     except Exception:
         if not _signals:
@@ -81,22 +82,20 @@ def _in_a_line() -> Iterator[None]:
 
 
 def _interrupted(code: int) -> typer.Exit:
-    with suppress(OSError):
-        typer.echo("interrupted", err=True)
+    say("interrupted", error=True)
     return typer.Exit(code)
 
 
-def _say(problem: str) -> None:
-    with suppress(OSError):  # where stderr cannot be written, the exit code remains
-        typer.echo(f"error: {one_line(problem)}", err=True)
+def _error(problem: str) -> None:
+    say(f"error: {one_line(problem)}", error=True)
 
 
 class _Commands(TyperGroup):
     """Print an error in one line in every command, and the help without a command."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        with _in_a_line() if args else nullcontext():
-            return super().parse_args(ctx, args)
+        with _in_a_line():
+            return super().parse_args(ctx, args or ["--help"])
 
     def invoke(self, ctx: Any) -> Any:
         with _in_a_line():
@@ -125,7 +124,6 @@ class _Command(TyperCommand):
 
 app = typer.Typer(
     cls=_Commands,
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     help=(
@@ -188,12 +186,12 @@ _SiloAlgorithms = Annotated[
 def main() -> None:
     """Run the command ``uefl``."""
     open_closed_streams()
-    name_output()
+    replace_streams()
     write_nearest_characters()
     try:
         os.getcwd()
     except FileNotFoundError:  # libraries that torch loads end a process without a current folder
-        typer.echo("error: the current folder was removed; change to another one", err=True)
+        say("error: the current folder was removed; change to another one", error=True)
         sys.exit(2)
     _end_as_by_ctrl_c()
     try:
@@ -214,7 +212,7 @@ def _version(wanted: bool) -> None:
     if wanted:
         from . import __version__
 
-        typer.echo(f"uefl {__version__}")
+        say(f"uefl {__version__}")
         raise typer.Exit
 
 
@@ -357,14 +355,11 @@ def _check_resume(resume: Path | None, more_rounds: int | None, *of_new_runs: ob
 
 def _resume_command(folder: Path, data_root: Path | None, engine: _Engine, options: dict[str, Any]) -> str:
     """Return the command that continues a run in the same way."""
-    again = [f" --data-root {data_root}"] if data_root else []
-    again += [f" --engine {engine.value}"] if engine is not _Engine.local else []
-    again += [
-        f" --{name.replace('_', '-')}" + ("" if value is True else f" {value}")
-        for name, value in options.items()
-        if value
-    ]
-    return f"uefl train --resume {folder}{''.join(again)}"
+    again: dict[str, Any] = {"data-root": data_root}
+    again |= {"engine": engine.value} if engine is not _Engine.local else {}
+    again |= {name.replace("_", "-"): value for name, value in options.items()}
+    given = [[f"--{name}", *([] if value is True else [value])] for name, value in again.items() if value]
+    return command("train", "--resume", folder, *chain(*given))
 
 
 @contextmanager
@@ -393,9 +388,7 @@ def _show_results(console: Console, folder: Path) -> int:
 
     run = report.read_run(folder)
     _show(console, *report.tables(run))
-    typer.echo(
-        f"report:   {folder / 'report.html'}\n          {folder / 'report.md'}\npictures: {folder / 'plots'}"
-    )
+    say(f"report:   {folder / 'report.html'}\n          {folder / 'report.md'}\npictures: {folder / 'plots'}")
     return sum(arm["rejected"] for arm in run.arms.values())
 
 
@@ -476,9 +469,9 @@ def predict(
     if csv is None:
         _show(_console(), table)
     elif str(csv) != "-":
-        typer.echo(f"{predictor.count} predictions: {csv}")
+        say(f"{predictor.count} predictions: {csv}")
     for note in predictor.notes():
-        typer.echo(f"note: {note}", err=True)
+        say(f"note: {note}", error=True)
 
 
 @app.command(cls=_Command)
@@ -502,7 +495,7 @@ def export(
     from . import export as exporting
 
     exporting.write(_model(run, arm), file, client)
-    typer.echo(f"model:    {file}")
+    say(f"model:    {file}")
 
 
 @app.command(cls=_Command)
@@ -516,7 +509,7 @@ def fetch(
     """Download published data sets through torchvision into the folder of --data-root."""
     from .fetch import fetch as download
 
-    download(names, data_root, typer.echo)
+    download(names, data_root, say)
 
 
 def _model(run: Path, arm: str | None) -> SavedModel:
@@ -596,13 +589,12 @@ def _ended(end: BaseException, folder: Path, resume: str) -> typer.Exit:
         what = "the output was closed"
         _silence_stdout()
     if (folder / "summary.json").is_file():
-        advice = f"; the run is finished: uefl report {folder}"
+        advice = f"; the run is finished: {command('report', folder)}"
     else:
         advice = (
             f"; continue with: {resume}" if (folder / "config.toml").is_file() else " before the run began"
         )
-    with suppress(OSError):  # stderr may be the same pipe
-        typer.echo(f"{what}{advice}", err=True)
+    say(f"{what}{advice}", error=True)
     return typer.Exit(_exit_code(end))
 
 
@@ -620,7 +612,7 @@ def presets(
 ) -> None:
     """List the presets, or print one as a template for your own file."""
     if name is not None:
-        typer.echo(config.preset_text(name), nl=False)
+        say(config.preset_text(name).removesuffix("\n"))
         return
     from .text_table import Table
 
@@ -647,7 +639,7 @@ def keys(
     found = [text for title, text in sections() if section in title]
     if not found:
         raise UserError(f"{section!r} is not in the title of any section; `uefl keys` lists all sections")
-    typer.echo("\n".join(found))
+    say("\n".join(found))
 
 
 class _Scale(StrEnum):
@@ -708,7 +700,7 @@ def suite(
             console=_console(),
         )
     except KeyboardInterrupt as end:
-        typer.echo("interrupted; run the same command to continue", err=True)
+        say("interrupted; run the same command to continue", error=True)
         raise typer.Exit(_exit_code(end)) from None
 
 
@@ -745,9 +737,9 @@ def report(
     reports.check_arm(read, against)
     console = _console()
     if files:
-        typer.echo(f"note: ignored files, which are not run folders: {', '.join(map(str, files))}")
+        say(f"note: ignored files, which are not run folders: {', '.join(map(str, files))}")
     if len(once) < len(runs):
-        typer.echo("note: a folder is given twice; it counts once")
+        say("note: a folder is given twice; it counts once")
     for run in read:
         _show(console, reports.arm_table(run))
     if len(read) == 1:
@@ -757,7 +749,7 @@ def report(
     compared = reports.compare(read, against)
     _show(console, *compared.tables)
     for note in compared.notes:
-        typer.echo(note)
+        say(note)
     folder = out or reports.folder_of_comparison(once)
     if has_file(folder / "config.toml"):
         raise UserError(
@@ -766,9 +758,9 @@ def report(
     try:
         reports.write_comparison(compared, folder)
     except OSError as error:
-        typer.echo(f"note: no page: {error.filename or folder}: {error.strerror}; choose --out", err=True)
+        say(f"note: no page: {error.filename or folder}: {error.strerror}; choose --out", error=True)
     else:
-        typer.echo(f"page:     {folder / 'report.html'}")
+        say(f"page:     {folder / 'report.html'}")
 
 
 def _written(folder: Path) -> RunFolder:
@@ -779,9 +771,9 @@ def _written(folder: Path) -> RunFolder:
         return reports.write_report(folder)
     except OSError as error:
         run = reports.read_run(folder)
-        typer.echo(
+        say(
             f"note: pictures and pages are not written: {error.filename or folder}: {error.strerror}",
-            err=True,
+            error=True,
         )
         return run
 

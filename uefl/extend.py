@@ -21,7 +21,7 @@ from .config import Config
 from .errors import UserError
 from .folder import MetricsFile
 from .json_text import parse_json
-from .paths import has_file, opened, read_text
+from .paths import command, has_file, opened, read_text
 
 _FOLDER, _LONGER, _STAGED, _INDEX = "ends", "longer", "longer.tmp", "checkpoint.json"
 Checkpoint = tuple[dict[str, torch.Tensor], dict[str, Any]]
@@ -102,7 +102,7 @@ def stage(out: Path, cfg: Config, rounds: int, digest: str, preset: str) -> dict
         UserError: the run has not ended, or has no states to continue from.
     """
     if not has_file(out / "summary.json"):
-        raise UserError(f"{out} has not finished; continue it first: uefl train --resume {out}")
+        raise UserError(f"{out} has not finished; continue it first: {command('train', '--resume', out)}")
     longer, names = with_more_rounds(cfg, rounds), list(cfg.arms)
     states = {name: kept(out, name) for name in names}
     absent = [name for name, state in states.items() if state is None]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from .errors import UserError, nearest
@@ -22,7 +24,9 @@ SETS: dict[str, tuple[str, tuple[dict[str, object], ...]]] = {
 
 
 def fetch(names: list[str], data_root: Path | None, say: Callable[[str], None]) -> None:
-    """Download data sets into a data root. torchvision checks their hashes and keeps existing files.
+    """Download data sets into a data root. torchvision checks their hashes.
+
+    A data set that torchvision finds there is kept. An interrupted download leaves no part of a data set.
 
     Args:
         names: keys of ``SETS``.
@@ -43,9 +47,34 @@ def fetch(names: list[str], data_root: Path | None, say: Callable[[str], None]) 
         kind, calls = SETS[name]
         try:
             with alone(root):
-                for arguments in calls:
-                    getattr(datasets, kind)(str(root), download=True, **arguments)
+                _download(getattr(datasets, kind), calls, root)
         except (OSError, RuntimeError) as error:  # no network, another hash, a full disk
             why = " ".join(str(error).split()) or type(error).__name__  # torchvision names the reason last
             raise UserError(f"{name} cannot be fetched into {root} ({why})") from None
         say(f"{name}: {root}")
+
+
+def _download(kind: Callable[..., object], calls: tuple[dict[str, object], ...], root: Path) -> None:
+    """Download into a folder inside of the root, because torchvision takes a part of a file for the file."""
+    part = root / ".uefl-fetch"
+    if part.exists():
+        shutil.rmtree(part)  # a killed process has left it
+    with suppress(Exception):  # files are absent or damaged
+        for arguments in calls:
+            kind(str(root), download=False, **arguments)
+        return
+    try:
+        for arguments in calls:
+            kind(str(part), download=True, **arguments)
+        _move(part, root)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _move(source: Path, target: Path) -> None:
+    """Move a file or a folder, and keep files of a folder that is there."""
+    if not (source.is_dir() and target.is_dir()):
+        shutil.move(source, target)
+        return
+    for path in source.iterdir():
+        _move(path, target / path.name)

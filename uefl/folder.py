@@ -13,7 +13,17 @@ from typing import IO, Any
 
 from .errors import UserError
 from .json_text import parse_json
-from .paths import check_name, check_regular, named, neighbor, read_bytes, read_text, resolved, special
+from .paths import (
+    check_name,
+    check_regular,
+    command,
+    named,
+    neighbor,
+    read_bytes,
+    read_text,
+    resolved,
+    special,
+)
 
 Silos = dict[str, dict[str, str]]
 """facts by name of the silo: ``precision``, ``torch`` and, with keys, the hash of its ``key``"""
@@ -140,13 +150,13 @@ def check_free(out: Path) -> None:
     if "summary.json" in names:
         raise UserError(
             f"{out} holds a finished run; choose another folder with --out, or show that run:"
-            f" uefl report {out}"
+            f" {command('report', out)}"
         )
     if "config.toml" in names:
         with lock(out):  # a running run gets the error of the lock
             raise UserError(
                 f"{out} holds an unfinished run; choose another folder with --out, or continue it:"
-                f" uefl train --resume {out}"
+                f" {command('train', '--resume', out)}"
             )
     folder = run_around(out)
     if folder is not None:

@@ -9,6 +9,7 @@ import errno
 import hashlib
 import os
 import resource
+import shlex
 import stat
 import sys
 from collections.abc import Iterator
@@ -36,6 +37,11 @@ def expanded(path: str | Path) -> Path:
 def resolved(path: Path) -> Path:
     """Return an absolute path without links, except for a loop of links, for which ``resolve`` raises."""
     return Path(os.path.realpath(path))
+
+
+def command(*words: object) -> str:
+    """Return a command of ``uefl`` for a shell, with quotes around paths that need them."""
+    return shlex.join(["uefl", *map(str, words)])
 
 
 def check_name(path: Path, what: str) -> None:

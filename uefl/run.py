@@ -52,7 +52,7 @@ from .folder import MetricsFile, Silos, check_free, lock, read_silos
 from .isolation import isolate
 from .json_text import parse_json
 from .models import custom, saved
-from .paths import check_name, has_file, other_capitals, read_text, special
+from .paths import check_name, command, has_file, other_capitals, read_text, special
 from .seeds import derive, deterministic, make_repeatable
 from .server.participants import Participants, check_joins
 from .server.rounds import ServerLoop
@@ -198,7 +198,7 @@ def resume(
     if not has_file(out / "config.toml"):
         free = not out.exists() or (out.is_dir() and not any(out.iterdir()))
         advice = (
-            f"start one with: uefl train PRESET --out {out}"
+            f"start one with: {command('train', 'PRESET', '--out', out)}"
             if free
             else "expected a run folder, as `uefl train` writes it"
         )

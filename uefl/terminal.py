@@ -6,6 +6,7 @@ import codecs
 import io
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from .paths import named
@@ -44,12 +45,31 @@ class _Output(io.TextIOWrapper):
             super().flush()
 
 
-def name_output() -> None:
-    """Name stdout in its errors, because its disk can be full while the disk of the run folder is not."""
-    out = sys.stdout
-    if type(out) is io.TextIOWrapper:
-        encoding, errors, by_line = out.encoding, out.errors, out.line_buffering
-        sys.stdout = _Output(out.detach(), encoding, errors, line_buffering=by_line)
+class _Messages(io.TextIOWrapper):
+    """A stream that drops what cannot be written, so that the result of a command sets its exit code."""
+
+    def write(self, text: str) -> int:
+        """Write a text."""
+        with suppress(OSError):
+            super().write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Write the buffered text."""
+        with suppress(OSError):
+            super().flush()
+
+
+def replace_streams() -> None:
+    """Name stdout in its errors, and drop messages that stderr cannot take.
+
+    The disk of stdout can be full while the disk of the run folder is not.
+    """
+    for name, kind in (("stdout", _Output), ("stderr", _Messages)):
+        stream = getattr(sys, name)
+        if type(stream) is io.TextIOWrapper:
+            encoding, errors, by_line = stream.encoding, stream.errors, stream.line_buffering
+            setattr(sys, name, kind(stream.detach(), encoding, errors, line_buffering=by_line))
 
 
 def write_nearest_characters() -> None:
@@ -57,6 +77,14 @@ def write_nearest_characters() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="nearest-character")
+
+
+def say(text: str, *, error: bool = False) -> None:
+    """Print a line to stdout, or to stderr.
+
+    ``typer.echo`` would write past these streams in a locale of ASCII.
+    """
+    print(text, file=sys.stderr if error else sys.stdout, flush=True)
 
 
 def nearest_characters(text: str, encoding: str) -> str:

@@ -1,5 +1,7 @@
 import io
+import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,10 +16,12 @@ from tests import fresh
 from uefl import config, progress
 from uefl.cli import _Terminated, app
 from uefl.errors import RunError, UserError
+from uefl.folder import check_free
 
 from . import sample_runs
 
 runner = CliRunner()
+LOCALES = ({}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"})
 
 
 @pytest.fixture
@@ -197,12 +201,37 @@ def test_closed_streams(closed):
 
 
 @pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="needs /dev/full")
-def test_a_full_disk_of_the_output_is_not_that_of_a_run():
-    command = [sys.executable, "-m", "uefl", "presets"]
+@pytest.mark.parametrize("locale", LOCALES, ids=["utf8", "ascii"])
+@pytest.mark.parametrize("command", [["presets"], ["--version"], []], ids=" ".join)
+def test_a_full_disk_of_the_output_is_not_that_of_a_run(command, locale):
     with open("/dev/full", "w") as full:
-        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        result = subprocess.run(
+            [sys.executable, "-m", "uefl", *command],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | locale,
+        )
     assert (result.returncode, result.stderr.count("\n")) == (2, 1)
     assert result.stderr.startswith("error: the output: ")
+
+
+@pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="needs /dev/full")
+@pytest.mark.parametrize("locale", LOCALES, ids=["utf8", "ascii"])
+def test_a_note_that_cannot_be_written_is_no_error(tmp_path, locale):
+    for seed in (1, 2):
+        sample_runs.write(tmp_path / str(seed), seed=seed)
+    (tmp_path / "file").touch()
+    report = ["report", tmp_path / "1", tmp_path / "2", "--out", tmp_path / "file" / "page"]
+    with open("/dev/full", "w") as full:
+        for command, code in ((report, 0), (["presets", "absent"], 2)):
+            result = subprocess.run(
+                [sys.executable, "-m", "uefl", *command],
+                stdout=subprocess.PIPE,
+                stderr=full,
+                env=os.environ | locale,
+            )
+            assert (result.returncode, b"fedavg" in result.stdout) == (code, code == 0)
 
 
 def test_a_current_folder_that_was_removed(tmp_path):
@@ -221,6 +250,25 @@ def test_ctrl_c_names_the_resume_command(fake_run, tmp_path, begun):
     result = runner.invoke(app, ["train", "demo"])
     assert result.exit_code == 130
     assert ("uefl train --resume runs/demo" in result.stderr) == begun
+
+
+def test_commands_in_messages_are_for_a_shell(fake_run, tmp_path):
+    out, root = tmp_path / "a b'$c", tmp_path / "d e"
+    sample_runs.write(out, finished=False)
+    fake_run.fails = KeyboardInterrupt()
+    for arguments in (["train", "demo", "--out", out, "--data-root", root], ["train", "--resume", out]):
+        message = runner.invoke(app, list(map(str, arguments))).stderr
+        resume = [
+            "uefl",
+            "train",
+            "--resume",
+            str(out),
+            *(["--data-root", str(root)] * ("demo" in arguments)),
+        ]
+        assert shlex.split(message[message.index("uefl ") :]) == resume
+    with pytest.raises(UserError) as error:
+        check_free(out)
+    assert shlex.split(str(error.value).rpartition("it: ")[2]) == ["uefl", "train", "--resume", str(out)]
 
 
 def test_sigterm_and_closed_pipe_name_the_resume_command(fake_run, tmp_path):

@@ -1,19 +1,48 @@
 """Downloads, with classes that stand for torchvision's."""
 
+import re
+import signal
+from pathlib import Path
+
 import pytest
 from torchvision import datasets
 from typer.testing import CliRunner
 
+from tests import fresh
 from uefl import fetch
 from uefl.cli import app
 from uefl.data import SOURCES
 
 
+class Published:
+    """A data set of torchvision that is published on no machine, and may stop in the middle of its file."""
+
+    calls, stop = [], None
+
+    def __init__(self, root, download, split="all"):
+        self.calls.append((split, download))
+        file = Path(root, "set", f"{split}.bin")
+        if file.exists():  # whole or not
+            return
+        if not download:
+            raise RuntimeError("not found")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("part")
+        if self.stop is not None:
+            self.stop()
+        file.write_text("whole")
+
+
+def files(root):
+    return {str(path.relative_to(root)): path.read_text() for path in root.rglob("*") if path.is_file()}
+
+
 @pytest.fixture
 def calls(monkeypatch):
     made = []
+    monkeypatch.setattr(Published, "calls", made)
     for kind, _ in fetch.SETS.values():
-        monkeypatch.setattr(datasets, kind, lambda root, kind=kind, **keys: made.append((kind, root, keys)))
+        monkeypatch.setattr(datasets, kind, Published)
     monkeypatch.delenv("UEFL_DATA", raising=False)
     return made
 
@@ -31,14 +60,40 @@ def test_every_name_is_a_data_set_and_its_class_is_there():
 def test_data_sets_are_fetched_once_each(calls, tmp_path):
     result = cli("mnist", "gtsrb", "mnist", "--data-root", tmp_path)
     assert result.exit_code == 0, result.output
-    there = str(tmp_path)
-    parts = [{"download": True, "split": split} for split in ("train", "test")]
-    assert calls == [
-        ("MNIST", there, {"download": True}),
-        ("GTSRB", there, parts[0]),
-        ("GTSRB", there, parts[1]),
-    ]
-    assert result.stdout.splitlines() == [f"mnist: {there}", f"gtsrb: {there}"]
+    assert [split for split, download in calls if download] == ["all", "train", "test"]
+    assert result.stdout.splitlines() == [f"mnist: {tmp_path}", f"gtsrb: {tmp_path}"]
+    assert files(tmp_path) == dict.fromkeys(("set/all.bin", "set/train.bin", "set/test.bin"), "whole")
+    calls.clear()
+    assert cli("mnist", "gtsrb", "--data-root", tmp_path).exit_code == 0
+    assert not any(download for _, download in calls)
+
+
+@pytest.mark.parametrize("end", [KeyboardInterrupt, OSError, "SIGKILL"])
+def test_an_interrupted_download_leaves_no_part(calls, monkeypatch, tmp_path, end):
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "mine").write_text("mine")
+    if end == "SIGKILL":
+        done = fresh.python(
+            f"""
+import os, signal
+from pathlib import Path
+from torchvision import datasets
+from {__name__} import Published, fetch
+Published.stop = lambda self: os.kill(os.getpid(), signal.SIGKILL)
+datasets.MNIST = Published
+fetch.fetch(["mnist"], Path({str(tmp_path)!r}), print)
+"""
+        )
+        assert done.returncode == -signal.SIGKILL, done.stderr
+    else:
+        with monkeypatch.context() as patch:
+            patch.setattr(Published, "stop", lambda self: (_ for _ in ()).throw(end("stopped")))
+            assert cli("mnist", "--data-root", tmp_path).exit_code != 0
+        assert files(tmp_path) == {"set/mine": "mine"}
+    assert not (tmp_path / "set" / "all.bin").exists()
+    assert cli("mnist", "--data-root", tmp_path).exit_code == 0
+    assert files(tmp_path) == {"set/mine": "mine", "set/all.bin": "whole"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["set"]
 
 
 @pytest.mark.parametrize(
@@ -50,8 +105,6 @@ def test_data_sets_are_fetched_once_each(calls, tmp_path):
     ],
 )
 def test_mistakes_are_a_line_and_nothing_is_fetched(calls, arguments, message):
-    import re
-
     result = cli(*arguments)
     assert result.exit_code == 2
     assert re.search(message, result.stderr)

@@ -343,6 +343,12 @@ def test_predictions_leave_other_files_alone(models, files, tmp_path):
     assert (tmp_path / "a.tmp").read_text() == "mine"
 
 
+def test_predict_takes_the_codebook_with_the_least_misfit(models, files, monkeypatch):
+    misfits = {"silo-0": 2.0, "silo-1": 1.0, "silo-2": 3.0}
+    monkeypatch.setattr(saved.SavedModel, "misfits", lambda model, images: misfits)
+    assert "client 'silo-1'" in cli("predict", models["uefl"][1], files).output
+
+
 def test_predict_shows_a_table(models, files):
     result = cli("predict", models["fedper"][1], files / "0.png", files / "0.png", "--passes", "3")
     assert result.exit_code == 0, result.output

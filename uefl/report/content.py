@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..paths import command
 from ..text_table import Table
 from . import plots
 from .compare import Comparison, configurations
@@ -193,8 +194,8 @@ def _warnings(run: RunFolder) -> list[str]:
     notes = []
     if not run.finished:
         notes.append(
-            f"Unfinished: the numbers are from the finished rounds; `uefl train --resume {run.path}`"
-            " continues."
+            "Unfinished: the numbers are from the finished rounds;"
+            f" `{command('train', '--resume', run.path)}` continues."
         )
     for name, arm in run.arms.items():
         if arm.get("rejected"):

@@ -22,7 +22,7 @@ from ..errors import UserError
 from ..findings import Findings, History
 from ..json_text import parse_json
 from ..metrics.base import described
-from ..paths import check_name, has_file, other_capitals, read_text, special
+from ..paths import check_name, command, has_file, other_capitals, read_text, special
 from .words import labels, mean
 
 Record = dict[str, Any]
@@ -197,7 +197,7 @@ def read_run(path: Path) -> RunFolder:
         advice = (
             "the file is damaged: restore it, or train again"
             if finished
-            else f"continue with `uefl train --resume {path}`"
+            else f"continue with `{command('train', '--resume', path)}`"
         )
         raise UserError(f"{path / 'metrics.jsonl'} holds no finished round yet{why}; {advice}")
     arms = outcomes([*rejected, *records], config)
