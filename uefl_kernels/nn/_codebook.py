@@ -141,9 +141,9 @@ class Codebook(ConstantBuffers, Float32Module):
 
     _sharded = False
 
-    def _constants(self) -> dict[str, torch.Tensor | None]:
-        counts = torch.zeros(self.cluster_size.shape, dtype=torch.int64)
-        return {"counts": counts, "steps": torch.zeros((), dtype=torch.int64)}
+    def _constants(self, device: torch.device | None = None) -> dict[str, torch.Tensor | None]:
+        counts = torch.zeros(self.cluster_size.shape, dtype=torch.int64, device=device)
+        return {"counts": counts, "steps": torch.zeros((), dtype=torch.int64, device=device)}
 
     def extra_repr(self) -> str:
         """Return the sizes."""
