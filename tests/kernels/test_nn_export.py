@@ -113,7 +113,7 @@ def test_a_codebook_that_waits_for_k_means_is_refused(make, how, monkeypatch):
     assert not any(buffer.any() for name, buffer in layer.named_buffers() if name.endswith("initted"))
 
 
-class Call(nn.Module):
+class FunctionLayer(nn.Module):
     def __init__(self, function):
         super().__init__()
         self.function = function
@@ -125,11 +125,11 @@ class Call(nn.Module):
 WITHOUT_ONNX = {
     "MCDropout": lambda: MCDropout(CLASSIFIER),
     "MCDropout: ": lambda: MCDropout(nn.Sequential(nn.Linear(8, 8), nn.Dropout1d(0.5), nn.Linear(8, 3))),
-    "mc_dropout_mlp": lambda: Call(
+    "mc_dropout_mlp": lambda: FunctionLayer(
         lambda x: tuple(mc_dropout_mlp(x, [x[:3]], [None], p=[0.5], input_dropout=True))
     ),
-    "kmeans": lambda: Call(lambda x: kmeans(x, 2).centers),
-    "kmeans_step": lambda: Call(lambda x: tuple(kmeans_step(x, x[:3]))),
+    "kmeans": lambda: FunctionLayer(lambda x: kmeans(x, 2).centers),
+    "kmeans_step": lambda: FunctionLayer(lambda x: tuple(kmeans_step(x, x[:3]))),
 }
 
 
@@ -146,7 +146,7 @@ def test_onnx_gets_the_entropy_of_probabilities(monkeypatch):
     probs = torch.tensor([[0.0, 1.0], [0.25, 0.75]])
     expected = entropy(probs)
     monkeypatch.setattr(torch.onnx, "is_in_onnx_export", lambda: True)
-    program = torch.export.export(Call(entropy), (probs,))
+    program = torch.export.export(FunctionLayer(entropy), (probs,))
     assert not [node for node in program.graph.nodes if "entr" in str(node.target)]
     torch.testing.assert_close(program.module()(probs), expected)
 
