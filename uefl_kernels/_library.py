@@ -425,9 +425,16 @@ def forced() -> str:
 
 def exporting_to_onnx() -> bool:
     """Return True while ``torch.onnx.export(..., dynamo=True)`` traces a model."""
-    if torch.compiler.is_dynamo_compiling():  # which may not trace a call of is_in_onnx_export
-        return False
-    return torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export()
+    return torch.compiler.is_exporting() and _in_onnx_export()
+
+
+def _in_onnx_export() -> bool:
+    return torch.onnx.is_in_onnx_export()
+
+
+# torch.compile takes is_in_onnx_export for False. The decorator assume_constant_result sets this attribute,
+# too, but imports torch._dynamo.
+_in_onnx_export._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def resolve(name: str, x: torch.Tensor) -> Any:
@@ -438,10 +445,15 @@ def resolve(name: str, x: torch.Tensor) -> Any:
     ``torch.onnx.export(..., dynamo=True)`` it is the op in plain PyTorch.
 
     Raises RuntimeError if a forced backend is absent, and NotImplementedError under the ONNX exporter that
-    traces (``dynamo=False``).
+    traces (``dynamo=False``), and under the other one for an op that has no form in plain PyTorch.
     """
     namespace = _active(name, x, torch.compiler.is_compiling())
-    if name in plain and exporting_to_onnx():
+    if exporting_to_onnx():
+        if name not in plain:
+            raise NotImplementedError(
+                f"{name}: torch.onnx.export is not supported, because ONNX has no such op; use"
+                " torch.export.export"
+            )
         return plain[name]
     return _overloads[namespace, name]
 

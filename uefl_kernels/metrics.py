@@ -13,6 +13,7 @@ from operator import index
 
 import torch
 
+from ._library import exporting_to_onnx
 from ._numbers import is_count
 
 
@@ -73,8 +74,9 @@ def entropy(probs: torch.Tensor) -> torch.Tensor:
     ``[..., C]`` gives ``[...]``. A probability of 0 gets the gradient 0.
     """
     # The gradient of entr at 0 is infinite. Its product with 0, the gradient of a softmax, would be NaN.
-    nats: torch.Tensor = torch.special.entr(probs.masked_fill(probs == 0, 1)).sum(-1)
-    return nats
+    positive = probs.masked_fill(probs == 0, 1)
+    nats = -torch.xlogy(positive, positive) if exporting_to_onnx() else torch.special.entr(positive)
+    return nats.sum(-1)
 
 
 def mutual_information(probs: torch.Tensor) -> torch.Tensor:

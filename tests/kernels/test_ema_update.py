@@ -46,6 +46,10 @@ def test_op_and_composition_agree_with_definition(shape, form, dtype):
     assert largest_difference(composed.ema_update(arguments), expected) <= tolerance
 
 
+def test_opcheck():
+    torch.library.opcheck(torch.ops.uefl.ema_update.default, given(2, 4, 3))
+
+
 def test_nan_keeps_a_codeword_out_of_the_batch():
     arguments = given(2, 40, 8)
     arguments.sums[1, 3, 5] = torch.nan

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from uefl_kernels import COMPILED, decompositions, vq, vq_assign
+from uefl_kernels import COMPILED, decompositions, kmeans, kmeans_step, mc_dropout_mlp, vq, vq_assign
 from uefl_kernels._decompositions import vq as decomposed
 from uefl_kernels._decompositions import vq_assign as decomposed_assign
+from uefl_kernels.metrics import entropy
 from uefl_kernels.nn import (
     FSQ,
     LFQ,
@@ -28,6 +29,7 @@ from uefl_kernels.nn import (
 
 from .conftest import normal
 
+CLASSIFIER = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3))
 LAYERS = {
     "plain": lambda: VectorQuantize(8, 16),
     "cosine": lambda: VectorQuantize(8, 16, use_cosine_sim=True),
@@ -111,6 +113,44 @@ def test_a_codebook_that_waits_for_k_means_is_refused(make, how, monkeypatch):
     assert not any(buffer.any() for name, buffer in layer.named_buffers() if name.endswith("initted"))
 
 
+class FunctionLayer(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+WITHOUT_ONNX = {
+    "MCDropout": lambda: MCDropout(CLASSIFIER),
+    "MCDropout: ": lambda: MCDropout(nn.Sequential(nn.Linear(8, 8), nn.Dropout1d(0.5), nn.Linear(8, 3))),
+    "mc_dropout_mlp": lambda: FunctionLayer(
+        lambda x: tuple(mc_dropout_mlp(x, [x[:3]], [None], p=[0.5], input_dropout=True))
+    ),
+    "kmeans": lambda: FunctionLayer(lambda x: kmeans(x, 2).centers),
+    "kmeans_step": lambda: FunctionLayer(lambda x: tuple(kmeans_step(x, x[:3]))),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("name", WITHOUT_ONNX)
+def test_what_onnx_cannot_express_is_refused(name, strict, monkeypatch):
+    monkeypatch.setattr(torch.onnx, "is_in_onnx_export", lambda: True)
+    with pytest.raises(Exception, match=rf"{name}.*torch\.onnx\.export"):
+        torch.export.export(WITHOUT_ONNX[name](), (normal(20, 8),), strict=strict)
+
+
+def test_onnx_gets_the_entropy_of_probabilities(monkeypatch):
+    probs = torch.tensor([[0.0, 1.0], [0.25, 0.75]])
+    expected = entropy(probs)
+    monkeypatch.setattr(torch.onnx, "is_in_onnx_export", lambda: True)
+    program = torch.export.export(FunctionLayer(entropy), (probs,))
+    assert not [node for node in program.graph.nodes if "entr" in str(node.target)]
+    torch.testing.assert_close(program.module()(probs), expected)
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", [name for name in LAYERS if not name.endswith(("scalar", "binary"))])
 def test_the_exporter_that_traces_is_refused(name):
@@ -146,7 +186,7 @@ def test_decompositions_are_the_ops(metric, codebooks):
         *LAYERS.values(),
         lambda: ResidualSimVQ(dim=8, num_quantizers=2, codebook_size=16),
         lambda: ExtensibleCodebook(normal(4, 8), capacity=8),
-        lambda: MCDropout(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3))),
+        lambda: MCDropout(CLASSIFIER),
     ],
 )
 def test_torchscript_is_refused(make):

@@ -8,6 +8,7 @@ import io
 import os
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from uefl_kernels.nn import (
     FSP,
     FSQ,
     LFQ,
+    BinaryMapper,
     GroupedResidualVQ,
     LatentQuantize,
     ResidualSimVQ,
@@ -153,18 +155,21 @@ def test_averaged_models_decode_as_they_quantize(name):
         lambda: FSP([3, 6, 7, 3], dim=4),
         lambda: LatentQuantize([3, 6, 7, 3], 4),
         lambda: LFQ(codebook_size=16, dim=4),
+        lambda: BinaryMapper(bits=4),
     ],
-    ids=["FSQ", "FSP", "LatentQuantize", "LFQ"],
+    ids=["FSQ", "FSP", "LatentQuantize", "LFQ", "BinaryMapper"],
 )
-def test_averages_of_buffers_keep_levels_and_factors(make):
+@pytest.mark.parametrize("options", [{}, {"multi_avg_fn": get_ema_multi_avg_fn(0.9)}], ids=["mean", "ema"])
+def test_averages_of_buffers_keep_levels_and_factors(make, options):
     """0.9 * 3 + 0.1 * 3, which a moving average writes into a buffer of integers, is rounded down to 2."""
     model, x = make(), normal(20, 4)
-    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
+    average = AveragedModel(model, **options, use_buffers=True)
     for _ in range(5):
         average.update_parameters(model)
-    indices = model.encode(x)
-    assert torch.equal(average.module.encode(x), indices)
-    torch.testing.assert_close(average.module.decode(indices), model.decode(indices))
+    indices, module = model.encode(x), average.module
+    for wrap in (lambda method: method, partial(torch.compile, backend="eager", fullgraph=True)):
+        assert torch.equal(wrap(module.encode)(x), indices)
+        torch.testing.assert_close(wrap(module.decode)(indices), model.decode(indices))
 
 
 # --- processes --------------------------------------------------------------------------------------------

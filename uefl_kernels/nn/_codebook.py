@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.utils.parametrize import is_parametrized
 
 from .. import vq_with_sums
-from .._library import call
+from .._library import call, exporting_to_onnx
 from ..ops.ema_update.composed import Arguments, codewords_of, valid_batch
 from . import _distributed
 from ._recompute import Memory
@@ -142,9 +142,9 @@ class Codebook(ConstantBuffers, Float32Module):
 
     _sharded = False
 
-    def _constants(self) -> dict[str, torch.Tensor | None]:
-        counts = torch.zeros(self.cluster_size.shape, dtype=torch.int64)
-        return {"counts": counts, "steps": torch.zeros((), dtype=torch.int64)}
+    def _constants(self, device: torch.device | None = None) -> dict[str, torch.Tensor | None]:
+        counts = torch.zeros(self.cluster_size.shape, dtype=torch.int64, device=device)
+        return {"counts": counts, "steps": torch.zeros((), dtype=torch.int64, device=device)}
 
     def extra_repr(self) -> str:
         """Return the sizes."""
@@ -634,7 +634,7 @@ class Codebook(ConstantBuffers, Float32Module):
         Raises:
             RuntimeError: in ``torch.onnx.export`` and ``torch.jit.trace``, which keep no change of a buffer.
         """
-        if torch.jit.is_tracing() or _for_onnx():  # type: ignore[attr-defined]
+        if torch.jit.is_tracing() or exporting_to_onnx():  # type: ignore[attr-defined]
             raise RuntimeError(f"VectorQuantize: {_WAITS}")
         found = self._kmeans(x, mask)
         if found is None:
@@ -754,15 +754,6 @@ class Coder(Layer):
         """Return the quantized vectors of ``forward`` for these indices, integers of any width."""
         output: torch.Tensor = self.get_output_from_indices(indices)  # type: ignore[operator]
         return output
-
-
-def _for_onnx() -> bool:
-    return torch.onnx.is_in_onnx_export()
-
-
-# torch.compile takes is_in_onnx_export for False. The decorator assume_constant_result sets this attribute,
-# too, but imports torch._dynamo.
-_for_onnx._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @contextmanager

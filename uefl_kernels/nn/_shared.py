@@ -127,7 +127,7 @@ def channels_last(layer: str, x: torch.Tensor, dim: int, second: bool, name: str
     return x.movedim(1, -1) if second else x
 
 
-def place_values(layer: str, levels: Sequence[int]) -> torch.Tensor:
+def place_values(layer: str, levels: Sequence[int], device: torch.device | None = None) -> torch.Tensor:
     """Return the factor ``[d]`` of each level in an index, int64 if int32 cannot represent every index.
 
     Raises:
@@ -140,7 +140,12 @@ def place_values(layer: str, levels: Sequence[int]) -> torch.Tensor:
             " vectors among several codebooks"
         )
     factors = [math.prod(levels[:place]) for place in range(len(levels))]
-    return torch.tensor(factors, dtype=torch.int32 if size <= 2**31 else torch.int64)
+    return integers(factors, torch.int32 if size <= 2**31 else torch.int64, device)
+
+
+def integers(values: Sequence[int], dtype: torch.dtype, device: torch.device | None = None) -> torch.Tensor:
+    """Make a tensor ``[n]`` without a copy from the host, which would slow a compiled graph down."""
+    return torch.stack([torch.full((), value, dtype=dtype, device=device) for value in values])
 
 
 def refuse_together(layer: str, *found: tuple[bool, str]) -> None:
@@ -340,8 +345,8 @@ class ConstantBuffers(Layer):
 
     _model_dtype: torch.dtype
 
-    def _constants(self) -> dict[str, torch.Tensor | None]:
-        """Return the buffers by name."""
+    def _constants(self, device: torch.device | None = None) -> dict[str, torch.Tensor | None]:
+        """Return the buffers by name, on a device or on the default device."""
         raise NotImplementedError
 
     def _register_constants(self) -> None:
@@ -354,18 +359,17 @@ class ConstantBuffers(Layer):
         """Return a buffer of integers as it was made.
 
         ``AveragedModel(use_buffers=True)`` rounds integers down when it averages them, as 0.9 * 3 + 0.1 * 3.
+        So nothing reads the values of the buffer. A graph computes them.
         """
         buffer = self._buffers[name]
         assert buffer is not None
         traced = torch.compiler.is_compiling() or torch._C._is_tracing()
         if traced or buffer.is_meta or isinstance(buffer, FakeTensor):
-            return buffer
+            return cast(torch.Tensor, self._constants(buffer.device)[name])
         key = name, buffer.device
         if key not in self._exact:
-            with torch.inference_mode(False), torch.device("cpu"):
-                value = self._constants()[name]
-            assert value is not None
-            self._exact[key] = value.to(buffer.device)
+            with torch.inference_mode(False):
+                self._exact[key] = cast(torch.Tensor, self._constants(buffer.device)[name])
         return self._exact[key]
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> ConstantBuffers:

@@ -31,7 +31,6 @@ class BinaryMapper(ConstantBuffers):
     """
 
     power_two: torch.Tensor
-    codes: torch.Tensor
 
     def __init__(
         self, bits: int = 1, kl_loss_threshold: float = NAT, deterministic_on_eval: bool = False
@@ -42,16 +41,17 @@ class BinaryMapper(ConstantBuffers):
         self._bits = bits
         self._register_constants()
 
-    def _constants(self) -> dict[str, torch.Tensor | None]:
-        power = 2 ** torch.arange(self._bits)
-        return {
-            "power_two": power,
-            "codes": torch.arange(2**self._bits).unsqueeze(-1).bitwise_and(power) != 0,
-        }
+    def _constants(self, device: torch.device | None = None) -> dict[str, torch.Tensor | None]:
+        return {"power_two": 2 ** torch.arange(self._bits, device=device)}
 
     zero = absent("zero")
-    bits = fixed("bits", lambda layer: len(layer.power_two), "Number of bits.")
-    num_codes = fixed("num_codes", lambda layer: len(layer.codes), "Number of codes.")
+    bits = fixed("bits", lambda layer: layer._bits, "Number of bits.")
+    num_codes = fixed("num_codes", lambda layer: 2**layer._bits, "Number of codes.")
+    codes = fixed(
+        "codes",
+        lambda layer: layer._bits_of(torch.arange(layer.num_codes, device=layer.power_two.device)),
+        "Bits of all codes.",
+    )
 
     def binary_entropy(self, logits: torch.Tensor) -> torch.Tensor:
         """Return the entropy of the bits ``[..., bits]``, in nats, ``[...]``."""
@@ -85,12 +85,15 @@ class BinaryMapper(ConstantBuffers):
             raise ValueError("BinaryMapper: give either indices or one_hot")
         if one_hot is not None:
             indices = one_hot.argmax(-1)
-        drawn = self._constant("codes")[self._indices(indices)]
+        drawn = self._bits_of(self._indices(indices))
         found = torch.where(drawn, F.logsigmoid(logits), F.logsigmoid(-logits))
         return found.sum(-1) if sum_bits else found
 
     def _indices(self, indices: Any) -> torch.Tensor:
         return as_indices("BinaryMapper", indices, least=0, size=self.num_codes)
+
+    def _bits_of(self, indices: torch.Tensor) -> torch.Tensor:
+        return indices.unsqueeze(-1).bitwise_and(self._constant("power_two")) != 0
 
     @property
     def bits_per_vector(self) -> float:
@@ -155,7 +158,7 @@ class BinaryMapper(ConstantBuffers):
         if self.training if calc_aux_loss is None else calc_aux_loss:
             loss = self.calc_aux_loss(logits, reduce_aux_kl_loss)
         if self.training if straight_through is None else straight_through:
-            ones = self._constant("codes").to(logits.dtype).t()
+            ones = self.codes.to(logits.dtype).t()
             soft = (F.logsigmoid(logits) @ ones + F.logsigmoid(-logits) @ (1 - ones)).exp()
             one_hot = one_hot + (soft - soft.detach())
         return (one_hot, indices, loss) if return_indices else (one_hot, loss)

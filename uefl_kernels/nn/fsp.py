@@ -18,6 +18,7 @@ from ._shared import (
     counts,
     fixed,
     in_a_call,
+    integers,
     numbers,
     place_values,
     project,
@@ -203,9 +204,12 @@ class FSP(ConstantBuffers, Coder):
         self._level_list = levels
         self._register_constants()
 
-    def _constants(self) -> dict[str, torch.Tensor | None]:
+    def _constants(self, device: torch.device | None = None) -> dict[str, torch.Tensor | None]:
         levels = self._level_list
-        return {"_levels": torch.tensor(levels, dtype=torch.int32), "_basis": place_values("FSP", levels)}
+        return {
+            "_levels": integers(levels, torch.int32, device),
+            "_basis": place_values("FSP", levels, device),
+        }
 
     def extra_repr(self) -> str:
         """Return the sizes."""

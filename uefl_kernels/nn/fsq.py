@@ -25,6 +25,7 @@ from ._shared import (
     fixed,
     in_a_call,
     indices_of_each,
+    integers,
     no_autocast,
     place_values,
     project,
@@ -124,11 +125,11 @@ class FSQ(ConstantBuffers, Coder):
         if orthogonal_rotation:
             self.register_buffer("orthogonal_rot", random_rotation(len(levels)))
 
-    def _constants(self) -> dict[str, torch.Tensor | None]:
+    def _constants(self, device: torch.device | None = None) -> dict[str, torch.Tensor | None]:
         counted = self._indexed or self.codebook_size <= 2**63
         return {
-            "_levels": torch.tensor(self._level_list, dtype=torch.int32),
-            "_basis": place_values("FSQ", self._level_list) if counted else None,
+            "_levels": integers(self._level_list, torch.int32, device),
+            "_basis": place_values("FSQ", self._level_list, device) if counted else None,
         }
 
     def extra_repr(self) -> str:
@@ -414,8 +415,8 @@ class ResidualFSQ(ConstantBuffers, ResidualScalarQuantizer):
         self._limit, self._limited_by_levels = soft_clamp_input_value, bound_hard_clamp
         self._register_constants()
 
-    def _constants(self) -> dict[str, torch.Tensor | None]:
-        sizes = torch.tensor(self._level_list)
+    def _constants(self, device: torch.device | None = None) -> dict[str, torch.Tensor | None]:
+        sizes = integers(self._level_list, torch.int64, device)
         scales = torch.stack([sizes.float() ** -place for place in range(self._num_quantizers)])
         limit = 1 + 1 / (sizes - 1) if self._limited_by_levels else self._limit
         return {"scales": scales, "soft_clamp_input_value": None if limit is None else torch.as_tensor(limit)}

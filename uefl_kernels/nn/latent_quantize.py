@@ -22,6 +22,7 @@ from ._shared import (
     counts,
     fixed,
     in_a_call,
+    integers,
     place_values,
     project,
     refuse_together,
@@ -111,9 +112,12 @@ class LatentQuantize(ConstantBuffers, Coder):
         else:
             self.values_per_latent = values
 
-    def _constants(self) -> dict[str, torch.Tensor | None]:
+    def _constants(self, device: torch.device | None = None) -> dict[str, torch.Tensor | None]:
         levels = self._level_list
-        return {"_levels": torch.tensor(levels), "_basis": place_values("LatentQuantize", levels)}
+        return {
+            "_levels": integers(levels, torch.int64, device),
+            "_basis": place_values("LatentQuantize", levels, device),
+        }
 
     def extra_repr(self) -> str:
         """Return the sizes."""

@@ -188,9 +188,9 @@ class LFQ(ConstantBuffers, Coder):
             )
             self.project_out = nn.Linear(inner, self._dim, bias=bias)
 
-    def _constants(self) -> dict[str, torch.Tensor | None]:
-        codebook = signs(self._bits, torch.float32) * self._codebook_scale
-        return {"codebook": codebook, "mask": place_values(self._bits)}
+    def _constants(self, device: torch.device | None = None) -> dict[str, torch.Tensor | None]:
+        codebook = signs(self._bits, torch.float32, device) * self._codebook_scale
+        return {"codebook": codebook, "mask": place_values(self._bits, device)}
 
     def extra_repr(self) -> str:
         """Return the sizes."""

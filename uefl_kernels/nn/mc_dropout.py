@@ -20,6 +20,7 @@ from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.dropout import _DropoutNd
 
+from .._library import exporting_to_onnx
 from .._numbers import as_integer, is_count, is_seed
 from ..metrics import entropy
 from ..ops.mc_dropout_mlp import MCStats, mc_dropout_mlp, mc_dropout_probs
@@ -95,6 +96,7 @@ class MCDropout(nn.Module):
             ``consistent``: rows see each other, or a tensor does not have the batch first.
         RuntimeError: in a call, for a model that cannot be traced: no dropout is reached, or a module of
             ``insert`` is not called.
+        NotImplementedError: in a call by ``torch.onnx.export``.
 
     Shapes: the arguments of ``model`` -> :class:`~uefl_kernels.MCStats`, ``[B, ..., C]`` and ``[B, ...]``.
         Differentiable.
@@ -173,6 +175,7 @@ class MCDropout(nn.Module):
 
         ``seed`` fixes the masks, None uses torch's generator.
         """
+        _refuse_onnx()
         with _locked(), self._open(args, kwargs, seed) as passes:
             found = passes.statistics(_count("passes", self.passes), seed)
         if self.class_dim == -1:
@@ -190,6 +193,7 @@ class MCDropout(nn.Module):
         network on all rows: the joint entropy of a batch needs it (BatchBALD, eq. 12). The errors are the
             same as of a call.
         """
+        _refuse_onnx()
         with _locked(), self._open(args, kwargs, seed) as passes:
             return self._outward(passes.probs(_count("passes", self.passes), seed), 1)
 
@@ -469,6 +473,14 @@ def of_one_row(run: Callable[..., torch.Tensor], values: Sequence[torch.Tensor])
         with torch.random.fork_rng():
             outputs.append(one(*row))
     return torch.stack([*outputs, one(*last)])
+
+
+def _refuse_onnx() -> None:
+    if exporting_to_onnx():
+        raise NotImplementedError(
+            "MCDropout: torch.onnx.export is not supported, because a runtime of ONNX may leave dropouts out;"
+            " use torch.export.export, or export the attribute model, without uncertainty"
+        )
 
 
 def _locked() -> contextlib.AbstractContextManager[object]:
