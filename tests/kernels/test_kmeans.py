@@ -245,6 +245,10 @@ def test_metric_cosine():
     assert (vq_assign(x, found.centers, metric="cosine")[:, 0] == found.labels).float().mean() > 0.99
     zero = kmeans(torch.cat([x, torch.zeros(3, 8)]), 5, metric="cosine")
     assert torch.isfinite(zero.centers).all()
+    opposite, center = torch.tensor([[1.0, 0.0], [-1.0, 0.0]]), torch.tensor([[0.0, 1.0]])
+    for name in ("auto", "reference"):
+        with backend(name):  # the mean has no direction
+            assert torch.equal(kmeans(opposite, 1, init=center, metric="cosine").centers, center)
 
 
 @pytest.mark.every_variant
