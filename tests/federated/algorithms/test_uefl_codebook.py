@@ -156,6 +156,8 @@ def test_dead_codewords_move_next_to_the_most_used_ones():
     assert float((new[0] - codebook[1]).abs().max()) < 0.05 * float(codebook[1].abs().max())
     assert not torch.equal(new[0], codebook[1])
     assert float((new[3] - codebook[2]).abs().max()) < 0.05 * float(codebook[2].abs().max())
+    one_used = quantizer.revived(codebook, torch.tensor([0, 90, 1, 1]), 0.1)
+    assert float((one_used - codebook[1]).abs().max()) < 0.05 * float(codebook[1].abs().max())
     assert torch.equal(quantizer.revived(codebook, torch.tensor([5, 5, 5, 5]), 0.1), codebook)
     of_segments = quantizer.revived(
         torch.stack([codebook, codebook]), torch.tensor([[5, 5, 5, 5], [0, 90, 9, 1]]), 0.1
