@@ -224,6 +224,10 @@ def test_fewer_different_rows_than_clusters(init):
     found = kmeans(x, 6, init=init)
     assert float(found.inertia) == 0
     assert torch.isfinite(found.centers).all()
+    # rows that are equal on the grid of the seeding
+    near = torch.tensor([[0.0], [1e-9], [2e-9], [3e-9], [1.0]])
+    for seed in range(5):
+        assert_as_reference(near, 5, init=init, seed=seed, max_iter=1)
 
 
 def test_random_rows_are_different():

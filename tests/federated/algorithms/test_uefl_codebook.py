@@ -286,6 +286,21 @@ def test_codebook_after_starts_quantizing_with_a_joint_codebook():
     assert [r.get("perplexity") is None for r in records] == [True] * 3 + [False] * 6
 
 
+def test_centers_of_clients_are_weighted_by_their_masses():
+    def tamper(reply):
+        """Give silo k the center k with the mass k + 1."""
+        if "mass" in reply.tensors:
+            reply.tensors["part"].fill_(int(reply.client[-1]))
+            reply.tensors["mass"].fill_(int(reply.client[-1]) + 1)
+        return reply
+
+    cfg = settings(extend="none", codewords=1, codebook_after=1, rounds=[2], lr=1e-12)
+    algorithm, _, _ = arm(cfg, wrap=lambda engine: TamperingEngine(engine, tamper))
+    turns(algorithm, 2)
+    codebook = visible(algorithm, "silo-0")
+    torch.testing.assert_close(codebook, torch.full_like(codebook, (0 * 1 + 1 * 2 + 2 * 3) / 6))
+
+
 @pytest.mark.parametrize(("extension", "has"), [("residual", {True}), ("append", {False})])
 def test_a_residual_group_extension_is_made_of_residuals(extension, has):
     asked = []
