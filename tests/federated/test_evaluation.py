@@ -75,7 +75,7 @@ def test_quorum_counts_the_clients_that_measure():
     lost = []
 
     def lose(reply):
-        """Lose one of two measurements; the measurement of the unseen client does not replace it."""
+        """Lose one of two measurements, which the unseen client does not replace."""
         if reply.metrics and not reply.client.startswith("unseen") and not lost:
             lost.append(reply.client)
             reply.error, reply.metrics = "lost", {}
