@@ -56,7 +56,7 @@ void run() {
   for (const auto& [h, k, d] : {std::tuple{1, 1, 1}, {1, 70, 33}, {2, 300, 8}, {3, 9, 100}}) {
     for (const double step : {0.2, 0.5, 1.0}) {
       compare<float>(h, k, d, static_cast<float>(step), step == 0.5, false);
-      compare<double>(h, k, d, step, false, true);
+      compare<double>(h, k, d, step, step == 0.5, true);
       compare<float>(h, k, d, static_cast<float>(step), false, true);
     }
   }

@@ -264,6 +264,22 @@ def test_progress_counts_every_image_read(models, files, name):
     assert sum(steps) == predictor.work == predictor.count * (2 if name == "uefl" else 1)
 
 
+def test_all_batches_choose_the_codebook(models, files, monkeypatch):
+    misfits = iter([{"silo-0": 9.0, "silo-1": 1.0}, {"silo-0": 1.0, "silo-1": 2.0}])
+    monkeypatch.setattr("uefl.predict._BATCH", 4)
+    monkeypatch.setattr(saved.SavedModel, "misfits", lambda self, images: next(misfits))
+    predictor = Predictor(models["uefl"][0], [files])
+    assert len(list(predictor.rows())) == 7
+    assert any("client 'silo-1'" in note for note in predictor.notes())
+
+
+def test_every_batch_has_draws_of_its_own(models, files, monkeypatch):
+    monkeypatch.setattr("uefl.predict._BATCH", 1)
+    (files / "copy.png").write_bytes((files / "0.png").read_bytes())
+    one, other = Predictor(models["fedavg"][0], [files / "0.png", files / "copy.png"]).rows()
+    assert one.entropy != other.entropy
+
+
 @pytest.mark.parametrize("terminal", [True, False])
 def test_only_a_terminal_gets_a_bar(terminal, capsys):
     errors = Console(file=io.StringIO(), force_terminal=terminal, width=80)

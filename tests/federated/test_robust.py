@@ -191,7 +191,7 @@ def test_list_of_algorithms_that_use_only_means():
     [
         ({"aggregation": "median"}, 2, r"\b3 updates .*quorum .*participation .*\b2 of 2"),
         ({"aggregation": "krum", "attackers": 1}, 4, r"\b5\b"),
-        ({"aggregation": "krum", "attackers": 1, "quorum": 0.5}, 8, r"\b4 .*\b8"),
+        ({"aggregation": "krum", "attackers": 1, "quorum": 0.7, "participation": 0.3}, 9, r"\b3 .*\b9"),
         ({"aggregation": "trimmed_mean", "attackers": 2}, 4, r"\b5\b"),
     ],
 )

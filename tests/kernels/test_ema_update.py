@@ -11,10 +11,17 @@ from uefl_kernels.nn import ResidualVQ, VectorQuantize
 from uefl_kernels.ops.ema_update import composed
 
 SHAPES = [(1, 1, 1), (2, 3, 0), (1, 4, 16), (2, 300, 33), (3, 257, 64)]
-FORMS = [{}, {"step": 0.0}, {"step": 1.0}, {"step": 0.7, "unit": True}, {"weighted": True}]
+FORMS = [
+    {},
+    {"step": 0.0},
+    {"step": 1.0, "scale": 1e9},  # the result does not depend on the averages
+    {"step": 0.7, "unit": True},
+    {"step": 0.0, "unit": True, "scale": 1e-9},  # too short for the length 1
+    {"weighted": True},
+]
 
 
-def given(h, k, d, dtype=torch.float32, step=0.2, unit=False, weighted=False):
+def given(h, k, d, dtype=torch.float32, step=0.2, unit=False, weighted=False, scale=1.0):
     generator = torch.Generator().manual_seed(k)
 
     def normal(*shape):
@@ -23,7 +30,7 @@ def given(h, k, d, dtype=torch.float32, step=0.2, unit=False, weighted=False):
     counts = torch.randint(0, 5, (h, k), generator=generator)
     sums = torch.randn(h, k, d, generator=generator, dtype=torch.float64)
     weights = normal(h, k).abs() if weighted else None
-    state = normal(h, k).abs(), normal(h, k, d), normal(h, k, d)
+    state = normal(h, k).abs(), scale * normal(h, k, d), normal(h, k, d)
     return composed.Arguments(*state, counts, sums, weights, step, 1e-5, unit)
 
 

@@ -33,7 +33,8 @@ def cases(levels, symmetric, clamp, dtype):
         dtype
     )
     up, down = (near.nextafter(torch.tensor(end, dtype=dtype)) for end in (INFINITY, -INFINITY))
-    special = torch.tensor([0.0, -0.0, 1e30, -1e30, INFINITY, -INFINITY, math.nan, 1e-40], dtype=dtype)
+    ends = [1.0, -1.0]  # of the clamped range, where the gradient does not vanish
+    special = torch.tensor([0.0, -0.0, *ends, 1e30, -1e30, INFINITY, -INFINITY, math.nan, 1e-40], dtype=dtype)
     random = normal(1001, len(levels), scale=1.5, dtype=dtype)
     return torch.cat([random, near, up, down, special.unsqueeze(-1).expand(-1, len(levels))])
 
@@ -89,6 +90,8 @@ def test_indices_count_all_codewords():
     wide = fsq(torch.zeros(3, 40), [3] * 40, False, False, True)[1]
     assert wide.dtype == torch.int64
     assert int(wide[0]) == sum(3**place for place in range(40))
+    assert fsq(torch.ones(1, 2), [2**16, 2**15], False, True, True)[1].tolist() == [2**31 - 1]
+    assert fsq(torch.ones(1, 2), [2**16, 2**15], False, True, True)[1].dtype == torch.int32
 
 
 @pytest.mark.parametrize("clamp", [False, True])

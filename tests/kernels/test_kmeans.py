@@ -224,6 +224,10 @@ def test_fewer_different_rows_than_clusters(init):
     found = kmeans(x, 6, init=init)
     assert float(found.inertia) == 0
     assert torch.isfinite(found.centers).all()
+    # rows that are equal on the grid of the seeding
+    near = torch.tensor([[0.0], [1e-9], [2e-9], [3e-9], [1.0]])
+    for seed in range(5):
+        assert_as_reference(near, 5, init=init, seed=seed, max_iter=1)
 
 
 def test_random_rows_are_different():
@@ -245,6 +249,10 @@ def test_metric_cosine():
     assert (vq_assign(x, found.centers, metric="cosine")[:, 0] == found.labels).float().mean() > 0.99
     zero = kmeans(torch.cat([x, torch.zeros(3, 8)]), 5, metric="cosine")
     assert torch.isfinite(zero.centers).all()
+    opposite, center = torch.tensor([[1.0, 0.0], [-1.0, 0.0]]), torch.tensor([[0.0, 1.0]])
+    for name in ("auto", "reference"):
+        with backend(name):  # the mean has no direction
+            assert torch.equal(kmeans(opposite, 1, init=center, metric="cosine").centers, center)
 
 
 @pytest.mark.every_variant

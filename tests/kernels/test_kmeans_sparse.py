@@ -112,6 +112,10 @@ def test_distances_that_cancel_are_computed_from_rows():
     x = sp.csr_array(np.array([[1e8, 0.0, 1.0], [1e8, 0.0, 2.0], [0.0, 3.0, 0.0]]))
     model = KMeans(3, init=x.toarray() + 1e-3, max_iter=1, tol=0).fit(x)
     np.testing.assert_allclose(model.transform(x), model.transform(x.toarray()), rtol=1e-9)
+    rows = *map(torch.from_numpy, (x.data, x.indices)), torch.from_numpy(x.indptr).long()
+    centers = torch.from_numpy(x.toarray()) + 8.3
+    found = composed.distances(composed.SearchArguments(*rows, centers))
+    np.testing.assert_allclose(found.diagonal(), [3**0.5 * 8.3] * 3, rtol=1e-7)
 
 
 def without_kernels(monkeypatch):

@@ -89,6 +89,15 @@ def test_equals_the_reference(case, dtype):
         assert_near(found, wanted, dtype, terms=max(1.0, matrix.shape[-2] / 4))
 
 
+@pytest.mark.every_variant
+@pytest.mark.parametrize("name", BACKENDS)
+def test_a_marginal_that_is_too_small_for_float32(name):
+    logits, marginal = torch.tensor([[0.0, -200.0]]), torch.tensor([-100.0, 0.0])
+    with backend(name):
+        found = log_transition_probs(logits, torch.zeros(1, 2), log_marginal=marginal)
+    torch.testing.assert_close(found, torch.tensor([[100.0]]))
+
+
 @pytest.mark.parametrize("name", BACKENDS)
 def test_is_the_loss_for_every_set(name):
     logits, _, matrix, groups = transition_case("groups", torch.float64)

@@ -340,6 +340,15 @@ def test_dead_codewords_take_rows_of_every_process(states):
         assert len(codewords & given) >= min(6, 19 // len(states))
 
 
+def test_processes_offer_rows_for_each_place_in_turn(monkeypatch):
+    monkeypatch.setattr("uefl_kernels.nn._distributed.rank_and_size", lambda *_: (1, 2))
+    codebook, offered = layer(threshold_ema_dead_code=1)._codebook, []
+    for _ in range(2):
+        offered.append(codebook._offer(rows(0, 0), None)[0])
+        codebook.steps.add_(1)
+    assert torch.equal(offered[0] + offered[1], torch.ones_like(offered[0]))
+
+
 def test_kmeans_init_refuses_what_is_not_finite_in_one_process(states):
     assert not state_of(states, "nan")["_codebook.initted"]
 

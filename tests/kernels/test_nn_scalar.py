@@ -57,6 +57,11 @@ def test_lfq_returns_signs_and_passes_the_gradient():
     assert torch.equal(x.grad, weight)
 
 
+def test_the_bound_of_residuals_halves():
+    layer = ResidualLFQ(dim=4, num_quantizers=3, codebook_size=16, soft_clamp_input_value=8.0)
+    assert [each.soft_clamp_input_value for each in layer.layers] == [8.0, 4.0, 2.0]
+
+
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_fsq_indices_name_all_codewords(symmetric):
     layer = FSQ([4, 3, 5], preserve_symmetry=symmetric)

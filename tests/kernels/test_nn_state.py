@@ -259,11 +259,12 @@ def test_an_affine_map_begins_with_the_first_batch_that_has_rows():
 
 def test_decays_of_an_affine_map():
     vq = layer(affine_param=True, affine_param_batch_decay=0.0, affine_param_codebook_decay=1.0)
-    first = vq.codebook.mean(0)
+    codewords, rows = vq.codebook.clone(), normal(40, 8, seed=1)
     for seed in range(2):
         vq(normal(40, 8, seed=seed))
-    torch.testing.assert_close(vq._codebook.batch_mean[0, 0], normal(40, 8, seed=1).mean(0))
-    torch.testing.assert_close(vq._codebook.codebook_mean[0, 0], first)
+    for name, values in (("codebook", codewords), ("batch", rows)):
+        for moment, expected in (("mean", values.mean(0)), ("variance", values.var(0, correction=0))):
+            torch.testing.assert_close(getattr(vq._codebook, f"{name}_{moment}")[0, 0], expected)
 
 
 def test_statistics_of_an_affine_map_that_a_checkpoint_lacks():

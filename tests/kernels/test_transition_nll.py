@@ -79,6 +79,16 @@ def test_equals_the_reference(case, dtype):
         assert found.isfinite().all()
 
 
+@pytest.mark.every_variant
+@pytest.mark.parametrize("name", BACKENDS)
+def test_a_class_that_is_too_rare_for_float32(name):
+    matrix = torch.tensor([[-100, -torch.inf], [-torch.inf, 0]])
+    with backend(name):
+        found = loss_and_gradient(torch.tensor([[0.0, -200.0]]), torch.tensor([0]), matrix)
+    for value in found:
+        torch.testing.assert_close(value, torch.zeros_like(value), rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("name", BACKENDS)
 def test_equals_the_probabilities(name):
     logits, targets, matrix, _ = transition_case("small", torch.float64)

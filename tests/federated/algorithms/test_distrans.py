@@ -111,6 +111,12 @@ def test_offsets_are_drawn_once_and_stay_with_learning_rate_zero():
     assert not workspace.net.offset.requires_grad
 
 
+def test_members_of_an_ensemble_draw_their_own_offsets():
+    one, _, _ = arm(settings("distrans", offset_lr=0.0, uncertainty="ensemble", members=2))
+    one.turn()
+    assert not torch.equal(*(each.private["silo-0"]["net.buffers"] for each in one.members))
+
+
 def test_a_step_of_the_offset_goes_down_its_gradient():
     work = first_turn(settings("distrans", offset_lr=0.5))
     net, batch = work.net, work.batch(torch.arange(6))

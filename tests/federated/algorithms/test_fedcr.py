@@ -73,11 +73,11 @@ def start(classes=3, d=4):
 
 def test_product_of_two_clients_with_a_missing_class():
     """N(1, 1) twice, times N(0, 1), has mean 2/3 and deviation 1 / sqrt 3."""
-    product = ProductOfExperts(start(2, 1), 1.0)
+    product = ProductOfExperts(torch.tensor([[[3.0], [3.0]], [[2.0], [2.0]]]), 1.0)
     product.add(*sums(Gaussian(torch.ones(2, 1), torch.ones(2, 1)), torch.tensor([0, 0]), 2))
     means, stds = product.result()
-    assert means[:, 0].tolist() == pytest.approx([2 / 3, 0.0])
-    assert stds[:, 0].tolist() == pytest.approx([0.5773503, 1.0])
+    assert means[:, 0].tolist() == pytest.approx([2 / 3, 3.0])
+    assert stds[:, 0].tolist() == pytest.approx([0.5773503, 2.0])
 
 
 def test_rate_mixes_the_product_with_the_previous_one():

@@ -156,6 +156,8 @@ def test_dead_codewords_move_next_to_the_most_used_ones():
     assert float((new[0] - codebook[1]).abs().max()) < 0.05 * float(codebook[1].abs().max())
     assert not torch.equal(new[0], codebook[1])
     assert float((new[3] - codebook[2]).abs().max()) < 0.05 * float(codebook[2].abs().max())
+    one_used = quantizer.revived(codebook, torch.tensor([0, 90, 1, 1]), 0.1)
+    assert float((one_used - codebook[1]).abs().max()) < 0.05 * float(codebook[1].abs().max())
     assert torch.equal(quantizer.revived(codebook, torch.tensor([5, 5, 5, 5]), 0.1), codebook)
     of_segments = quantizer.revived(
         torch.stack([codebook, codebook]), torch.tensor([[5, 5, 5, 5], [0, 90, 9, 1]]), 0.1
@@ -282,6 +284,21 @@ def test_codebook_after_starts_quantizing_with_a_joint_codebook():
         {(True, False)},
     ]
     assert [r.get("perplexity") is None for r in records] == [True] * 3 + [False] * 6
+
+
+def test_centers_of_clients_are_weighted_by_their_masses():
+    def tamper(reply):
+        """Give silo k the center k with the mass k + 1."""
+        if "mass" in reply.tensors:
+            reply.tensors["part"].fill_(int(reply.client[-1]))
+            reply.tensors["mass"].fill_(int(reply.client[-1]) + 1)
+        return reply
+
+    cfg = settings(extend="none", codewords=1, codebook_after=1, rounds=[2], lr=1e-12)
+    algorithm, _, _ = arm(cfg, wrap=lambda engine: TamperingEngine(engine, tamper))
+    turns(algorithm, 2)
+    codebook = visible(algorithm, "silo-0")
+    torch.testing.assert_close(codebook, torch.full_like(codebook, (0 * 1 + 1 * 2 + 2 * 3) / 6))
 
 
 @pytest.mark.parametrize(("extension", "has"), [("residual", {True}), ("append", {False})])
