@@ -41,7 +41,7 @@ def resolved(path: Path) -> Path:
 
 def command(*words: object) -> str:
     """Return a command of ``uefl`` for a shell, with quotes around paths that need them."""
-    return shlex.join(["uefl", *map(str, words)])
+    return "uefl " + shlex.join(map(str, words))
 
 
 def check_name(path: Path, what: str) -> None:

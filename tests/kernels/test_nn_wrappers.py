@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import gc
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -308,6 +311,27 @@ def test_batches_that_wait_in_and_outside_of_inference_mode():
         vq(normal(40, 8, seed=3))
         made.append(state(vq))
     torch.testing.assert_close(made[2], made[5], rtol=0, atol=0)
+
+
+GROWTH = """
+from pathlib import Path
+import torch
+from uefl_kernels.nn import VectorQuantize
+
+vq, x, pages = VectorQuantize(64, 16384, affine_param=True), torch.randn(64, 64), []
+for step in range(250):
+    vq(x)
+    if step in (60, 249):
+        pages.append(int(Path("/proc/self/statm").read_text().split()[1]))
+print((pages[1] - pages[0]) * 4096 >> 20)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs the size of a process in /proc")
+def test_steps_with_a_large_codebook_do_not_grow_the_heap():
+    done = subprocess.run([sys.executable, "-c", GROWTH], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 300  # MiB; temporary tensors of each step may leave gaps of 8 MiB
 
 
 def test_passes_without_gradient_store_no_codewords():

@@ -338,8 +338,9 @@ class Codebook(ConstantBuffers, Float32Module):
         if accumulate or self.pending is not None or self._affine_param or shared or callable(weight):
             counts, sums = valid_batch(counts, sums)
         if self._affine_param:  # map the sums of the rows into the space of the codewords
-            size = counts.unsqueeze(-1)
-            sums = (sums - size * self.batch_mean) * self._ratio() + size * self.codebook_mean
+            size = counts.unsqueeze(-1).to(sums)
+            sums = torch.addcmul(sums, size, self.batch_mean.to(sums), value=-1)
+            sums.mul_(self._ratio()).addcmul_(size, self.codebook_mean.to(sums))
         if self.pending is not None:
             # in place: tensors that replace each other in turn leave gaps in the heap, which then grows
             counts, sums = self.pending[0].add_(counts), self.pending[1].add_(sums)
