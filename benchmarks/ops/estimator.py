@@ -103,6 +103,7 @@ OPS = {
         cases=(
             *(Method(method, n, d, 10) for n, d in ((20000, 784), (5000, 3072)) for method in METHODS),
             *(Method("fit", n, d, 8) for n, d in ((100, 100000), (60, 20000), (200000, 2))),
+            *(Method("fit", n, d, k) for n, d, k in ((100, 100000, 32), (60, 20000, 32), (60, 20000, 48))),
         ),
         cuda_cases=(),
         smoke=Method("predict", 400, 8, 5),
