@@ -98,7 +98,7 @@ def spread(
     |(h - mean of its class) M^+|^2.
     """
     means, features = total.means, features.double()
-    own = means[torch.searchsorted(total.present, labels)]
+    own = means[torch.searchsorted(total.present, labels.contiguous())]
     away = (features - own) @ torch.linalg.pinv(_centered(total))
     logits = torch.nn.functional.linear(features, weight.double(), None if bias is None else bias.double())
     nearest = total.present[torch.cdist(features, means).argmin(1)]
