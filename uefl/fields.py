@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from numbers import Integral
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -137,5 +138,7 @@ def _refused(
 
 
 def tuples(value: Any) -> Any:
-    """Return a value with lists as tuples."""
-    return tuple(map(tuples, value)) if isinstance(value, list) else value
+    """Return a value with lists as tuples, and integers of NumPy as integers of Python."""
+    if isinstance(value, list):
+        return tuple(map(tuples, value))
+    return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else value

@@ -3,6 +3,7 @@ import itertools
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from pydantic import BaseModel
 from typer.testing import CliRunner
@@ -290,6 +291,12 @@ def test_bare_key_may_come_before_its_section():
     assert config.load("demo", ["gamma=0.1", "arms.uefl.gamma=0.3"]).arms["uefl"].parameters.gamma == 0.3
 
 
+def test_integers_of_numpy():
+    found = config.load("demo", model={"width": np.int64(4)}, rounds=[np.uint8(3), np.int32(2)])
+    assert (found.model.width, found.training.rounds) == (4, (3, 2))
+    assert type(found.model.width) is int
+
+
 def test_later_overrides_and_keywords_win():
     assert config.load("demo", ["seed=1", "seed=2"]).run.seed == 2
     assert config.load("demo", ["seed=1"], run={"seed": 3}).run.seed == 3
@@ -332,6 +339,7 @@ def test_later_overrides_and_keywords_win():
         ("data.partition.scheme=leave_one_out", "key 'data.partition.domain' .*missing"),
         ("data.partition=natural", "key 'data.partition': .*data.partition.scheme=natural"),
         ("partition.scheme=natural", "key 'partition.scheme' .*'data.partition.scheme'"),
+        ("trainin=1", "key 'trainin' .*'training'"),
         ("trainin.lr=1", "key 'trainin.lr' .*'training.lr'"),
         ("threads=3.5", r"key 'run.threads': .*integer; .*\b3.5$"),
         ("seed=true", "key 'run.seed': .*integer; .*True$"),

@@ -149,7 +149,8 @@ def test_mask_autocast_and_compile(full_graph):
             ValueError,
             r"codebook_size \[3, 3, 3\].*num_quantizers=2",
         ),
-        ({"num_quantizers": 0}, ValueError, "num_quantizers=0"),
+        ({"num_quantizers": 0}, ValueError, "num_quantizers is 0"),
+        ({"num_quantizers": None, "codebook_size": []}, ValueError, r"codebook_size \[\]"),
         ({"quantize_dropout_cutoff_index": 3}, ValueError, "quantize_dropout_cutoff_index=3.*0.*2"),
     ],
 )

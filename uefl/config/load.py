@@ -174,7 +174,8 @@ def _put(table: dict[str, Any], key: str, value: Any, places_of: dict[str, Any] 
     sections = [place for place in found if not place.startswith("arms.")]
     arms = [place for place in found if place.startswith("arms.")]
     if not found:
-        raise unknown(key, "", whole_keys(table) if dot else all_keys(table), sections_with)
+        known = whole_keys(table) if dot else {*SECTIONS, *all_keys(table)}
+        raise unknown(key, "", known, sections_with)
     if len(sections) + bool(arms) > 1:
         listed = ", ".join(f"{place}.{key}" for place in found)
         raise UserError(f"key {key!r} is ambiguous; write one of {listed}")

@@ -9,7 +9,6 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 from functools import partial
-from operator import index
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -637,7 +636,7 @@ def _sizes_of(codebook_size: int | Sequence[int], number: int | None, shared: bo
     same = as_integer(codebook_size)
     if number is None and same is not None:
         raise ValueError("ResidualVQ: give num_quantizers, or one codebook_size for each quantizer")
-    count = 0 if number is None else index(number)
+    count = 0 if number is None else counts("ResidualVQ", num_quantizers=number)[0]
     sizes = [same] * count if same is not None else list(cast("Sequence[int]", codebook_size))
     refuse_together(
         "ResidualVQ",
