@@ -259,6 +259,18 @@ def test_a_wide_formula_scrolls(monkeypatch):
     assert re.search(rf"div\.{name} {{\s*overflow-x: auto;", style)
 
 
+def test_long_cells_of_a_table_are_marked(monkeypatch):
+    """On a narrow screen, their columns would otherwise have a word in each line."""
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    marked = importlib.import_module("table_cells").marked
+    page = '<td><code>{}</code></td>\n<td style="text-align: left;">{}</td>'
+    assert marked(page.format("a " * 20, "b")) == page.format("a " * 20, "b")
+    name = re.match(r'<td class="(\w+)"><code>', marked(page.format("a " * 40, "b")))[1]
+    assert marked(page.format("a", "b " * 40)).count(f'<td class="{name}" style="text-align: left;">b b') == 1
+    style = (ROOT / "docs" / "stylesheets" / "tables.css").read_text(encoding="utf-8")
+    assert re.search(rf"td\.{name},[^{{]*{{\s*min-width: 9rem;", style)
+
+
 def test_names_of_functions_and_primes_have_their_usual_places(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "tools")
     shown = importlib.import_module("formulas").rendered(
