@@ -131,7 +131,9 @@ def agree(device: str, folder: Path) -> Facts:
         found[way] = {name: float(apart[name]) for name in TOLERANCES}
         far += [f"{way}: {name}" for name, bound in TOLERANCES.items() if not apart[name] <= factor * bound]
     if far:
-        raise RuntimeError(f"beyond the tolerance from the CPU, {', '.join(far)}: {json.dumps(found)}")
+        raise RuntimeError(
+            f"{', '.join(far)} differ from the CPU by more than the tolerance: {json.dumps(found)}"
+        )
     return {"largest_differences": found}
 
 
