@@ -11,7 +11,7 @@ python -m benchmarks.gpu_federated [--device cuda] [--only demo,resume] --out FO
               without; an error says what differs, and whether a run that is not killed differs, too
     agree     the same round on the CPU, on the GPU, and there with all clients at once and in bfloat16: the
               metrics must agree within a tolerance
-    mnist-9   two rounds of the paper's width, with one local epoch each, beside the published loop
+    mnist-9   two rounds of the paper's width, with one local epoch each, next to the published loop
     table11   the suite of that name
 
 Each part writes its line into ``federated.json``. A part that fails says why, and the others go on. With
@@ -131,7 +131,9 @@ def agree(device: str, folder: Path) -> Facts:
         found[way] = {name: float(apart[name]) for name in TOLERANCES}
         far += [f"{way}: {name}" for name, bound in TOLERANCES.items() if not apart[name] <= factor * bound]
     if far:
-        raise RuntimeError(f"beyond the tolerance from the CPU, {', '.join(far)}: {json.dumps(found)}")
+        raise RuntimeError(
+            f"{', '.join(far)} differ from the CPU by more than the tolerance: {json.dumps(found)}"
+        )
     return {"largest_differences": found}
 
 

@@ -13,6 +13,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -147,15 +148,19 @@ def test_the_table_of_gpus_agrees_with_the_build():
 
 
 def test_every_page_is_two_clicks_away():
-    navigation = (
-        (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("nav:")[2].partition("plugins:")[0]
-    )
+    settings = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    navigation = settings.partition("\nnav:")[2].partition("plugins:")[0]
     named = re.findall(r"^ +- (?:[^:\n]+: )?(\S+\.md)$", navigation, re.MULTILINE)
     assert len(named) <= 25
     first = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     linked = {link for link in re.findall(r"\]\(([^)#]+\.md)", first) if not link.startswith("..")}
     pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
     assert pages == {*named, *linked}
+    others = re.findall(
+        r"^  (\S+)$", settings.partition("not_in_nav: |\n")[2].partition("\n\n")[0], re.MULTILINE
+    )
+    # mkdocs warns of a page that is in neither list
+    assert {page for page in pages if any(fnmatch(page, other) for other in others)} == pages - {*named}
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
@@ -252,6 +257,18 @@ def test_a_wide_formula_scrolls(monkeypatch):
     name = re.match(r'<div class="(\w+)"><math', shown)[1]
     style = (ROOT / "docs" / "stylesheets" / "tables.css").read_text(encoding="utf-8")
     assert re.search(rf"div\.{name} {{\s*overflow-x: auto;", style)
+
+
+def test_long_cells_of_a_table_are_marked(monkeypatch):
+    """On a narrow screen, their columns would otherwise have a word in each line."""
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    marked = importlib.import_module("table_cells").marked
+    page = '<td><code>{}</code></td>\n<td style="text-align: left;">{}</td>'
+    assert marked(page.format("a " * 20, "b")) == page.format("a " * 20, "b")
+    name = re.match(r'<td class="(\w+)"><code>', marked(page.format("a " * 40, "b")))[1]
+    assert marked(page.format("a", "b " * 40)).count(f'<td class="{name}" style="text-align: left;">b b') == 1
+    style = (ROOT / "docs" / "stylesheets" / "tables.css").read_text(encoding="utf-8")
+    assert re.search(rf"td\.{name},[^{{]*{{\s*min-width: 9rem;", style)
 
 
 def test_names_of_functions_and_primes_have_their_usual_places(monkeypatch):

@@ -384,7 +384,7 @@ class _Training:
         )
         self._trained = {name: tensor.detach().requires_grad_() for name, tensor in trained.items()}
         self._memory = memory
-        # without a client: a loss that uses more than the network, the batch and these tensors fails
+        # no client: a loss that uses more than the network, the batch and these tensors fails
         nothing: Any = None
         message = Message(options={"seed": first.seed, "round": first.round})
         self._work = Work("", nothing, workspace, message, first.seed, first.round, nothing, nothing)

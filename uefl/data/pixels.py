@@ -262,7 +262,7 @@ def dense(values: torch.Tensor, where: str) -> torch.Tensor:
     kinds = {"nested": tensor.is_nested, "quantized": tensor.is_quantized, "meta": tensor.is_meta}
     kind = next((kind for kind, holds in kinds.items() if holds), "sparse")
     if any(kinds.values()) or tensor.layout != torch.strided:
-        raise UserError(f"{where}: expected a dense tensor; got a {kind} one")
+        raise UserError(f"{where}: expected a dense tensor; got a {kind} tensor")
     return tensor.cpu()
 
 

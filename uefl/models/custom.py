@@ -148,7 +148,7 @@ def _check_logits(net: nn.Module, probe: torch.Tensor, classes: int) -> None:
         )
     sums = logits.float().sum(1)
     if bool((logits >= 0).all()) and torch.allclose(sums, torch.ones_like(sums)):
-        raise UserError("model: expected logits, and it returns probabilities; omit its softmax")
+        raise UserError("model: expected logits; the network returns probabilities, so omit its softmax")
 
 
 def _check_parameters(net: nn.Module) -> None:

@@ -657,8 +657,8 @@ def _weights_of(weights: Sequence[float] | None, quantizers: int) -> list[float]
     found = [1.0] * quantizers if weights is None else list(weights)
     if len(found) != quantizers:
         raise ValueError(
-            f"ResidualVQ: beam_score_quantizer_weights must name {quantizers}, one for each quantizer, got"
-            f" {len(found)}"
+            f"ResidualVQ: beam_score_quantizer_weights must have {quantizers} weights, one for each"
+            f" quantizer; got {len(found)}"
         )
     return found
 

@@ -27,7 +27,7 @@ class WalkThrough:
             section = section.replace(old, new)
         blocks = _BLOCK.findall(section)
         ((export,), self.first, self.hospital, self.last) = (
-            text.splitlines() for kind, text in blocks if kind == "console"
+            re.sub(r"\\\n *", "", text).splitlines() for kind, text in blocks if kind == "console"
         )
         (self.file,) = (text for kind, text in blocks if kind == "toml")
         self.variables = dict(pair.split("=") for pair in export.removeprefix("export ").split())
