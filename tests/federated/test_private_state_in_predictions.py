@@ -28,7 +28,10 @@ class Counting(Algorithm):
 
 
 class Shifting(Counting):
-    """Its count is added to the pixels, also where it predicts. The mean omits the weight of the count."""
+    """Its count is added to the pixels, also where it predicts.
+
+    The mean omits the weight of the count.
+    """
 
     private_predicts = ("turns", "weight")
 

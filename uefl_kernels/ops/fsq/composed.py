@@ -195,7 +195,10 @@ def formula(z: torch.Tensor, form: Form, indexed: bool) -> tuple[torch.Tensor, t
 
 
 def _row(numbers: Sequence[float], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return a vector of numbers; a decomposition cannot contain ``torch.tensor``."""
+    """Return a vector of numbers.
+
+    A decomposition cannot contain ``torch.tensor``.
+    """
     return torch.stack([torch.full((), number, dtype=dtype, device=device) for number in numbers])
 
 
