@@ -10,9 +10,11 @@ import torch
 from . import _snapshot  # noqa: F401  defines the op
 from ._gather import flat_indices, gather
 from ._library import plain
+from .ops import fsq as _fsq  # noqa: F401
 from .ops import rvq as _rvq  # noqa: F401
 from .ops import vq as _vq  # noqa: F401  defines the op
 from .ops import vq_assign as _vq_assign  # noqa: F401
+from .ops.fsq import composed as fsq_composed
 from .ops.rvq import composed
 
 
@@ -71,6 +73,12 @@ def rvq(
     return composed.compose(lambda given: vq(*given), composed.Arguments(x, codebooks, *options))
 
 
+def fsq(z: torch.Tensor, *options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return quantized and indices."""
+    given = fsq_composed.Arguments(z, *options)
+    return fsq_composed.formula(z, given.form, given.indexed)
+
+
 def snapshot(tensor: torch.Tensor) -> torch.Tensor:
     """Return a copy."""
     return tensor.clone()
@@ -108,4 +116,4 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     return {**torch.export.default_decompositions(), **own}
 
 
-plain.update(vq_assign=vq_assign, vq=vq, rvq=rvq, snapshot=snapshot)
+plain.update(vq_assign=vq_assign, vq=vq, rvq=rvq, fsq=fsq, snapshot=snapshot)

@@ -12,10 +12,13 @@ from tests.federated.deploy.silos_in_memory import SilosInMemory
 from tests.federated.engine_wrappers import TamperingEngine
 from tests.federated.tiny import arm, federation, finish, settings
 from uefl.algorithms.fedavg import FedAvg
+from uefl.engines.base import Message, Reply
+from uefl.engines.bounds import size_rejection
 from uefl.engines.codec import decode, encode, packed_reply, reply_of
 from uefl.errors import RunError
 from uefl.report.run_folder import summarize
 from uefl.report.words import means
+from uefl.server.checks import blame
 
 
 def changed(engine, changes):
@@ -89,6 +92,12 @@ def test_unrequested_tensors_are_rejected():
     reasons = rejected([more(part, value) for part, value, _ in UNREQUESTED], round=2)
     for reason, (*_, expected) in zip(reasons, UNREQUESTED, strict=True):
         assert re.match(f".*{expected}", reason), reason
+
+
+def test_lists_are_as_long_as_a_received_tensor():
+    reply = Reply("silo-0", metrics={"counts": [0] * 30_000})
+    assert size_rejection(reply, Message({"codebook": torch.zeros(15_000, 2)})) is None
+    assert re.search(r"\b30000 .*\b20000\b", size_rejection(reply, Message({"codebook": torch.zeros(2, 2)})))
 
 
 METRICS = [
@@ -189,6 +198,14 @@ def test_finite_updates_that_break_the_model_are_rejected(part, value, reason):
         assert re.match(f"round {round}: rejected silo-0: .*{reason}", notice)
 
 
+def test_large_running_statistics_are_valid():
+    """Variances are as large as the squares of the activations of a client."""
+    change = constant("buffers", 1e6)
+    one, _, notices = arm(settings("fedavg"), wrap=lambda engine: changed(engine, {"silo-1": change}))
+    one.turn()
+    assert not notices
+
+
 class Overflows(FedAvg):
     """Its aggregate squares the tensors."""
 
@@ -220,6 +237,10 @@ def test_no_client_is_named_if_all_diverge():
     with pytest.raises(RunError) as error:
         one.turn()
     assert "median" not in str(error.value)
+
+
+def test_no_client_is_named_for_small_elements():
+    assert "silo-0" not in blame({"silo-0": 0.5, "silo-1": 1e-3, "silo-2": 0.0})
 
 
 @pytest.mark.parametrize("claimed", [25, 2**53])

@@ -170,3 +170,5 @@ def test_separate_parts_write_the_same_file(tmp_path):
         torch.equal(found[name], tensor) and found[name].dtype == tensor.dtype
         for name, tensor in whole.items()
     )
+    header = json.loads((tmp_path / "parts").read_bytes()[8:].partition(b"}}")[0] + b"}}")
+    assert all(header[name]["data_offsets"][0] % whole[name].element_size() == 0 for name in "abde")

@@ -28,15 +28,21 @@ class Counting(Algorithm):
 
 
 class Shifting(Counting):
-    """Its count is added to the pixels, also where it predicts."""
+    """Its count is added to the pixels, also where it predicts.
 
-    private_predicts = ("turns",)
+    The mean omits the weight of the count.
+    """
+
+    private_predicts = ("turns", "weight")
+
+    def client_state(self, client):
+        return super().client_state(client) | {"weight": torch.ones(())}
 
     def predict(self, work, images):
-        return super().predict(work, images + work.private["turns"])
+        return super().predict(work, images + work.private["turns"] * work.private["weight"])
 
     def infer(self, net, images, tensors):
-        return net(images + tensors["turns"])
+        return net(images + tensors["turns"] * tensors["weight"])
 
 
 class Undeclared(Shifting):

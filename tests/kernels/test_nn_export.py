@@ -98,6 +98,14 @@ def test_onnx_gets_the_ops_of_pytorch(name, monkeypatch):
     torch.testing.assert_close(found[0], expected[0])
 
 
+@pytest.mark.parametrize("name", LAYERS)
+def test_decompositions_leave_no_op(name):
+    layer, x = LAYERS[name]().eval(), normal(2, 50, 8)
+    program = torch.export.export(layer, (x,)).run_decompositions(decompositions())
+    assert not [node for node in program.graph.nodes if str(node.target).startswith("uefl")]
+    assert torch.equal(program.module()(x)[1], layer(x)[1])
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("make", [VectorQuantize, HierarchicalVQ])
 @pytest.mark.parametrize("how", ["export", "strict", "trace"])

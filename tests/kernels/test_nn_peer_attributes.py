@@ -518,6 +518,20 @@ def test_given_indices_move_the_codebook_as_forward_does(heads):
     assert all(map(torch.equal, state(layers[0]).values(), state(layers[1]).values()))
 
 
+def test_codebooks_take_the_rows_of_each_head():
+    layers = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        layers.append(VectorQuantize(8, 16, heads=2, codebook_dim=4, separate_codebook_per_head=True))
+    x = normal(3, 20, 8)
+    indices, update = layers[0](x)[1], layers[1]._codebook.update_indices
+    for rows in ((2, 60, 4), (3, 3, 20, 4), (1, 60, 6)):
+        with pytest.raises(ValueError, match=rf"update_indices.*h = 2.*{rows[-2]}, {rows[-1]}\]"):
+            update(normal(*rows), torch.zeros(rows[:-1], dtype=torch.int64))
+    update(x.unflatten(-1, (2, 4)).movedim(2, 0), indices.movedim(-1, 0))
+    assert all(map(torch.equal, state(layers[0]).values(), state(layers[1]).values()))
+
+
 def test_codebooks_of_groups_with_unequal_sizes():
     groups = GroupedResidualVQ(dim=8, groups=2, num_quantizers=2, codebook_size=(32, 8))
     assert [[list(codebook.shape) for codebook in group] for group in groups.codebooks] == [

@@ -434,11 +434,25 @@ class Codebook(ConstantBuffers, Float32Module):
     ) -> None:
         """Update as if ``embed_ind`` ``[..., heads]`` had been chosen for x ``[..., heads * d]``.
 
-        An index of -1 counts for codeword 0.
+        Separate codebooks also take x ``[h, B, N, d]`` and ``embed_ind`` ``[h, B, N]``. An index of -1 counts
+        for codeword 0.
+
+        Raises:
+            ValueError: the shapes are others.
         """
         if not self.tracks(ema_update):
             return
-        heads = x.shape[-1] // self.embed.shape[-1]
+        codebooks, _, d = self.embed.shape
+        given = [list(x.shape), list(embed_ind.shape)]
+        if codebooks > 1 and x.dim() == 4 and x.shape[-1] == d:
+            x, embed_ind = _heads_last(x), embed_ind.movedim(0, -1)
+        heads = x.shape[-1] // d
+        if codebooks not in (1, heads) or embed_ind.numel() * d != x.numel():
+            raise ValueError(
+                f"VectorQuantize: update_indices: expected x [..., heads * {d}] with indices [..., heads], or"
+                f" x [h, B, N, {d}] with indices [h, B, N] for h separate codebooks, h = {codebooks}; got"
+                f" {given[0]} and {given[1]}"
+            )
         chosen = embed_ind.reshape(*x.shape[:-1], heads).clamp(min=0)
         codebook = without_single_head(self.searched)
         kept = (x, chosen) if mask is None else (x[mask], chosen[mask])

@@ -96,7 +96,8 @@ class MCDropout(nn.Module):
             ``consistent``: rows see each other, or a tensor does not have the batch first.
         RuntimeError: in a call, for a model that cannot be traced: no dropout is reached, or a module of
             ``insert`` is not called.
-        NotImplementedError: in a call by ``torch.onnx.export``.
+        NotImplementedError: in a call by ``torch.onnx.export``, which raises its own error for a program of
+            ``torch.export.export``.
 
     Shapes: the arguments of ``model`` -> :class:`~uefl_kernels.MCStats`, ``[B, ..., C]`` and ``[B, ...]``.
         Differentiable.

@@ -170,7 +170,8 @@ def test_averages_of_a_revived_codeword_start_again():
     one = arm(settings(extend="none", ema_decay=0.9, revive_below=0.5))[0]
     one.turn()
     tensors = state(one).tensors
-    codebook, averages = tensors["part.0"].clone(), tensors["moving.0"].clone()
+    codebook, averages = tensors["part.0"].clone(), 2 * tensors["moving.0"]
+    tensors["moving.0"] = averages.clone()
     one.members[0].algorithm.revive(state(one), 0, torch.tensor([0, 5, 5, 5]))
     assert not torch.equal(tensors["part.0"][0], codebook[0])
     assert torch.equal(tensors["part.0"][1:], codebook[1:])

@@ -160,7 +160,7 @@ def fsq(given: Arguments) -> tuple[torch.Tensor, torch.Tensor]:
 
 def value(level: torch.Tensor, form: Form, dtype: torch.dtype) -> torch.Tensor:
     """Return the quantized element of each level."""
-    levels = torch.tensor(form.levels, dtype=dtype, device=level.device)
+    levels = _row(form.levels, dtype, level.device)
     if form.symmetric:
         return 2.0 / (levels - 1) * level.to(dtype) - 1.0
     half = levels // 2
@@ -171,7 +171,7 @@ def index(level: torch.Tensor, form: Form, indexed: bool) -> torch.Tensor:
     """Return the index of levels ``[..., d]``."""
     if not indexed:
         return level.new_empty(0, dtype=form.index_dtype)
-    factors = torch.tensor(form.factors(), device=level.device)
+    factors = _row(form.factors(), torch.int64, level.device)
     return (level * factors).sum(-1).to(form.index_dtype)
 
 
@@ -180,18 +180,26 @@ def formula(z: torch.Tensor, form: Form, indexed: bool) -> tuple[torch.Tensor, t
 
     A bounded element can be rounded to the next level where z is as close to a threshold as floats are.
     """
-    levels = z.new_tensor(form.levels)
-    shifted = z + z.new_tensor(form.shift())
+    levels = _row(form.levels, z.dtype, z.device)
+    shifted = z + _row(form.shift(), z.dtype, z.device)
     bounded = shifted.clamp(-1, 1) if form.clamp else shifted.tanh()
     if form.symmetric:
         level = ((levels - 1) * (bounded.detach() + 1) / 2.0 + 0.5).floor()
     else:
         offset = (1 - levels % 2) / 2
-        level = (bounded.detach() * z.new_tensor(form.half()) - offset).round() + levels // 2
+        level = (bounded.detach() * _row(form.half(), z.dtype, z.device) - offset).round() + levels // 2
     level = level.clamp(min=0).minimum(levels - 1)
-    straight = bounded * z.new_tensor(form.slope())
+    straight = bounded * _row(form.slope(), z.dtype, z.device)
     quantized = value(level, form, z.dtype).detach() + (straight - straight.detach())
     return quantized, index(level.nan_to_num(nan=0).long(), form, indexed)
+
+
+def _row(numbers: Sequence[float], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return a vector of numbers.
+
+    A decomposition cannot contain ``torch.tensor``.
+    """
+    return torch.stack([torch.full((), number, dtype=dtype, device=device) for number in numbers])
 
 
 def fsq_backward(given: FsqGradient) -> torch.Tensor:
