@@ -19,6 +19,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from .._checks import check_dense, check_tensor
+from .._dtypes import vector_of
 from .._numbers import is_count
 
 HALF = (torch.float16, torch.bfloat16)
@@ -140,12 +141,7 @@ def place_values(layer: str, levels: Sequence[int], device: torch.device | None 
             " vectors among several codebooks"
         )
     factors = [math.prod(levels[:place]) for place in range(len(levels))]
-    return integers(factors, torch.int32 if size <= 2**31 else torch.int64, device)
-
-
-def integers(values: Sequence[int], dtype: torch.dtype, device: torch.device | None = None) -> torch.Tensor:
-    """Make a tensor ``[n]`` without a copy from the host, which would slow a compiled graph down."""
-    return torch.stack([torch.full((), value, dtype=dtype, device=device) for value in values])
+    return vector_of(factors, torch.int32 if size <= 2**31 else torch.int64, device)
 
 
 def refuse_together(layer: str, *found: tuple[bool, str]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from .._dtypes import vector_of
 from ._codebook import Coder
 from ._shared import (
     ConstantBuffers,
@@ -18,7 +19,6 @@ from ._shared import (
     counts,
     fixed,
     in_a_call,
-    integers,
     numbers,
     place_values,
     project,
@@ -207,7 +207,7 @@ class FSP(ConstantBuffers, Coder):
     def _constants(self, device: torch.device | None = None) -> dict[str, torch.Tensor | None]:
         levels = self._level_list
         return {
-            "_levels": integers(levels, torch.int32, device),
+            "_levels": vector_of(levels, torch.int32, device),
             "_basis": place_values("FSP", levels, device),
         }
 

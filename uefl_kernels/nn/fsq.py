@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .._dtypes import result_dtype
+from .._dtypes import result_dtype, vector_of
 from ..ops.fsq import fsq
 from ..ops.fsq.composed import Form, formula
 from . import _distributed
@@ -25,7 +25,6 @@ from ._shared import (
     fixed,
     in_a_call,
     indices_of_each,
-    integers,
     no_autocast,
     place_values,
     project,
@@ -128,7 +127,7 @@ class FSQ(ConstantBuffers, Coder):
     def _constants(self, device: torch.device | None = None) -> dict[str, torch.Tensor | None]:
         counted = self._indexed or self.codebook_size <= 2**63
         return {
-            "_levels": integers(self._level_list, torch.int32, device),
+            "_levels": vector_of(self._level_list, torch.int32, device),
             "_basis": place_values("FSQ", self._level_list, device) if counted else None,
         }
 
@@ -416,7 +415,7 @@ class ResidualFSQ(ConstantBuffers, ResidualScalarQuantizer):
         self._register_constants()
 
     def _constants(self, device: torch.device | None = None) -> dict[str, torch.Tensor | None]:
-        sizes = integers(self._level_list, torch.int64, device)
+        sizes = vector_of(self._level_list, torch.int64, device)
         scales = torch.stack([sizes.float() ** -place for place in range(self._num_quantizers)])
         limit = 1 + 1 / (sizes - 1) if self._limited_by_levels else self._limit
         return {"scales": scales, "soft_clamp_input_value": None if limit is None else torch.as_tensor(limit)}

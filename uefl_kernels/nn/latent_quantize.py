@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from .._dtypes import vector_of
 from ._codebook import Coder
 from ._shared import (
     ConstantBuffers,
@@ -22,7 +23,6 @@ from ._shared import (
     counts,
     fixed,
     in_a_call,
-    integers,
     place_values,
     project,
     refuse_together,
@@ -115,7 +115,7 @@ class LatentQuantize(ConstantBuffers, Coder):
     def _constants(self, device: torch.device | None = None) -> dict[str, torch.Tensor | None]:
         levels = self._level_list
         return {
-            "_levels": integers(levels, torch.int64, device),
+            "_levels": vector_of(levels, torch.int64, device),
             "_basis": place_values("LatentQuantize", levels, device),
         }
 

@@ -10,6 +10,8 @@ from typing import NamedTuple
 import torch
 from torch.autograd import forward_ad
 
+from ..._dtypes import vector_of
+
 
 class Form(NamedTuple):
     """The numbers of levels of a vector, and the bound of its elements."""
@@ -160,7 +162,7 @@ def fsq(given: Arguments) -> tuple[torch.Tensor, torch.Tensor]:
 
 def value(level: torch.Tensor, form: Form, dtype: torch.dtype) -> torch.Tensor:
     """Return the quantized element of each level."""
-    levels = _row(form.levels, dtype, level.device)
+    levels = vector_of(form.levels, dtype, level.device)
     if form.symmetric:
         return 2.0 / (levels - 1) * level.to(dtype) - 1.0
     half = levels // 2
@@ -171,7 +173,7 @@ def index(level: torch.Tensor, form: Form, indexed: bool) -> torch.Tensor:
     """Return the index of levels ``[..., d]``."""
     if not indexed:
         return level.new_empty(0, dtype=form.index_dtype)
-    factors = _row(form.factors(), torch.int64, level.device)
+    factors = vector_of(form.factors(), torch.int64, level.device)
     return (level * factors).sum(-1).to(form.index_dtype)
 
 
@@ -180,26 +182,18 @@ def formula(z: torch.Tensor, form: Form, indexed: bool) -> tuple[torch.Tensor, t
 
     A bounded element can be rounded to the next level where z is as close to a threshold as floats are.
     """
-    levels = _row(form.levels, z.dtype, z.device)
-    shifted = z + _row(form.shift(), z.dtype, z.device)
+    levels = vector_of(form.levels, z.dtype, z.device)
+    shifted = z + vector_of(form.shift(), z.dtype, z.device)
     bounded = shifted.clamp(-1, 1) if form.clamp else shifted.tanh()
     if form.symmetric:
         level = ((levels - 1) * (bounded.detach() + 1) / 2.0 + 0.5).floor()
     else:
         offset = (1 - levels % 2) / 2
-        level = (bounded.detach() * _row(form.half(), z.dtype, z.device) - offset).round() + levels // 2
+        level = (bounded.detach() * vector_of(form.half(), z.dtype, z.device) - offset).round() + levels // 2
     level = level.clamp(min=0).minimum(levels - 1)
-    straight = bounded * _row(form.slope(), z.dtype, z.device)
+    straight = bounded * vector_of(form.slope(), z.dtype, z.device)
     quantized = value(level, form, z.dtype).detach() + (straight - straight.detach())
     return quantized, index(level.nan_to_num(nan=0).long(), form, indexed)
-
-
-def _row(numbers: Sequence[float], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return a vector of numbers.
-
-    A decomposition cannot contain ``torch.tensor``.
-    """
-    return torch.stack([torch.full((), number, dtype=dtype, device=device) for number in numbers])
 
 
 def fsq_backward(given: FsqGradient) -> torch.Tensor:
