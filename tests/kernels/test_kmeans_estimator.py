@@ -132,9 +132,9 @@ def test_missing_dates_are_refused():
     assert KMeans(2, init=days[[0, 7]]).fit(days).cluster_centers_.tolist() == [[1.5], [5.5]]
     days[3] = np.datetime64("NaT")
     for x in (days, days - days[0], list(days)):
-        with pytest.raises(ValueError, match="^KMeans: X .*NaN"):
+        with pytest.raises(ValueError, match=r"^KMeans: X .*NaN"):
             KMeans(2).fit(x)
-    with pytest.raises(ValueError, match="^KMeans: init must be finite"):
+    with pytest.raises(ValueError, match=r"^KMeans: init must be finite"):
         KMeans(2, init=days[2:4]).fit(days[:3])
 
 
