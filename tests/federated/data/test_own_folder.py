@@ -50,6 +50,16 @@ def test_a_stray_file_next_to_the_classes_of_a_split_is_noted(make_images, tmp_p
     assert "a/test/notes.txt" in read(tmp_path / "silos").notes[0]
 
 
+@pytest.mark.parametrize("place", ["a/cat", "b/train/dog"])
+def test_a_text_among_images_is_noted(make_images, tmp_path, place):
+    for folder in ("a/cat", "a/dog", "b/train/cat", "b/train/dog", "b/test/dog"):
+        make_images(f"silos/{folder}", count=3)
+    (tmp_path / "silos" / place / "notes.txt").write_text("x")
+    own = read(tmp_path / "silos")
+    assert [note.endswith(f": {tmp_path / 'silos' / place / 'notes.txt'}") for note in own.notes] == [True]
+    assert own.images.count == 15
+
+
 def test_train_and_test_may_be_classes(make_images, tmp_path):
     make_images("silos/a/train")
     make_images("silos/a/test")
@@ -146,7 +156,7 @@ def truncate(path):
     ("spoil", "message"),
     [
         (lambda root: truncate(root / "a/cat/3.png"), "a/cat/3.png"),
-        (lambda root: (root / "a/cat/labels.txt").write_text("text"), "labels.txt .*format"),
+        (lambda root: (root / "a/cat/labels.png").write_text("text"), "labels.png .*format"),
         (lambda root: Image.new("F", (8, 6)).save(root / "a/cat/x.tiff"), "x.tiff .*floats"),
         (lambda root: Image.new("L", (8, 6)).save(root / "a/cat/x.eps"), "x.eps .*format"),
         (
