@@ -16,7 +16,7 @@ from uefl.cli import app
 from uefl.data import build
 from uefl.errors import UserError
 from uefl.models.net import Net
-from uefl.suites import suite
+from uefl.suites import report, suite
 
 from .test_presets import trains
 from .tiny import arm as tiny_arm
@@ -68,6 +68,7 @@ def test_every_suite_is_a_list_of_runs(name: str) -> None:
     whole = suite.load(name)
     for scale in ("cpu", "paper"):
         configs = whole.configs(scale)
+        report.check_measures(whole, configs)
         for case, cfg in configs.items():
             assert whole.cases[case].paper.keys() <= cfg.arms.keys(), case
             if any(arm.algorithm == "uefl-published" for arm in cfg.arms.values()):
@@ -274,6 +275,25 @@ def test_invalid_suite_is_refused_in_one_line(text: str, message: str, tmp_path:
     with pytest.raises(UserError, match=message) as error:
         suite.load(str(tmp_path / "bad.toml")).configs("cpu")
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("measures", "message"),
+    [
+        ('["accuracy", "entrpy"]', "'entrpy' .*'entropy'"),
+        ('["accuracy", "best_acuracy_last4"]', "'best_acuracy_last4'"),
+        ('["accuracy", "perplexity_full", "best_nll", "accuracy@5"]', "'accuracy@5': .*'5'"),
+        ('["accuracy", "usage"]', "'usage'"),
+        ('["accuracy"]\nfront = ["nll", "bier"]', "'bier' .*'brier'"),
+    ],
+)
+def test_unknown_measures_are_refused_before_a_run(measures: str, message: str, tmp_path: Path) -> None:
+    own = TINY.replace('["accuracy", "entropy"]', measures)
+    (tmp_path / "own.toml").write_text(own)
+    found = CliRunner().invoke(app, ["suite", str(tmp_path / "own.toml"), "--out", str(tmp_path / "out")])
+    assert found.exit_code == 2
+    assert re.search(message, " ".join(found.stderr.split()))
+    assert not (tmp_path / "out").exists()
 
 
 def test_size_of_an_own_suite_follows_its_file(tmp_path: Path) -> None:
