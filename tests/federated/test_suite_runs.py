@@ -30,7 +30,7 @@ from uefl.suites import command, cost, features, report, runner, suite
 
 from . import sample_runs
 from .interrupted import Killer, outcome
-from .test_suites import TINY, tiny
+from .test_suites import EXAMPLES, TINY, tiny
 
 
 def test_folder_with_another_run_is_not_reused(tmp_path: Path) -> None:
@@ -164,10 +164,8 @@ def test_one_display_shows_all_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_notes_are_below_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two seeds of an arm that ended early, and a measure that is mistyped."""
-    (tmp_path / "mine.toml").write_text(
-        TINY.partition("[cases.absent]")[0].replace('"entropy"]', '"entropi"]')
-    )
+    """Two seeds of an arm that ended early, and a measure that no run has."""
+    (tmp_path / "mine.toml").write_text(TINY.partition("[cases.absent]")[0].replace('"entropy"]', '"brier"]'))
 
     def by_hand(jobs: list[suite.Job], **_: object) -> None:
         for job in jobs:
@@ -186,7 +184,7 @@ def test_notes_are_below_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         str(tmp_path / "mine.toml"), out=tmp_path / "out", console=Console(file=shown, width=160), **keys
     )
     below = shown.getvalue().partition("few / uefl")[2]
-    assert re.search("rounds: few / uefl 3, fedavg 4.\n.*'entropi' .*'entropy'.*\nreport: ", below)
+    assert re.search("rounds: few / uefl 3, fedavg 4.\n.*'brier'\nreport: ", below)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
@@ -197,6 +195,16 @@ def test_a_device_that_is_not_here_is_refused_before_any_run(tmp_path: Path) -> 
     assert found.exit_code == 2
     assert "--device cuda: " in found.output
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_the_smallest_suite_of_the_documentation_runs(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(EXAMPLES.split("```toml\n")[1].partition("```")[0])
+    given = [str(tmp_path / "mine.toml"), "--seeds", "1", "--device", "cpu", "--out", str(tmp_path / "out")]
+    found = CliRunner().invoke(app, ["suite", *given])
+    assert found.exit_code == 0, found.output
+    measured = json.loads((tmp_path / "out" / "results.json").read_text())["cases"]["digits"]
+    assert all(measured[arm][of]["0"] > 0 for arm in ("fedavg", "fedprox") for of in ("accuracy", "entropy"))
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ from .tiny import arm as tiny_arm
 from .tiny import smallest, values
 
 REPRODUCTION = Path(__file__).parents[2] / "reproduction"
+EXAMPLES = Path("docs/suites.md").read_text()
 TINY = """# A tiny suite
 against = "fedavg"
 measures = ["accuracy", "entropy"]
@@ -297,9 +298,9 @@ def test_unknown_measures_are_refused_before_a_run(measures: str, message: str, 
 
 
 def test_size_of_an_own_suite_follows_its_file(tmp_path: Path) -> None:
-    """This is the example of docs/suites.md."""
-    text = Path("docs/suites.md").read_text().partition("```toml\n")[2].partition("```")[0]
-    (tmp_path / "mine.toml").write_text(text)
+    """This is the second example of docs/suites.md."""
+    _, _, text = EXAMPLES.split("```toml\n")
+    (tmp_path / "mine.toml").write_text(text.partition("```")[0])
     own = suite.load(str(tmp_path / "mine.toml"))
     assert own.about
     assert [cfg.data.train_per_client for cfg in own.configs("cpu").values()] == [100, 400]

@@ -271,37 +271,12 @@ def _differences(result: SuiteResult, case: str, arm: str, measure: str) -> list
 
 
 def absent(result: SuiteResult) -> list[str]:
-    """Return a sentence for each measure that no finished run has, such as a mistyped name."""
-    missing = [
-        m
+    """Return a sentence for each measure that no finished run has."""
+    return [
+        f"no run has the measure {m!r}{', which takes a GPU' if m == cost.ON_GPU else ''}"
         for m in result.suite.measures
         if result.runs and not any(result.values(case, arm, m) for case, arm in result.runs)
     ]
-    known = _measures(result) if missing else []
-    return [
-        f"no run has the measure {m!r}{', which takes a GPU' if m == cost.ON_GPU else nearest(m, known)}"
-        for m in missing
-    ]
-
-
-def _measures(result: SuiteResult) -> list[str]:
-    """Return the names of measures of each arm's first run, with their means over the clients of an angle."""
-    names: dict[str, None] = {}
-    for (_, arm), runs in result.runs.items():
-        run = runs[min(runs)]
-        candidates = (
-            "accuracy",
-            "last_accuracy",
-            "selected_accuracy",
-            *run.arms[arm],
-            *cost.read(run.path),
-            *run.of(arm)[-1],
-        )
-        found = [name for name in dict.fromkeys(candidates) if _value(run, arm, name) is not None]
-        names |= dict.fromkeys(
-            [*found, *(f"{name}@{angle:g}" for angle in set(run.angles.values()) for name in found)]
-        )
-    return list(names)
 
 
 def unequal(result: SuiteResult) -> list[str]:
