@@ -216,13 +216,15 @@ def resume(
         if more_rounds:
             run = _with_more_rounds(out, cfg, more_rounds, preset, prepared)
         elif has_file(out / "summary.json"):
+            summary = _written_summary(out)
+            report.read_run(out)  # a damaged file is an error, without the notice
             if pages and not all((out / name).exists() for name in ("report.md", "report.html")):
                 report.write_report(out)
             (out / privacy.KEY).unlink(missing_ok=True)
             observer.notice(
                 f"{out} is a finished run; to run it again, name another folder or remove this one"
             )
-            return _written_summary(out)
+            return summary
         else:
             found = checkpoint.load(out)
             if found is None:
