@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import zipfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -97,15 +97,18 @@ def labels(
     """Read an integer label for each image, ``[count]`` int64.
 
     Raises:
-        UserError: the labels have another type, shape or number, or are negative.
+        UserError: the labels have another type, shape or number.
     """
     return as_labels(arrays[y], count, f"{path}: {y}").numpy()
 
 
-def count_classes(path: Path, name: str, found: npt.NDArray[np.int64]) -> int:
+def count_classes(path: Path, name: str, found: npt.NDArray[np.int64], clients: Sequence[str] = ()) -> int:
     """Return the number of classes.
 
     The labels must be 0, 1, 2, ...: this finds stray labels and labels that start at 1.
+
+    Args:
+        clients: the client of each label, if there are several.
 
     Raises:
         UserError: the labels are not consecutive.
@@ -114,9 +117,10 @@ def count_classes(path: Path, name: str, found: npt.NDArray[np.int64]) -> int:
     low, high = int(found.min()), int(found.max())
     if low < 0 or high >= classes:
         stray = low if low < 0 else high
+        owner = f" of client {clients[found.tolist().index(stray)]!r}" if clients else ""
         raise UserError(
-            f"{path}: {name} holds label {stray}; its {classes} different labels must be 0 to {classes - 1},"
-            " renumber them"
+            f"{path}: {name} holds label {stray}{owner}; its {classes} different labels must be 0 to"
+            f" {classes - 1}, renumber them"
         )
     return classes
 

@@ -206,8 +206,7 @@ def as_labels(labels: Any, count: int, where: str) -> torch.Tensor:
     The sequence is a tensor, an array of any byte order and strides, a Series or a list.
 
     Raises:
-        UserError: a label is not an integer (but a float, a bool or a text) or is negative, or the number of
-            labels differs.
+        UserError: a label is not an integer (but a float, a bool or a text), or the number of labels differs.
     """
     expected = f"{where}: expected labels as {count} integers"
     if isinstance(labels, (list, tuple)):  # an array of these values would hide a bool among the integers
@@ -235,10 +234,7 @@ def as_labels(labels: Any, count: int, where: str) -> torch.Tensor:
         raise UserError(
             f"{expected}, got {found.dtype} {list(found.shape)}{advice if found.shape == (count,) else ''}"
         )
-    found = found.long()
-    if count and int(found.min()) < 0:
-        raise UserError(f"{where}: expected labels of 0 or more, got {int(found.min())}")
-    return found
+    return found.long()
 
 
 def as_label(label: Any, where: str) -> int:
