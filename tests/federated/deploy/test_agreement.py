@@ -9,8 +9,6 @@ from tests.federated.deploy.machines import images
 from tests.federated.deploy.reports import agreed, refusal
 from uefl import config
 from uefl.data import build
-from uefl.deploy.agreement import agree
-from uefl.deploy.report import read
 from uefl.deploy.setting import greeting
 from uefl.deploy.silo import SiloProgram
 from uefl.deploy.sources import OwnFolder
@@ -76,10 +74,6 @@ def test_a_silo_that_differs_is_named(folder):
     reports = {name: report(cfg, folder / name) for name in "abc"}
     with pytest.raises(UserError, match=r"silo 'c' .*10x10, silo 'a' .*8x8; .*image_size"):
         agreed(reports, cfg)
-    found = {name: read(packet) for name, packet in reports.items()}
-    found["b"] = found["b"].model_copy(update={"kind": "sets"})
-    with pytest.raises(UserError, match=r"silo 'b' .*sets.*labeled"):
-        agree(found, cfg, "there:1")
 
 
 def test_data_that_cannot_be_used_are_a_code(folder, caplog):
