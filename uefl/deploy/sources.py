@@ -30,6 +30,11 @@ if TYPE_CHECKING:
     from ..data.settings import Data
 
 
+def simulated(cfg: Config, data_root: Path | None) -> Federation:
+    """Return the federation that a configuration describes."""
+    return build(cfg.data, kind=cfg.kind, seed=cfg.run.seed, data_root=data_root)  # type: ignore[arg-type]
+
+
 class ClientSource(ABC):
     """The data of one client, or of all.
 
@@ -248,7 +253,7 @@ class PartitionedSource(ClientSource):
         self._root = data_root
 
     def _build(self, cfg: Config) -> Federation:
-        return build(cfg.data, kind=cfg.kind, seed=cfg.run.seed, data_root=self._root)  # type: ignore[arg-type]
+        return simulated(cfg, self._root)
 
     def data(
         self, client: str, cfg: Config, classes: tuple[str, ...], channels: int

@@ -25,10 +25,10 @@ from ..engines.distributed import DistributedEngine, Worker, serve
 from ..engines.frames import ConnectionLost
 from ..engines.processes import Processes, end_with_parent
 from ..errors import RunError
-from .deployment import Deployment, Joined, Notice, simulated
+from .deployment import Deployment, Joined, Notice
 from .setting import greeting
 from .silo import SiloProgram
-from .sources import ClientSource, PartitionedSource
+from .sources import ClientSource, PartitionedSource, simulated
 
 _MOMENT = 5.0  # seconds
 
@@ -56,7 +56,7 @@ def on_workers(
     workers: list[Worker] = []
 
     def join(cfg: Config, data_root: Path | None, *rest: object) -> Joined:
-        federation, names = simulated(cfg, data_root)
+        federation = simulated(cfg, data_root)
         if not workers:
             _note_oversubscription(count, device, notice)
             root = [] if data_root is None else [str(data_root)]
@@ -66,16 +66,14 @@ def on_workers(
             why = None if header["error"] is None else faults.describe(header["error"])
             if why is not None or header["federation"] != federation.digest:
                 raise RunError(f"a worker cannot take part: {why or 'it has other images than the server'}")
-        return federation, partial(DistributedEngine, workers, names), {}
+        return federation, partial(DistributedEngine, workers, federation.by_name), {}
 
     try:
         yield Deployment(join)
     except ConnectionLost as error:
         raise RunError(f"{_ended_process(processes) or error}; continue with: {go_on}") from None
     finally:
-        logs = processes.stop()
-        if logs is not None:
-            notice(f"the logs of the failed workers are in {logs}")
+        processes.stop(notice, "workers")
         for worker in workers:
             worker.close()
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
@@ -33,11 +33,11 @@ class Processes:
         environment: additions to the environment of this process.
     """
 
-    def __init__(self, folder: Path, environment: dict[str, str] | None = None) -> None:
+    def __init__(self, folder: Path, **environment: str) -> None:
         self.folder = folder
         self.all: dict[str, subprocess.Popen[bytes]] = {}
         """by the name of the log"""
-        self._environment = {"PYTHONUNBUFFERED": "1", PARENT: str(os.getpid())} | (environment or {})
+        self._environment = {"PYTHONUNBUFFERED": "1", PARENT: str(os.getpid())} | environment
 
     def start(
         self, name: str, module: str, *arguments: str, inherited: Sequence[int] = ()
@@ -84,17 +84,14 @@ class Processes:
             process.kill()  # this does nothing to a process that has ended
             process.wait()
 
-    def stop(self) -> Path | None:
-        """End every process and remove the folder.
-
-        If a log has an error, keep the folder and return it.
-        """
+    def stop(self, notice: Callable[[str], object], who: str) -> None:
+        """End every process, and remove the folder unless a log has an error; then say where the logs are."""
         self.end()
         errors = (b"Traceback", faults.LINE.encode())
         if any(error in self.log(name).read_bytes() for name in self.all for error in errors):
-            return self.folder
-        shutil.rmtree(self.folder, ignore_errors=True)
-        return None
+            notice(f"the logs of the failed {who} are in {self.folder}")
+        else:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
 
 @contextmanager

@@ -44,8 +44,10 @@ def test_logs_with_an_error_are_kept(line, stays, tmp_path):
     processes.start("one", "this")  # ends without a signal
     processes.all["one"].wait()
     (processes.folder / "one.log").write_text(f"2026 {line}\n")
-    kept = processes.stop()
-    assert (kept is not None) == processes.folder.exists() == stays
+    said = []
+    processes.stop(said.append, "clients")
+    assert [str(processes.folder) in line for line in said] == [True] * stays
+    assert processes.folder.exists() == stays
 
 
 def test_a_run_that_fails_leaves_another_one_its_images(monkeypatch):

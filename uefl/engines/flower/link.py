@@ -199,7 +199,7 @@ def _begun(
     environment = {"FLWR_HOME": str(folder), "PATH": path, RUN: str(folder / "run")}
     # ``flower-superexec`` must take one task, and takes the first one at once
     environment["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] = "60"
-    processes, trust = Processes(folder, QUIET | environment), address.options(folder)
+    processes, trust = Processes(folder, **QUIET, **environment), address.options(folder)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(environment[RUN])
         listener.listen(1)

@@ -105,7 +105,7 @@ def _supernode(address: Address, key: Path | None, folder: Path) -> Iterator[Cal
         (home / "bin" / fork_server.NAME).write_text(fork_server.script(home / "forks"))
         environment = {"FLWR_HOME": place, "TMPDIR": place, "PATH": path, SILO: str(folder / "silo")}
         environment["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] = "0.1"
-        processes = Processes(home, QUIET | environment)
+        processes = Processes(home, **QUIET, **environment)
         stack.callback(processes.end)
 
         def start(name: str, module: str, *arguments: str) -> None:

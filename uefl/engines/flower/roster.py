@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 from .. import bounds
 from ..codec import Header, Packet
@@ -20,18 +19,22 @@ _LIFE = 3600.0  # seconds after which a greeting is dropped
 _REFUSAL_LIFE = 60.0  # seconds after which a message to a refused node expires
 
 
-class Roster(Protocol):
-    """Which node stands for which client."""
+class Roster:
+    """Which node stands for which client: here always the same nodes, which can each reply for any client.
 
-    nodes: dict[str, tuple[int, str]]
-    """by name, the node and its activation"""
+    Args:
+        nodes: by name, the node and its activation.
+    """
+
+    def __init__(self, nodes: dict[str, tuple[int, str]]) -> None:
+        self.nodes = nodes
 
     def refresh(self) -> list[str]:
         """Return the names that have moved to another node or activation since the last call."""
-        ...
+        return []
 
 
-class ClientNodes:
+class ClientNodes(Roster):
     """The clients of a run by name, kept up to date.
 
     A client that starts again is a new node, or a new activation of its node: Flower gives each start of a
@@ -53,6 +56,7 @@ class ClientNodes:
         *,
         bound: Mapping[str, str] | None = None,
     ) -> None:
+        super().__init__({})
         self._link, self._greeting, self._admit = link, greeting, admit
         self.keys: dict[str, str] | None = None if bound is None else dict(bound)
         """by name, the hash of its key"""
@@ -63,16 +67,11 @@ class ClientNodes:
         self._known: dict[int, str] = {}
         """the last activation of each node that was greeted"""
         self._looked = 0.0
-        self.nodes: dict[str, tuple[int, str]] = {}
-        """by name, the node and its activation"""
         self.refused: dict[int, str] = {}
         """by node, why it was refused"""
 
     def refresh(self) -> list[str]:
-        """Greet new nodes and read their replies.
-
-        Return the names that have moved to another node or activation.
-        """
+        """Greet new nodes and read their replies, and return the names that have moved."""
         if time.monotonic() - self._looked < _EVERY:
             return []
         self._looked = time.monotonic()
@@ -84,11 +83,8 @@ class ClientNodes:
                 if number is not None:
                     self._greeted[number] = (node, activation)
         heard = self._link.arrived(self._greeted, 0)
-        return [
-            name
-            for number, found in heard.items()
-            if (name := self._accept_report(number, found)) is not None
-        ]
+        names = [self._accept_report(number, found) for number, found in heard.items()]
+        return [name for name in names if name is not None]
 
     def _send(self, node: int, header: Header, life: float) -> str | None:
         return self._link.push(node, Packet(header, {}), life, bounds.REPORT)
