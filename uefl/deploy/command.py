@@ -34,7 +34,7 @@ def silo(options: SimpleNamespace) -> None:
     from ..run import chosen_device
     from .silo import SiloProgram
     from .silo_folder import SiloFolder, next_to
-    from .sources import ClientSource, PartitionedSource, own
+    from .sources import ClientSource, own
 
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
     logging.getLogger("uefl").setLevel(logging.INFO)
@@ -45,9 +45,8 @@ def silo(options: SimpleNamespace) -> None:
         raise UserError("--data: name the folder or the table with this silo's data")
     where = chosen_device(options.device)
     accepted = None if options.algorithms is None else _accepted(options.algorithms)
-    source: ClientSource
     if options.data is None:
-        source = PartitionedSource(options.simulate, options.data_root)
+        source = ClientSource(options.simulate, options.data_root)
         kept = options.state and SiloFolder(options.state, simulated=True)
     else:
         source = own(options.data, options.name, options.label)

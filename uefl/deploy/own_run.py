@@ -25,7 +25,7 @@ from .choices import Flower
 from .deployment import Check, Deployment, Joined, gather
 from .silo import SiloProgram
 from .silo_folder import SiloFolder, next_to
-from .sources import PartitionedSource, own, simulated
+from .sources import ClientSource, own, simulated
 
 _PLACE = "the SuperLink of this run"
 
@@ -101,18 +101,16 @@ def reply_frame(frame: bytes | bytearray, node_config: Mapping[str, Any]) -> byt
             of the silo, and ``label`` the column with the classes of a table. Without ``data`` the node
             stands for any client of the configuration.
     """
-    data, name, label = (
-        None if (value := node_config.get(key)) is None else str(value) for key in ("data", "name", "label")
-    )
-    return reply_to(_program(data, name, label or "label"), bytearray(frame))
+    options = {key: str(node_config[key]) for key in ("data", "name", "label") if key in node_config}
+    return reply_to(_program(**options), bytearray(frame))
 
 
 @cache
-def _program(data: str | None, name: str | None, label: str) -> SiloProgram:
+def _program(data: str | None = None, name: str | None = None, label: str = "label") -> SiloProgram:
     """Return the program of this process, which keeps its data and its network."""
     device = chosen_device("auto")
     if data is None:
-        return SiloProgram(PartitionedSource(None), device)
+        return SiloProgram(ClientSource(None), device)
     return SiloProgram(
         own(Path(data).resolve(), name, label), device, kept=SiloFolder(next_to(Path(data), "silo"))
     )

@@ -28,7 +28,7 @@ from ..errors import RunError
 from .deployment import Deployment, Joined, Notice
 from .setting import greeting
 from .silo import SiloProgram
-from .sources import ClientSource, PartitionedSource, simulated
+from .sources import ClientSource, simulated
 
 _MOMENT = 5.0  # seconds
 
@@ -125,4 +125,4 @@ def work(end: int, rank: int, device: str, source: ClientSource) -> None:
 
 if __name__ == "__main__":
     end, rank, device, *root = sys.argv[1:]
-    work(int(end), int(rank), device, PartitionedSource(None, Path(root[0]) if root else None))
+    work(int(end), int(rank), device, ClientSource(None, Path(root[0]) if root else None))

@@ -11,7 +11,7 @@ from uefl import config
 from uefl.data import build
 from uefl.deploy.setting import greeting
 from uefl.deploy.silo import SiloProgram
-from uefl.deploy.sources import OwnFolder
+from uefl.deploy.sources import own
 from uefl.engines.codec import Packet
 from uefl.errors import UserError
 
@@ -28,7 +28,7 @@ def settings(folder, **keys):
 
 
 def report(cfg, path):
-    return SiloProgram(OwnFolder(path, path.name), torch.device("cpu"))(Packet(greeting(cfg), {}))
+    return SiloProgram(own(path, None), torch.device("cpu"))(Packet(greeting(cfg), {}))
 
 
 @pytest.mark.parametrize("legacy_holdout", [True, False])
@@ -47,7 +47,7 @@ def test_agreement_equals_what_the_server_would_have_read(folder, legacy_holdout
         for client in whole.clients:
             data, mine = (
                 client.load(),
-                OwnFolder(folder / client.name, client.name).data(client.name, cfg, found.classes, 3),
+                own(folder / client.name, None).data(client.name, cfg, found.classes, 3),
             )
             assert torch.equal(data.train.images, mine.train.images)
             assert torch.equal(data.train.labels, mine.train.labels)
