@@ -9,8 +9,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from ..errors import UserError
-from ..paths import read_bytes
-from .choices import check_installed, check_private, checked_address
+from .choices import check_installed, check_private, checked_address, content
 
 if TYPE_CHECKING:
     from ..engines.flower.address import Address
@@ -85,9 +84,7 @@ def _check_key(path: Path, strict: bool) -> None:
 
     made = "a private key as `ssh-keygen -t ecdsa -b 384 -N ''` writes it"
     try:
-        key = load_ssh_private_key(read_bytes(path), None)
-    except OSError as error:
-        raise UserError(f"--key: {path} cannot be read ({error.strerror})") from None
+        key = load_ssh_private_key(content(path, "--key"), None)
     except (ValueError, UnsupportedAlgorithm):
         raise UserError(f"--key: {path} is not {made}") from None
     if not isinstance(key, EllipticCurvePrivateKey):

@@ -20,9 +20,8 @@ from ..engines.base import Engine
 from ..engines.codec import Header, Packet
 from ..engines.flower import QUIET, commands
 from ..engines.flower.address import Address, Unreachable
-from ..engines.flower.engine import FlowerEngine
+from ..engines.flower.engine import ClientNodes, FlowerEngine
 from ..engines.flower.link import Link, connect
-from ..engines.flower.roster import ClientNodes
 from ..engines.processes import Processes
 from ..errors import RunError, UnfitClient, UserError
 from ..folder import Silos

@@ -14,10 +14,9 @@ from typing import Any
 from .. import api
 from ..config import Config
 from ..engines.flower.address import Address, Unreachable
-from ..engines.flower.engine import FlowerEngine
+from ..engines.flower.engine import FlowerEngine, Roster
 from ..engines.flower.link import Link
 from ..engines.flower.node import reply_to
-from ..engines.flower.roster import Roster
 from ..errors import RunError, UserError
 from ..folder import Silos
 from ..run import chosen_device

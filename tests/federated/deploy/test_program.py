@@ -9,7 +9,6 @@ from tests.federated import tiny
 from tests.federated.deploy.silos_in_memory import SourceInMemory, asked, program
 from tests.federated.engines.conformance import messages
 from uefl.deploy.silo import SiloProgram
-from uefl.engines import faults
 from uefl.engines.base import Message, expected_like
 from uefl.engines.codec import reply_of
 from uefl.engines.processes import Processes
@@ -81,11 +80,11 @@ def test_a_run_that_fails_leaves_another_one_its_images(monkeypatch):
 @pytest.mark.parametrize(
     ("options", "setting", "fault"),
     [
-        ({"members": 10**9}, {}, faults.PROGRAM),
-        ({"members": "2"}, {}, faults.PROGRAM),
-        ({}, {"threads": 10**5}, faults.UNREADABLE),
-        ({}, {"threads": "2"}, faults.UNREADABLE),
-        ({}, {"mean": "x"}, faults.UNREADABLE),
+        ({"members": 10**9}, {}, "program"),
+        ({"members": "2"}, {}, "program"),
+        ({}, {"threads": 10**5}, "unreadable"),
+        ({}, {"threads": "2"}, "unreadable"),
+        ({}, {"mean": "x"}, "unreadable"),
         ({"\x1b[2J": 10**6 * "x"}, {}, None),
     ],
 )
