@@ -36,8 +36,7 @@ def check_asked(cfg: Config) -> None:
     """Refuse settings that silos with their own data cannot have, before the server waits for silos.
 
     Raises:
-        UserError: the partition deals images, or a setting needs the images or random numbers of all clients
-            in one process.
+        UserError: a setting needs the images or random numbers of all clients in one process.
     """
     data = cfg.data
     if isinstance(data.partition, LeaveOneOut) and data.clients is not None:
@@ -68,11 +67,7 @@ def check_asked(cfg: Config) -> None:
 
 
 def fitting(reports: Reports, cfg: Config) -> tuple[list[str], dict[str, str]]:
-    """Find the largest group of silos that can train together.
-
-    Args:
-        reports: the reports by name of the silo, in their order of arrival.
-        cfg: configuration of the run.
+    """Find the largest group of silos that can train together, given their reports in order of arrival.
 
     Returns:
         Their names, and for the name of each other silo the reason against it.
@@ -93,9 +88,7 @@ def fitting(reports: Reports, cfg: Config) -> tuple[list[str], dict[str, str]]:
 
 
 def agree(reports: Reports, cfg: Config, place: str) -> Federation:
-    """Return the federation of these silos.
-
-    Their images cannot be read here.
+    """Return the federation of these silos, whose images cannot be read here.
 
     Classes of labeled images are the union over all silos, sorted by name; sets have the same classes at all
     silos. If one silo or the server has images in color, all images are in color. Mean and deviation are
@@ -103,8 +96,6 @@ def agree(reports: Reports, cfg: Config, place: str) -> Federation:
     that learn from sets, are read here.
 
     Args:
-        reports: the reports by name of the silo.
-        cfg: configuration of the run.
         place: address of the SuperLink, for the manifest.
 
     Raises:

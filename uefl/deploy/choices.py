@@ -90,10 +90,7 @@ class Flower:
 
     @contextmanager
     def deployment(self, device: str, notice: Callable[[str], None], go_on: str) -> Iterator[Deployment]:
-        """Return the clients of a run.
-
-        ``device`` is for clients that are started here, the other arguments are as in
-        :meth:`Distributed.deployment`.
+        """Return the clients of a run, with the arguments of :meth:`Distributed.deployment`.
 
         Raises:
             UserError: options exclude each other, or an option is missing.

@@ -19,9 +19,8 @@ if TYPE_CHECKING:
 def silo(options: SimpleNamespace) -> None:
     """Serve one client until the process ends.
 
-    Args:
-        options: options of ``uefl silo``. Instead of ``data``, ``simulate`` names a client of the run's
-            configuration, and ``data_root`` the folder of torchvision's data sets.
+    Instead of the option ``data``, ``simulate`` names a client of the run's configuration, and ``data_root``
+    the folder of torchvision's data sets.
 
     Raises:
         UserError: options exclude each other, the data cannot be read, or there is no SuperLink.

@@ -82,12 +82,7 @@ class Deployment:
 
 @contextmanager
 def on_this_machine(device: str, notice: Notice) -> Iterator[Deployment]:
-    """Start a SuperLink and a process for each client on 127.0.0.1, and end them with the context.
-
-    Args:
-        device: device of the clients.
-        notice: called with a line for the user.
-    """
+    """Start a SuperLink and a process for each client on 127.0.0.1, and end them with the context."""
     folder = Path(mkdtemp(prefix="uefl-flower-"))
     processes = Processes(folder, FLWR_HOME=str(folder / "flwr"), **QUIET)
     with ExitStack() as stack:
@@ -142,14 +137,11 @@ def _start(cfg: Config, root: Path | None, device: str, processes: Processes, st
 def joined(
     address: Address, silos: int, secret: Path | None, patience: float, notice: Notice
 ) -> Iterator[Deployment]:
-    """Wait for silos at a running SuperLink, and yield a deployment with them.
+    """Wait for a number of silos at a running SuperLink, and yield a deployment with them.
 
     Args:
-        address: address of the SuperLink.
-        silos: number of silos; the run begins when this number has reported.
         secret: the file with the secret of the SuperLink.
         patience: seconds to wait for the silos.
-        notice: called with a line for the user.
     """
     with ExitStack() as stack:
 
@@ -165,13 +157,7 @@ def joined(
 
 
 class _Admission:
-    """Admit silos to a run by their reports.
-
-    Args:
-        cfg: the configuration of the run.
-        silos: the number of silos that the run waits for.
-        notice: called with a line for the user.
-    """
+    """Admit silos by their reports to a run that waits for a number of them."""
 
     def __init__(self, cfg: Config, silos: int, notice: Notice) -> None:
         self._cfg, self._silos, self._notice = cfg, silos, notice
@@ -222,13 +208,7 @@ def gather(
     known: Silos,
     check: Check,
 ) -> Joined:
-    """Wait for silos and return their federation.
-
-    The other arguments are as for :func:`joined`.
-
-    Args:
-        known: the stored facts about the silos of a resumed run.
-        check: as for :meth:`Deployment.federation`.
+    """Wait for silos and return their federation, with the stored facts of a resumed run in ``known``.
 
     Raises:
         UserError: silos do not connect, or cannot train together.

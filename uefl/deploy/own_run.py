@@ -33,20 +33,14 @@ _PLACE = "the SuperLink of this run"
 class InRun(Flower):
     """The clients of a run that Flower has started.
 
-    Args:
-        link: the run.
-        silos: the number of nodes with data of their own; None: each node stands for any client of the
-            configuration.
+    Without ``silos``, each node stands for any client of the configuration.
     """
 
     link: Link | None = None
 
     @contextmanager
     def deployment(self, device: str, notice: Callable[[str], None], go_on: str) -> Iterator[Deployment]:
-        """Return the clients.
-
-        See :meth:`.Flower.deployment`.
-        """
+        """Return the clients, as :meth:`.Flower.deployment` does."""
         link = self.link
         assert link is not None
 
@@ -92,10 +86,9 @@ def train(end: socket.socket, run_config: Mapping[str, Any]) -> None:
 
 
 def reply_frame(frame: bytes | bytearray, node_config: Mapping[str, Any]) -> bytearray:
-    """Return the frame of the reply of this process to a message.
+    """Return the frame of the reply of this process to the frame of a message.
 
     Args:
-        frame: frame of the message.
         node_config: options of the SuperNode: ``data`` is the folder of this silo's images, ``name`` the name
             of the silo, and ``label`` the column with the classes of a table. Without ``data`` the node
             stands for any client of the configuration.

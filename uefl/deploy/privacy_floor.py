@@ -90,11 +90,7 @@ class PrivacyFloor:
         )
 
     def check_run(self, run: RunSection) -> None:
-        """Refuse a run with too little privacy.
-
-        Raises:
-            Refusal.
-        """
+        """Raise Refusal for a run with too little privacy."""
         wanted = (
             f"this silo requires privacy = 'local' with a noise_multiplier of {self.noise_multiplier:g} or"
             " more"
@@ -105,24 +101,17 @@ class PrivacyFloor:
             raise Refusal("privacy", f"{wanted}; the run has {run.noise_multiplier:g}")
 
     def check_arm(self, cfg: Config, arm: str, workspace: Workspace) -> None:
-        """Refuse an arm that needs tensors without noise.
-
-        Raises:
-            Refusal.
-        """
+        """Raise Refusal for an arm that needs tensors without noise."""
         try:
             privacy.check(cfg, arm, workspace)
         except UserError as error:
             raise Refusal("privacy", f"the server asks for tensors without noise: {error}") from None
 
     def check_message(self, run: RunSection, message: Message) -> None:
-        """Refuse a message that breaks the rules of the silo.
+        """Raise Refusal for a message that breaks the rules of the silo.
 
         Such a message asks for a reply without noise, for several replies at once, or for more replies than
         the budget allows.
-
-        Raises:
-            Refusal.
         """
         self.check_run(run)
         for option in ("ask", "members"):

@@ -54,10 +54,9 @@ _LINES, _LINE = 200, 2000  # most lines of an error in the log, and most charact
 
 
 class SiloProgram:
-    """Replies to messages.
+    """Replies to a message, as a packet.
 
-    An instance is called with a packet. The text of an error goes to the log of this process, and its code
-    goes to the server.
+    The text of an error goes to the log of this process, and its code goes to the server.
 
     Args:
         source: the data of the clients that this process stands for.
@@ -250,9 +249,7 @@ class SiloProgram:
 
 
 def _same(before: Mapping[str, torch.Tensor], after: Mapping[str, torch.Tensor]) -> bool:
-    """Return whether a state is unchanged.
-
-    A turn that only measured has no new state.
+    """Return whether a state is unchanged, as after a turn that only measured.
 
     Raises:
         RuntimeError: the new state is not finite.

@@ -27,9 +27,7 @@ _ROUNDS = 2
 
 
 class SiloFolder:
-    """The folder of a silo.
-
-    Only the owner of the folder may read it.
+    """The folder of a silo, which only its owner may read.
 
     Args:
         folder: created if it is absent.
@@ -81,11 +79,7 @@ class States:
         self._files = StateFiles(self._folder)
 
     def read(self, name: str) -> Tensors:
-        """Read the state with a name.
-
-        Raises:
-            Refusal: the state does not exist, or is damaged.
-        """
+        """Read the state with a name, or raise Refusal if it does not exist or is damaged."""
         if not _NAME.fullmatch(name):
             raise Refusal("state", "a message names no state")
         try:
@@ -94,15 +88,9 @@ class States:
             raise Refusal("state", str(error)) from None
 
     def write(self, tensors: Mapping[str, torch.Tensor], before: str, round: int) -> str:
-        """Write a state to the disk, and remove the states of old rounds except ``before``.
+        """Write the state of a round to the disk, and return its name.
 
-        Args:
-            tensors: the state.
-            before: the name of the state before it.
-            round: the number of the round in the run.
-
-        Returns:
-            The name of the state.
+        The states of old rounds are removed, except the state ``before`` this one.
         """
         self._folder.parent.mkdir(mode=0o700, exist_ok=True)
         name = self._files.write(tensors, self._client, before or None)

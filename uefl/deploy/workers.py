@@ -45,7 +45,6 @@ def on_workers(
     Args:
         count: number of workers.
         device: theirs, ``cpu`` or ``cuda``.
-        notice: called with a line for the user.
         go_on: the command that continues the run.
         module: the program of a worker.
 
@@ -106,13 +105,9 @@ def _note_oversubscription(processes: int, device: str, notice: Notice) -> None:
 
 
 def work(end: int, rank: int, device: str, source: ClientSource) -> None:
-    """Reply to the server, as a worker, until one of the two ends.
+    """Reply to the server at the socket with this descriptor, until one of the two ends.
 
-    Args:
-        end: file descriptor of this worker's socket.
-        rank: number of this process, from 1 on.
-        device: ``cpu`` or ``cuda``. With ``cuda`` and enough GPUs, worker i takes GPU i.
-        source: the data of all clients.
+    With the device ``cuda`` and enough GPUs, worker i, counted from 1, takes GPU i.
     """
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
     end_with_parent(interrupted=False)  # even in the middle of a client's work

@@ -30,7 +30,7 @@ class Processes:
 
     Args:
         folder: folder of the logs.
-        environment: additions to the environment of this process.
+        environment: additions to theirs.
     """
 
     def __init__(self, folder: Path, **environment: str) -> None:
@@ -85,7 +85,7 @@ class Processes:
             process.wait()
 
     def stop(self, notice: Callable[[str], object], who: str) -> None:
-        """End every process, and remove the folder unless a log has an error; then say where the logs are."""
+        """End every process, and remove the folder, or say where the logs are if one has an error."""
         self.end()
         errors = (b"Traceback", faults.LINE.encode())
         if any(error in self.log(name).read_bytes() for name in self.all for error in errors):
@@ -126,12 +126,7 @@ def _remove_unlocked(folder: Path) -> None:
 
 
 def end_with(parent: int, interrupted: bool = True) -> None:
-    """End this process when its parent ends.
-
-    Args:
-        parent: the process that has started this one.
-        interrupted: end by SIGINT; otherwise at once, whatever this process does.
-    """
+    """End this process when its parent ends: by SIGINT, or else at once, whatever this process does."""
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -144,10 +139,7 @@ def end_with(parent: int, interrupted: bool = True) -> None:
 
 
 def end_with_parent(interrupted: bool = True) -> None:
-    """End this process when the process of its :class:`Processes` ends.
-
-    See :func:`end_with`.
-    """
+    """End this process when the process of its :class:`Processes` ends, as :func:`end_with` does."""
     if (parent := os.environ.pop(PARENT, None)) is not None:  # its children have no such parent
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
         end_with(int(parent), interrupted)

@@ -46,7 +46,6 @@ class ClientNodes(Roster):
     node another activation. The server greets this node again, and the name of the client moves to it.
 
     Args:
-        link: connection of the run.
         greeting: is sent to every node once; the reply has the ``client``'s name.
         admit: returns why a client that reports cannot take part, or None; a client with a reason is refused.
         bound: if nodes have keys, the hash of the key of each name. A name without an entry belongs to the
@@ -148,7 +147,6 @@ class FlowerEngine:
     the same bits, so the results of the run do not change.
 
     Args:
-        link: connection of the run.
         roster: the node of each client; every client has replied at least once.
         header: the facts that a client needs for its work, sent with every message.
         started: called with the client's name as its message is sent.
@@ -166,10 +164,7 @@ class FlowerEngine:
         return sorted(self._roster.nodes)
 
     def round(self, messages: Mapping[str, Message], deadline: float | None = None) -> Iterator[Reply]:
-        """Send all messages, then yield the replies by name.
-
-        After the deadline, yield an error for each missing reply.
-        """
+        """Send all messages, yield the replies by name, and after the deadline errors for the missing ones."""
         end = None if deadline is None else time.monotonic() + deadline
         awaited: dict[str, str] = {}
         missed: dict[str, float] = {}

@@ -37,7 +37,7 @@ def script(place: Path) -> str:
 
 
 class InstalledFinder:
-    """Find modules in the present folders of ``sys.path``; later changes of it have no effect."""
+    """Find modules in the present folders of ``sys.path``, without its later changes."""
 
     def __init__(self) -> None:
         self._path = list(sys.path)
@@ -45,7 +45,7 @@ class InstalledFinder:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec of a module; ``path`` is the path of its package, None for a top-level module."""
+        """Return the spec of a module, with the path of its package, or None for a top-level module."""
         return PathFinder.find_spec(name, self._path if path is None else path, target)
 
 

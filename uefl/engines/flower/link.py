@@ -55,11 +55,7 @@ class Node(NamedTuple):
 
 
 class Link:
-    """A run, as the engine sees it, over a connection to its ServerApp.
-
-    Args:
-        end: end of the connection.
-        place: address of the SuperLink.
+    """A run at the SuperLink of a place, as the engine sees it, over a connection to its ServerApp.
 
     Raises:
         Unreachable: every method raises it if the SuperLink has lost the run, or is unreachable for long.
@@ -80,8 +76,6 @@ class Link:
         Returns the number of the message, or None if the SuperLink does not know the node any more.
 
         Args:
-            node: its number.
-            packet: the message.
             life: seconds after which a message that was not fetched, or a reply to it, is dropped.
             most: bytes that the reply may have.
         """
@@ -93,11 +87,7 @@ class Link:
         return number
 
     def arrived(self, numbers: Collection[str], seconds: float) -> dict[str, Packet | str]:
-        """Wait for replies to messages with these numbers, no longer than this.
-
-        Returns:
-            By number, each reply that has come, or the reason why no reply will come.
-        """
+        """Wait some seconds, and return by number each reply, or the reason why no reply will come."""
         end = time.monotonic() + seconds
         while wait([self._end], 0 if self._inbox.keys() & numbers else max(end - time.monotonic(), 0)):
             self._take()
@@ -169,10 +159,8 @@ def connect(
     """Open a run at a SuperLink for as long as the context lasts.
 
     Args:
-        address: address of the SuperLink.
         secret: the file that the SuperLink was started with (``--superexec-auth-secret-file``); without it,
             everyone who can connect to the SuperLink may start the program of a run.
-        notice: called with a line for the user.
 
     Raises:
         Unreachable: the SuperLink refuses, or does not leave the program of the run to this process.

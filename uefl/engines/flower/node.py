@@ -42,8 +42,6 @@ def serve(address: Address, program: Program, key: Path | None = None, *, patien
     """Reply to messages until the process ends.
 
     Args:
-        address: the address of the SuperLink.
-        program: returns the reply to a message.
         key: the file of a private key, which identifies this node at the SuperLink. None: a new key for each
             connection, for a SuperLink that has no registered keys.
         patience: seconds to wait for a SuperLink that cannot be reached, at the start or later, or that does
