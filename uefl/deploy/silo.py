@@ -21,8 +21,7 @@ import torch
 from .. import __version__
 from ..algorithms.base import find
 from ..client.client import Client, DataCache
-from ..client.state import fresh
-from ..client.workspace import Workspace, uses_bf16
+from ..client.workspace import Workspace, fresh, uses_bf16
 from ..config import from_toml
 from ..data.federation import Federation, SetData
 from ..data.labeled import trained_on

@@ -164,7 +164,7 @@ class FlowerEngine:
         return sorted(self._roster.nodes)
 
     def round(self, messages: Mapping[str, Message], deadline: float | None = None) -> Iterator[Reply]:
-        """Send all messages, yield the replies by name, and after the deadline errors for the missing ones."""
+        """Send all messages, and yield the replies by name, or errors for those that miss the deadline."""
         end = None if deadline is None else time.monotonic() + deadline
         awaited: dict[str, str] = {}
         missed: dict[str, float] = {}
