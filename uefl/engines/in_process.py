@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
@@ -44,15 +45,12 @@ class LocalEngine:
         return sorted(self._clients)
 
     def round(self, messages: Mapping[str, Message], deadline: float | None = None) -> Iterator[Reply]:
-        """Yield the replies by name.
-
-        After the deadline, the remaining clients are not started.
-        """
-        end = time.monotonic() + deadline if deadline is not None else None
+        """Yield the replies by name, and after the deadline errors without starting the other clients."""
+        end = math.inf if deadline is None else time.monotonic() + deadline
         names, size = sorted(messages), 1 if self._group is None else self._group.size
         for first in range(0, len(names), size):
             some = names[first : first + size]
-            if end is not None and time.monotonic() > end:
+            if time.monotonic() > end:
                 yield from (Reply(name, error="deadline passed") for name in some)
                 continue
             for name in some:

@@ -7,6 +7,7 @@ client: a node passes messages, and its reply to a greeting names its client.
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 
@@ -165,7 +166,7 @@ class FlowerEngine:
 
     def round(self, messages: Mapping[str, Message], deadline: float | None = None) -> Iterator[Reply]:
         """Send all messages, and yield the replies by name, or errors for those that miss the deadline."""
-        end = None if deadline is None else time.monotonic() + deadline
+        end = math.inf if deadline is None else time.monotonic() + deadline
         awaited: dict[str, str] = {}
         missed: dict[str, float] = {}
         """for each client that has just gone, the time until which the run waits for its return"""
@@ -189,10 +190,11 @@ class FlowerEngine:
         """clients that were asked once more, because their reply was lost or could not be read"""
         for name in sorted(messages):
             while name not in arrived:
-                left = _PAUSE if end is None else end - time.monotonic()
-                for number, found in self._link.arrived(awaited, min(max(left, 0), _PAUSE)).items():
+                left = min(max(end - time.monotonic(), 0), _PAUSE)
+                for number, found in self._link.arrived(awaited, left).items():
                     client = awaited.pop(number)
-                    if found in (TORN, LARGE, faults.NOT_READ) and client not in torn and not _is_over(end):
+                    lost = found in (TORN, LARGE, faults.NOT_READ) and time.monotonic() <= end
+                    if lost and client not in torn:
                         torn.add(client)
                         ask(client)
                     elif found != GONE:
@@ -203,13 +205,10 @@ class FlowerEngine:
                     else:
                         miss(client)
                 now = time.monotonic()
-                if _is_over(end):
+                if now > end:
                     arrived |= {late: Reply(late, error="deadline passed") for late in awaited.values()}
-                arrived |= {
-                    one: Reply(one, error=GONE)
-                    for one, until in missed.items()
-                    if now > until or (end or now) < now
-                }
+                gone = (one for one, until in missed.items() if now > min(until, end))
+                arrived |= {one: Reply(one, error=GONE) for one in gone}
                 if name in arrived:
                     break
                 for moved in self._roster.refresh():
@@ -224,12 +223,8 @@ class FlowerEngine:
             yield arrived.pop(name)
         self._link.forget(awaited)
 
-    def _send(self, name: str, message: Message, end: float | None) -> str | None:
+    def _send(self, name: str, message: Message, end: float) -> str | None:
         packet = packed_message(message, self._header | {"client": name})
-        life = None if end is None else max(end - time.monotonic(), 0) + _MARGIN
+        life = None if end == math.inf else max(end - time.monotonic(), 0) + _MARGIN
         node, _ = self._roster.nodes[name]
         return self._link.push(node, packet, life, bounds.largest_reply(message))
-
-
-def _is_over(end: float | None) -> bool:
-    return end is not None and time.monotonic() > end

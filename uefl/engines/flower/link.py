@@ -63,7 +63,6 @@ class Link:
 
     def __init__(self, end: socket.socket, place: str) -> None:
         self._end, self._place = end, place
-        self._awaited: set[str] = set()
         self._inbox: dict[str, Packet | str] = {}
 
     def nodes(self) -> list[Node]:
@@ -82,8 +81,6 @@ class Link:
         self._ask({"do": "expect", "most": most})  # the message and its copies need memory, too
         what = {"do": "push", "node": node, "life": life, "most": most}
         number: str | None = self._ask(what, encode(packet))
-        if number is not None:
-            self._awaited.add(number)
         return number
 
     def arrived(self, numbers: Collection[str], seconds: float) -> dict[str, Packet | str]:
@@ -91,15 +88,12 @@ class Link:
         end = time.monotonic() + seconds
         while wait([self._end], 0 if self._inbox.keys() & numbers else max(end - time.monotonic(), 0)):
             self._take()
-        found = {number: self._inbox.pop(number) for number in [*self._inbox] if number in numbers}
-        self._awaited -= found.keys()
-        return found
+        return {number: self._inbox.pop(number) for number in [*self._inbox] if number in numbers}
 
     def forget(self, numbers: Collection[str]) -> None:
         """Ignore replies to the messages with these numbers, and do not read them."""
         if numbers:
             self._ask({"do": "forget", "numbers": list(numbers)})
-        self._awaited.difference_update(numbers)
         for number in numbers:
             self._inbox.pop(number, None)
 
@@ -136,8 +130,7 @@ class Link:
             raise self._lost() from None
         if "reply_to" not in header:
             return dict(header)
-        if header["reply_to"] in self._awaited:
-            self._inbox[header["reply_to"]] = header["error"] or _read(frame)
+        self._inbox[header["reply_to"]] = header["error"] or _read(frame)
         return None
 
     def _lost(self) -> Unreachable:
