@@ -534,7 +534,8 @@ class _Run:
             why = "its steps are not all the same" if is_gpu(self.device) else "its clients are not on a GPU"
             self.observer.notice(f"note: arm {name!r} trains without run.cuda_graphs: {why}")
         clients = self.clients.handlers(workspace)
-        engine: Engine = LocalEngine(clients, started, together.together(clients, workspace))
+        group = together.together(clients, workspace)
+        engine: Engine = LocalEngine(clients, started, group, self.cfg.run.clients_at_once)
         if self.deployment is not None:
             engine = self.deployment.engine(name, started)
         teacher = Teacher.of(workspace.algorithm.server_data(self.federation), workspace)
