@@ -93,10 +93,7 @@ class Updates:
         """index of the update that ``krum`` selects"""
 
     def add(self, x: torch.Tensor, weight: float) -> None:
-        """Add one client's tensor, which may be overwritten afterwards.
-
-        Its weight is ignored.
-        """
+        """Add one client's tensor, which may be overwritten afterwards, and ignore its weight."""
         self.tensors.append(x.detach().clone())
 
     def result(self) -> torch.Tensor:
@@ -137,10 +134,7 @@ class Rule:
         algorithm.add(state, averages, update)
 
     def finish(self, averages: dict[str, Any], *place: str | int) -> None:
-        """Finish after the last update of a round.
-
-        ``place`` is the position in the run.
-        """
+        """Finish after the last update of a round, at this place in the run."""
         if self._rule == "krum":
             choose(averages, self._attackers)
 

@@ -63,10 +63,7 @@ class Run:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """Return the outcome of each arm: accuracy, entropy, the clients at the last round, bytes.
-
-        The result has the contents of summary.json.
-        """
+        """Return the outcome of each arm as in summary.json: accuracy, entropy, the clients, bytes."""
         return self._read.arms
 
     @property
@@ -114,10 +111,7 @@ class Run:
 
 
 def _config(source: Any, arms: Any, overrides: dict[str, Any], *, given: bool) -> Config:
-    """Return the checked configuration.
-
-    ``given`` is True if a network comes from Python.
-    """
+    """Return the checked configuration, with the encoder ``given`` if a network comes from Python."""
     if isinstance(source, Config):
         if overrides or arms is not None:
             raise UserError("a checked configuration takes no overrides; give a preset, a path or a mapping")
@@ -136,10 +130,7 @@ def _config(source: Any, arms: Any, overrides: dict[str, Any], *, given: bool) -
 
 
 def _with_network(cfg: Config, model: Any, *, replaced: bool) -> Config:
-    """Return the configuration for a network from Python.
-
-    With ``replaced``, the network takes the place of the section ``[model]``.
-    """
+    """Return the configuration for a network from Python, which may replace the section ``[model]``."""
     if isinstance(model, nn.Module) and cfg.run.uncertainty == "ensemble":
         raise UserError(
             "model: the members of an ensemble need different weights; give a function that makes modules"

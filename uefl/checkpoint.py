@@ -128,10 +128,7 @@ def _item_size(about: dict[str, Any]) -> int:
 
 
 def copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Copy tensors to the CPU.
-
-    The copies are separate, because safetensors refuses tensors that share memory.
-    """
+    """Copy tensors to the CPU, because safetensors refuses tensors that share memory."""
     return {
         name: t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()
     }

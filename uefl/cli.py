@@ -46,10 +46,7 @@ _UsageError: Any = typer.BadParameter.__base__  # newer versions of typer contai
 
 @contextmanager
 def _in_a_line() -> Iterator[None]:
-    """Print an error that a user can correct in one line, and set the exit code.
-
-    These are errors of this package, of the command line, and of files.
-    """
+    """Print an error that a user can correct in one line, and set the exit code."""
     try:
         yield
     except _UsageError as error:
@@ -105,10 +102,7 @@ class _Commands(TyperGroup):
 
 
 class _Command(TyperCommand):
-    """Take ~ for the home folder in every path, also in ``--out=~/runs``.
-
-    Refuse an empty path, which would be the current folder.
-    """
+    """Take ~ for the home folder in every path, as in ``--out=~/runs``, and refuse an empty path."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if any(not arg or (arg.startswith("--") and arg.find("=") == len(arg) - 1) for arg in args):

@@ -60,10 +60,7 @@ def _check_integers(key: str, value: Any) -> None:
 def unknown(
     key: str, place: str, keys: Iterable[str], sections_with: SectionsWith, listed: str = ""
 ) -> UserError:
-    """Return the error for an unknown key.
-
-    ``keys`` are the valid keys, and ``listed`` tells where to find them.
-    """
+    """Return the error for a key that is not in ``keys``, with the place that lists them."""
     inside = f" in [{place}]" if place else ""
     found = sections_with(key)
     hint = (

@@ -200,10 +200,7 @@ class MetricsFile:
         return self._path.stat().st_size
 
     def lines(self) -> list[dict[str, Any]]:
-        """Return all lines.
-
-        Rounds count from 1.
-        """
+        """Return all lines, with rounds counted from 1."""
         return [parse_json(line) for line in read_text(self._path).splitlines()]
 
     def check_new(self, arm: str) -> None:

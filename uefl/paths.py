@@ -74,10 +74,7 @@ def check_name(path: Path, what: str) -> None:
 
 
 def neighbor(path: Path, suffix: str) -> Path:
-    """Return the path in the same folder with a suffix added to the name.
-
-    If that name is too long for a file system, a hash replaces the name of ``path``.
-    """
+    """Return the path with a suffix added to the name, or to a hash of a name that is too long."""
     name = path.name + suffix
     if len(os.fsencode(name)) > _LONGEST:
         name = hashlib.sha256(os.fsencode(path.name)).hexdigest()[:32] + suffix
@@ -85,10 +82,7 @@ def neighbor(path: Path, suffix: str) -> Path:
 
 
 def special(path: Path) -> str | None:
-    """Return the kind of a path that is neither a file nor a folder, such as ``a pipe``, otherwise None.
-
-    A process that opens such a path may wait forever.
-    """
+    """Return the kind, such as ``a pipe``, of a path that may block a process that opens it, or None."""
     try:
         return _SPECIAL.get(stat.S_IFMT(path.stat().st_mode))
     except OSError:

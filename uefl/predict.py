@@ -85,10 +85,7 @@ class Predictor:
         return self.count * (2 if self.client is None and self._model.has_codebooks else 1)
 
     def notes(self) -> list[str]:
-        """Return the changes to the images and the choice of the client.
-
-        Call it after :meth:`rows`.
-        """
+        """Return, after :meth:`rows`, the changes to the images and the choice of the client."""
         if isinstance(self.images, Vectors):
             return self._choice
         height, width = self._model.shape[1:]

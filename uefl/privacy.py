@@ -86,10 +86,7 @@ class Privacy:
         self._recorded = 0, 0.0
 
     def releases(self, participants: PoissonParticipants | Participants, rounds: int) -> int:
-        """Return the number of releases after some rounds.
-
-        With ``central`` it is the number of rounds, with ``local`` the most requests to a single client.
-        """
+        """Return the number of rounds or, with ``local``, the most requests to a single client."""
         if self.central or self.run.participation == 1:
             return rounds
         return max(
@@ -173,10 +170,7 @@ class Privacy:
         return found
 
     def add(self, algorithm: Algorithm, state: State, averages: dict[str, Any], update: Reply) -> None:
-        """Add the update of a client, with all its tensors clipped together.
-
-        The weight is ignored.
-        """
+        """Add the update of a client without its weight, with all its tensors clipped together."""
         factor = clip_factor(
             {name: (update.tensors[name], mean.old) for name, mean in averages.items()}, self.run.clip_norm
         )
@@ -193,10 +187,7 @@ class Privacy:
     def hidden(
         self, update: Mapping[str, torch.Tensor], sent: Mapping[str, torch.Tensor], *place: str | int
     ) -> dict[str, torch.Tensor]:
-        """Return a client's update as it is sent to the server with ``local``.
-
-        The change of the update is clipped, and has noise.
-        """
+        """Return an update as a client sends it with ``local``: its clipped change, with noise."""
         factor = clip_factor({name: (x, sent[name]) for name, x in update.items()}, self.run.clip_norm)
         made = {}
         for name, x in update.items():
@@ -397,10 +388,7 @@ def check_accountant(what: str) -> None:
 
 
 def without_statistics(cfg: Config, federation: Federation) -> Federation:
-    """Return a federation without the mean and deviation of pixels if noise does not protect them.
-
-    Both are statistics of the clients' images.
-    """
+    """Return a federation without the mean and deviation of pixels if noise does not protect them."""
     if cfg.run.privacy == "none":
         return federation
     channels = len(federation.mean)

@@ -47,10 +47,7 @@ class PlainProgress:
 
 
 class LiveProgress:
-    """Show one bar over all arms that advances with each client.
-
-    Each arm has its own estimate of the time left.
-    """
+    """Show one bar over all arms that advances with each client, and the time left of an arm."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -88,10 +85,7 @@ class LiveProgress:
         self._progress.update(self._task, completed=steps, round=place, client=escape(label(client)))
 
     def round(self, arm: str, round: int, records: list[dict[str, Any]]) -> None:
-        """Show the metrics of a round.
-
-        The exchange that measured the round has already trained the next one.
-        """
+        """Show the metrics of a round, while the next one has been trained already."""
         self._progress.update(self._task, measured=means(records))
 
     def notice(self, message: str) -> None:
@@ -127,10 +121,7 @@ def watch(console: Console) -> Iterator[PlainProgress | LiveProgress]:
 
 @contextmanager
 def bar(console: Console, what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Yield a function that advances a bar by a number of steps.
-
-    If the console is not a terminal, there is no bar.
-    """
+    """Yield a function that advances a bar by a number of steps, without a bar outside of a terminal."""
     with Progress(
         *_columns("{task.completed}/{task.total}"),
         console=console,

@@ -64,10 +64,7 @@ class Observer(Protocol):
     """An object that receives the progress of a run."""
 
     def start(self, arms: list[str], rounds: int, clients: int) -> None:
-        """Handle the start of a run.
-
-        ``rounds`` is the number for each arm.
-        """
+        """Handle the start of a run with this number of rounds for each arm."""
 
     def arm(self, name: str, done_rounds: int) -> None:
         """Handle the start of an arm, or its continuation after ``done_rounds`` measured rounds."""
@@ -102,10 +99,7 @@ class ClientPool(Protocol):
         ...
 
     def engine(self, arm: str, started: Callable[[str], None]) -> Engine:
-        """Return an engine for the clients in one arm.
-
-        ``started`` is as in :class:`uefl.engines.in_process.LocalEngine`.
-        """
+        """Return an engine for the clients in one arm, see :class:`uefl.engines.in_process.LocalEngine`."""
         ...
 
 
@@ -415,10 +409,7 @@ class _Run:
         }
 
     def made(self) -> dict[str, Any]:
-        """Return time, place and versions of the start of the run, and the notes on its data.
-
-        These facts are for readers. No number depends on them.
-        """
+        """Return facts for readers: time, place and versions of the start, and the notes on the data."""
         from . import __version__
 
         return {
@@ -499,10 +490,7 @@ class _Run:
         return summary
 
     def check_origin(self, then: dict[str, Any]) -> None:
-        """Refuse a checkpoint of another configuration or other data.
-
-        On another machine the run continues, but with other bits.
-        """
+        """Refuse a checkpoint of another configuration or other data, and note another machine."""
         changes = {
             "config": "config.toml has been changed",
             "data": "the images of the clients have changed",

@@ -19,10 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Table:
-    """Text in rows and columns.
-
-    The first column names the row.
-    """
+    """Text in rows and columns, with the name of each row in the first column."""
 
     title: str
     header: list[str]
@@ -79,10 +76,7 @@ class Table:
         return max(cell_len(row[column]) for row in (self.header, *self.rows))
 
     def rich(self, encoding: str = "utf-8") -> RichTable:
-        """Return the table for a terminal.
-
-        Square brackets in names are not markup.
-        """
+        """Return the table for a terminal, without markup in square brackets."""
         from rich import box
         from rich.table import Table as RichTable
         from rich.text import Text

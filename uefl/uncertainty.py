@@ -34,10 +34,7 @@ class Prediction(NamedTuple):
 
     @property
     def mutual_info(self) -> torch.Tensor:
-        """Return the entropy of the mean minus the mean entropy, ``[B]``.
-
-        The difference measures how much the passes or members disagree.
-        """
+        """Return how much passes or members disagree ``[B]``: entropy of the mean minus mean entropy."""
         return (self.entropy - self.expected_entropy).clamp_min(0)
 
 

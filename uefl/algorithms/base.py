@@ -174,10 +174,7 @@ class Algorithm:
     # --- the model -----------------------------------------------------------------------------------------
 
     def build_model(self, spec: ModelSpec) -> nn.Module:
-        """Build a network from normalized images ``[B, C, H, W]`` to logits ``[B, classes]``.
-
-        The generator of torch draws the weights.
-        """
+        """Build a network with drawn weights, from images ``[B, C, H, W]`` to logits ``[B, classes]``."""
         return spec.network()
 
     def is_private(self, name: str, owner: nn.Module) -> bool:
@@ -211,10 +208,7 @@ class Algorithm:
         return State({"values": values, "buffers": buffers})
 
     def prepare(self, state: State, turn: Turn) -> None:
-        """Prepare the messages of a turn.
-
-        ``turn.ask`` gets replies of the clients first.
-        """
+        """Prepare the messages of a turn, after replies of the clients that ``turn.ask`` gets."""
 
     def broadcast(self, state: State, client: str, turn: Turn) -> Message:
         """Return the message to one client: tensors, options, and the expected tensors by shape and dtype.
@@ -262,10 +256,7 @@ class Algorithm:
             state.tensors[name] = mean.result()
 
     def end_round(self, state: State, turn: Turn, server: Teacher | None) -> None:
-        """Finish a round.
-
-        The server may train or measure with its own images. If it has none, ``server`` is None.
-        """
+        """Finish a round, with training or measurement on the images of the server if it has some."""
 
     def record(self, state: State, client: str, turn: Turn) -> Record:
         """Return columns for a client's line of metrics."""
@@ -312,10 +303,7 @@ class Algorithm:
         yield from (batch for batch in batches if len(batch) > 1 or len(batches) == 1)
 
     def before_round(self, work: Work) -> None:
-        """Prepare the training of the loaded network.
-
-        A tensor in ``work.trained`` is trained with it.
-        """
+        """Prepare the training of the loaded network and of the tensors in ``work.trained``."""
 
     def reply(self, work: Work) -> dict[str, torch.Tensor]:
         """Return the tensors that reply to a message of :meth:`prepare`."""
@@ -343,16 +331,10 @@ class Algorithm:
         """Act after a step of the optimizer."""
 
     def after_round(self, work: Work) -> None:
-        """Clean up after training, also after an error.
-
-        Restore what :meth:`before_round` changed in the network.
-        """
+        """Restore what :meth:`before_round` changed in the network, also after an error."""
 
     def update(self, work: Work) -> dict[str, torch.Tensor]:
-        """Return the tensors that :meth:`broadcast` expects after training.
-
-        By default they are the model without its private tensors.
-        """
+        """Return the tensors that :meth:`broadcast` expects, by default the model without private tensors."""
         return work.model()
 
     def predict(self, work: Work, images: torch.Tensor) -> Prediction:
@@ -403,10 +385,7 @@ class Algorithm:
 
 class _Algorithms(Registry[type[Algorithm]]):
     def add(self, name: str, entry: type[Algorithm]) -> None:
-        """Register an algorithm.
-
-        A class may be defined and registered again, as in a notebook.
-        """
+        """Register an algorithm, also a class that is defined again, as in a notebook."""
         if not isinstance(name, str) or not name:
             raise TypeError(f"register({name!r}): expected a name")
         if not (isinstance(entry, type) and issubclass(entry, Algorithm)):

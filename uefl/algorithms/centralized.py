@@ -49,10 +49,7 @@ class Centralized(Algorithm):
         return ServerData(pooled, None)
 
     def server_state(self, values: torch.Tensor, buffers: torch.Tensor, net: torch.nn.Module) -> State:
-        """Return the state of FedAvg and the loss of the last round.
-
-        The first round adds the optimizer's state.
-        """
+        """Return the state of FedAvg and the loss of the last round."""
         state = super().server_state(values, buffers, net)
         state.plain["server_loss"] = None
         return state

@@ -97,10 +97,7 @@ class Context:
 
 @dataclass
 class State:
-    """The server's state between two turns.
-
-    A checkpoint holds it and the clients' private states.
-    """
+    """The server's state between two turns, which is in a checkpoint."""
 
     tensors: dict[str, torch.Tensor]
     """``values`` ``[P]`` and ``buffers`` ``[Q]``, the flat model without its private tensors, and further

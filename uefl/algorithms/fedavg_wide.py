@@ -28,10 +28,7 @@ class FedAvgWide(Algorithm):
         )
 
     def build_model(self, spec: ModelSpec) -> torch.nn.Module:
-        """Build the network.
-
-        The encoder's initial weights are the same as for FedAvg.
-        """
+        """Build the network, with the encoder's initial weights of FedAvg."""
         settings = spec.settings
         net, head = usual(super().build_model(spec), "the wider head of fedavg-wide needs")
         inputs = head.fc1.in_features

@@ -91,10 +91,7 @@ class FedCR(GaussianFeatures):
     # --- the Gaussians of the classes ----------------------------------------------------------------------
 
     def server_state(self, values: torch.Tensor, buffers: torch.Tensor, net: nn.Module) -> State:
-        """Return the state of FedAvg and ``classes`` ``[2, classes, d]``.
-
-        These are means and deviations, initially N(0, 1).
-        """
+        """Return the state of FedAvg and the Gaussians ``classes [2, classes, d]``, initially N(0, 1)."""
         state = super().server_state(values, buffers, net)
         if self.parameters.beta > 0:
             means = torch.zeros(len(self.context.classes), self.parameters.dim)
@@ -114,10 +111,7 @@ class FedCR(GaussianFeatures):
             pass  # a head is private: the framework keeps it
 
     def broadcast(self, state: State, client: str, turn: Turn) -> Message:
-        """Send the Gaussians also to each client that trains.
-
-        The client replies with the sums over its own.
-        """
+        """Send the Gaussians also to each client that trains, and expect the sums over its own."""
         message = super().broadcast(state, client, turn)
         if "classes" in state.tensors and turn.train:
             classes = message.tensors["classes"] = state.tensors["classes"]
@@ -170,10 +164,7 @@ class FedCR(GaussianFeatures):
         return loss
 
     def reply(self, work: Work) -> dict[str, torch.Tensor]:
-        """Train the head.
-
-        Nothing goes to the server.
-        """
+        """Train the head, and send nothing to the server."""
         fit(self, work, loss=self._head_loss, epochs=self.parameters.head_epochs)
         work.private |= work.workspace.private()
         return {}
@@ -224,10 +215,7 @@ def divergence(of_class: Gaussian, gaussian: Gaussian) -> torch.Tensor:
 
 @torch.no_grad()
 def sums(gaussian: Gaussian, labels: torch.Tensor, classes: int) -> torch.Tensor:
-    """Return, per class, the sums of 1 / sigma^2 and of mu / sigma^2 over its images.
-
-    The result is ``[2, classes, d]`` float64.
-    """
+    """Return sums of 1 / sigma^2 and mu / sigma^2 over the images of a class, ``[2, classes, d]`` float64."""
     # a matrix product sums in the same order on every device
     of_class = nn.functional.one_hot(labels, classes).double().T
     precision = gaussian.std.double().square().reciprocal()

@@ -57,10 +57,7 @@ class Scaffold(Algorithm):
         return state
 
     def broadcast(self, state: State, client: str, turn: Turn) -> Message:
-        """Return the message of FedAvg.
-
-        A client that trains also gets c.
-        """
+        """Return the message of FedAvg, in training with c."""
         message = super().broadcast(state, client, turn)
         if turn.train:
             message.tensors["control"] = state.tensors["control"]

@@ -75,10 +75,7 @@ class TPT(Algorithm):
         return True
 
     def check(self, federation: Federation, arm: str, net: nn.Module) -> None:
-        """Refuse a network without a linear layer.
-
-        Its input is the features.
-        """
+        """Refuse a network without a linear layer, which takes the features."""
         if not linear_layers(net):
             raise UserError(
                 f"arm {arm!r}: neural collapse is measured on the input of the last linear layer, and the"
@@ -118,10 +115,7 @@ class TPT(Algorithm):
         return f"it measures {largest:.3g}, more than {_LARGEST:g}" if largest > _LARGEST else None
 
     def end_iteration(self, state: State, records: list[Record], turn: Turn) -> bool:
-        """Measure the collapse.
-
-        End the run when the phase has lasted ``extra`` times the iterations before it.
-        """
+        """Measure the collapse, and end the run after ``extra`` times the iterations before the phase."""
         done, plain, p = turn.iteration + 1, state.plain, self.parameters
         hits, images = self.measured(state, records, turn)
         if plain["start"] is None and hits >= p.threshold * images:

@@ -70,10 +70,7 @@ class PublishedUEFL(CodebookAlgorithm):
         return state
 
     def broadcast(self, state: State, client: str, turn: Turn) -> Message:
-        """Return the visible part of the client's module.
-
-        All clients run k-means in the first round of a later iteration.
-        """
+        """Return the visible part of the client's module, with k-means at the start of later iterations."""
         message = super().broadcast(state, client, turn)
         codebook = message.tensors["codebook"] = self.visible(state, client, turn)
         if turn.train and turn.trained == 0 and turn.iteration > 0:
@@ -88,10 +85,7 @@ class PublishedUEFL(CodebookAlgorithm):
         return 1.0
 
     def add(self, state: State, averages: dict[str, Mean], update: Reply) -> None:
-        """Add the model to its average.
-
-        The codebook stays with the client.
-        """
+        """Add the model to its average, and keep the codebook for the client."""
         for name, mean in averages.items():
             mean.add(update.tensors[name], self.weight(update))
         at, codewords = state.plain["own_part"][update.client], self.parameters.codewords
@@ -103,10 +97,7 @@ class PublishedUEFL(CodebookAlgorithm):
         )
 
     def aggregate(self, state: State, averages: dict[str, Mean]) -> None:
-        """Leave the main model with the last client's parts.
-
-        After an extension it has one more spare part.
-        """
+        """Leave the main model with the last client's parts, and after an extension with a new spare part."""
         super().aggregate(state, averages)
         tensors, first = state.tensors, state.scratch["first"]
         for name, (at, shared, other) in state.scratch["trained"].items():
@@ -165,9 +156,6 @@ class PublishedUEFL(CodebookAlgorithm):
         return parts[0] if own_part == 0 else torch.cat([parts[0], parts[own_part]])
 
     def client_tensors(self, state: State, client: str) -> dict[str, torch.Tensor]:
-        """Return the tensors that the client has after the run.
-
-        A new iteration would start from the main model.
-        """
+        """Return the tensors that the client has after the run, from the main model."""
         parts, own_part = state.tensors["main"], state.plain["own_part"].get(client, 0)
         return {"codebook": parts[0] if own_part == 0 else torch.cat([parts[0], parts[own_part]])}

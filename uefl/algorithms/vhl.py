@@ -66,18 +66,12 @@ class VHL(Algorithm):
         temperature: float = Field(0.07, gt=0, description="temperature of the feature terms")
 
     def check(self, federation: Federation, arm: str, net: nn.Module) -> None:
-        """Refuse a network without the usual head.
-
-        Its hidden units are the features.
-        """
+        """Refuse a network without the usual head, which has the features."""
         usual(net, f"arm {arm!r}: virtual images need")
         super().check(federation, arm, net)
 
     def build_model(self, spec: ModelSpec) -> nn.Module:
-        """Build the usual network with a second last layer for the virtual classes.
-
-        Only the first one predicts.
-        """
+        """Build the usual network, and a second last layer for the virtual classes that never predicts."""
         net = super().build_model(spec)
         if isinstance(net, Net) and isinstance(net.head, Head):
             net.head.virtual = nn.Linear(net.head.fc2.in_features, spec.classes)
@@ -91,10 +85,7 @@ class VHL(Algorithm):
             work.memory["virtual"] = images.to(work.workspace.device)
 
     def loss(self, work: Work, batch: Batch) -> torch.Tensor:
-        """Return the cross-entropy of real and virtual images over all their classes, plus two terms.
-
-        The terms are the pull of the real images and the contrast of the virtual ones.
-        """
+        """Return the cross-entropy of real and virtual images, plus the pull and the contrast of features."""
         p, real = self.parameters, len(batch.labels)
         if p.virtual_batch == 0:
             return super().loss(work, batch)

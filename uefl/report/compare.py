@@ -29,10 +29,7 @@ _CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class SameData:
-    """Finished runs on the same data.
-
-    In curves, a run takes the place of a client.
-    """
+    """Finished runs on the same data, each drawn like a client."""
 
     runs: list[RunFolder]
 
@@ -55,10 +52,7 @@ class SameData:
         return any(run.measured(key) for run in self.runs)
 
     def series(self, arm: str, key: str) -> npt.NDArray[np.float64]:
-        """Return the mean of a metric over the clients, as ``[rounds, runs]``.
-
-        Missing numbers are NaN.
-        """
+        """Return the mean of a metric over the clients, ``[rounds, runs]`` with NaN for missing numbers."""
         having = [run for run in self.runs if arm in run.arms]
         values = np.full((self.arms[arm]["rounds"], len(having)), np.nan)
         for i, run in enumerate(having):
@@ -234,10 +228,7 @@ def interval(differences: Sequence[float]) -> str:
 
 
 def half_width(values: Sequence[float]) -> float:
-    """Return half the width of the 95 % confidence interval of a mean (Student's t).
-
-    For a single value the width is 0.
-    """
+    """Return half the width of the 95 % confidence interval of a mean (Student's t), 0 for one value."""
     from scipy import stats
 
     if len(values) < 2:

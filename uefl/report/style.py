@@ -201,10 +201,7 @@ def legend(figure: Figure, entries: list[Line2D]) -> None:
 
 
 def drawn(run: RunFolder) -> dict[str, str]:
-    """Return the names of the clients for pictures.
-
-    A name with letters that the font lacks is replaced by a number.
-    """
+    """Return the names of the clients for pictures, with a number for letters that the font lacks."""
     return dict(zip(run.labels, _readable(run.labels.values(), "client"), strict=True))
 
 

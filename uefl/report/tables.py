@@ -16,10 +16,7 @@ Columns = dict[str, Callable[[dict[str, Any]], str]]
 
 
 def arm_table(run: RunFolder) -> Table:
-    """Return the outcome of each arm, without columns that no arm has.
-
-    See :func:`summarize`.
-    """
+    """Return the outcome of each arm (:func:`summarize`), without columns that no arm has."""
     columns: Columns = {
         "accuracy": lambda arm: number(arm["accuracy"]),
         last_rounds(run): lambda arm: plus_minus(arm["accuracy_last4"]["mean"], arm["accuracy_last4"]["sd"]),

@@ -61,10 +61,7 @@ class SuiteResult:
     """by folder, the reason why a run is missing"""
 
     def values(self, case: str, arm: str, measure: str) -> dict[int, float]:
-        """Return one measure by seed, for the seeds that have it.
-
-        For an average, return the measure for the seeds that all its cases have.
-        """
+        """Return one measure by seed, for the seeds that have it, in an average in all its cases."""
         if case in self.suite.averages:
             cases = [self.values(of, arm, measure) for of in self.suite.averages[case].cases]
             return {
@@ -76,10 +73,7 @@ class SuiteResult:
         return {seed: value for seed, value in found.items() if value is not None}
 
     def arms(self, case: str) -> list[str]:
-        """Return the arms of a case with a run, in the order of the case.
-
-        For an average, return the arms of all its cases.
-        """
+        """Return the arms of a case with a run, in its order, or those in all cases of an average."""
         if case in self.suite.averages:
             first, *others = (self.arms(of) for of in self.suite.averages[case].cases)
             return [arm for arm in first if all(arm in arms for arms in others)]
@@ -163,10 +157,7 @@ def table(result: SuiteResult) -> Table:
 
 
 def differences(result: SuiteResult) -> list[ReportElement]:
-    """Return a sentence and a table: the difference of every measure of every arm to the baseline arm.
-
-    Return nothing for a single measure.
-    """
+    """Return, for several measures, a sentence and a table of the differences to the baseline arm."""
     suite = result.suite
     arms = [(case, arm) for case, arm in result.rows() if (case, arm) != suite.baseline(case)]
     if not arms or len(suite.measures) == 1:
@@ -216,10 +207,7 @@ def content(result: SuiteResult, pictures: list[Picture]) -> Content:
 
 
 def reasons(missing: Mapping[str, str]) -> list[str]:
-    """Return why runs are missing.
-
-    A line is for the runs of a case with a common reason, or for a run with its place.
-    """
+    """Return why runs are missing, in a line for the runs of a case with a common reason."""
     alike: dict[tuple[str, str], list[str]] = {}
     for place, why in missing.items():
         alike.setdefault((place.partition("/")[0], why), []).append(place)
@@ -269,10 +257,7 @@ def _measures(result: SuiteResult) -> list[str]:
 
 
 def unequal(result: SuiteResult) -> list[str]:
-    """Return a sentence about arms with another number of rounds than their baseline arm.
-
-    An early stop can cause this.
-    """
+    """Return a sentence about arms that stopped earlier or later than their baseline arm."""
     against, entries = result.suite.against, []
     for case, arm in result.runs:
         ours, theirs = (
@@ -306,10 +291,7 @@ def elsewhere(result: SuiteResult) -> list[str]:
 
 
 def partial(result: SuiteResult) -> list[str]:
-    """Return a sentence about means of fewer seeds than their row has.
-
-    For example, not every run reaches a phase.
-    """
+    """Return a sentence about means of fewer seeds than their row has."""
     entries = []
     for (case, arm), runs in result.runs.items():
         for measure in result.suite.measures:

@@ -197,10 +197,7 @@ class Job:
 
 
 def suites() -> dict[str, str]:
-    """Return the name of every suite of the papers and the first comment line of its file.
-
-    Return nothing outside of a clone.
-    """
+    """Return the first comment line of every suite of the papers by name, none outside of a clone."""
     return {name: _about(file.read_text(encoding="utf-8")) for name, file in _files().items()}
 
 

@@ -72,10 +72,7 @@ class FedUL(SetAlgorithm):
             return self
 
     def check(self, federation: Federation, arm: str, net: torch.nn.Module) -> None:
-        """Refuse M1 and M2 where the server has no labeled images.
-
-        Also refuse a prior of another number of classes.
-        """
+        """Refuse M1 and M2 without labeled images of the server, and a prior of other classes."""
         super().check(federation, arm, net)
         if self.parameters.server != "none":
             needs_labeled(federation, arm)
@@ -147,10 +144,7 @@ class FedUL(SetAlgorithm):
 
 
 def log_transition(data: SetData, test_prior: tuple[float, ...] = ()) -> torch.Tensor:
-    """Return log(pi_m Pi[m, k] / pi_k), ``[M, K]`` float32.
-
-    It is the transition from classes to a client's sets.
-    """
+    """Return the transition from classes to a client's sets, log(pi_m Pi[m, k] / pi_k) ``[M, K]`` float32."""
     sizes = data.sizes.double()
     target = data.priors.new_tensor(test_prior) if test_prior else None
     return uefl_kernels.log_transition_matrix(data.priors, sizes / sizes.sum(), target).float()

@@ -75,10 +75,7 @@ class SetAlgorithm(Algorithm):
 
     @property
     def only_the_model(self) -> bool:
-        """Return True, as in the base class.
-
-        :meth:`end_iteration` is overridden, but uses only the images of the server.
-        """
+        """Return True, because :meth:`end_iteration` uses only the images of the server."""
         return self.plain_means
 
     def weight(self, update: Reply) -> float:
@@ -99,10 +96,7 @@ class SetAlgorithm(Algorithm):
     # --- the server ----------------------------------------------------------------------------------------
 
     def aggregate(self, state: State, averages: dict[str, Mean]) -> None:
-        """Set the model f to f + step (mean - f).
-
-        The running statistics become the mean of the clients, for every step size.
-        """
+        """Set the model f to f + step (mean - f), and the running statistics to the mean."""
         sent = state.tensors["values"]
         super().aggregate(state, averages)
         state.tensors["values"] = torch.lerp(sent, state.tensors["values"], self.parameters.global_step)
@@ -130,10 +124,7 @@ class SetAlgorithm(Algorithm):
             state.tensors |= {f"best.{name}": state.tensors[name] for name in ("values", "buffers")}
 
     def serve(self, state: State, turn: Turn, server: Teacher | None) -> bool:
-        """Train on the server's labeled images after the average.
-
-        Return False if the model did not change.
-        """
+        """Train on the server's labeled images after the average, and return whether the model changed."""
         return False
 
     def record(self, state: State, client: str, turn: Turn) -> Record:

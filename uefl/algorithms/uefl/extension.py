@@ -47,10 +47,7 @@ def drawn(clients: Sequence[str], count: int, seed: int, iteration: int) -> list
 
 
 def above(threshold: float, entropy: Mapping[str, float], names: list[str]) -> str:
-    """Return these clients' entropies relative to the least one.
-
-    They have enough digits to differ from the threshold.
-    """
+    """Return these clients' entropies relative to the least one, with digits enough to pass the threshold."""
     least = min(entropy.values())
     if least < 1e-6:  # a ratio to it has no meaning; a check of replies allows for rounding below 0
         return ", ".join(names)

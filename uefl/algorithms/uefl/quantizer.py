@@ -118,10 +118,7 @@ def moved(moving: torch.Tensor, batch: QuantizedMap, decay: float) -> torch.Tens
 
 
 def codewords(moving: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
-    """Return the codewords ``[..., V, d]`` of moving averages ``[..., V, d + 1]``.
-
-    A codeword without counts keeps its value ``before``.
-    """
+    """Return codewords ``[..., V, d]`` of ``moving [..., V, d + 1]``, or ``before`` without counts."""
     counts = moving[..., -1:]
     return torch.where(counts > _FEW, moving[..., :-1] / counts.clamp_min(_FEW), before)
 

@@ -113,10 +113,7 @@ class UEFL(CodebookAlgorithm):
             state.tensors[f"moving.{i}"] = moving_start(part)
 
     def seen(self, state: State, client: str) -> list[int]:
-        """Return the parts of a client, in order of creation.
-
-        An unseen client has the parts shared by all, or every part if there are none.
-        """
+        """Return the parts of a client, oldest first, for an unseen client the shared ones or else all."""
         part_clients = state.plain["part_clients"]
         own = [
             i
@@ -126,10 +123,7 @@ class UEFL(CodebookAlgorithm):
         return own or list(range(len(part_clients)))
 
     def visible(self, state: State, client: str, what: str = "part") -> torch.Tensor:
-        """Return the codebook of a client, ``[..., V, d]``, or its ``moving`` averages.
-
-        Shared codewords come first, then extensions.
-        """
+        """Return a client's codebook ``[..., V, d]`` or ``moving`` averages, with extensions at the end."""
         return joined([state.tensors[f"{what}.{i}"] for i in self.seen(state, client)])
 
     @property
@@ -153,10 +147,7 @@ class UEFL(CodebookAlgorithm):
         return bool(round >= self.parameters.codebook_after)
 
     def pooled_kmeans(self, state: State, clients: Iterable[str], purpose: str, turn: Turn) -> torch.Tensor:
-        """Return a part ``[..., v, d]`` for several clients.
-
-        k-means runs on each client's features, then on all weighted centers.
-        """
+        """Return a part ``[..., v, d]`` by k-means on the weighted centers of several clients."""
         count, shape = self.parameters.codewords, tuple(state.tensors["part.0"].shape)
         centers, masses, messages = [], [], {}
         for name in clients:
@@ -225,10 +216,7 @@ class UEFL(CodebookAlgorithm):
         return part.to(shared.device)
 
     def broadcast(self, state: State, client: str, turn: Turn) -> Message:
-        """Return the message of FedAvg with the client's codebook.
-
-        It has the request for a private extension, too.
-        """
+        """Return the message of FedAvg with the client's codebook and the request for a private extension."""
         message = super().broadcast(state, client, turn)
         if not self.quantized(turn.round):
             return message
@@ -255,10 +243,7 @@ class UEFL(CodebookAlgorithm):
         return message
 
     def all_parts(self, state: State, device: torch.device) -> dict[str, torch.Tensor]:
-        """Return the choices of an unseen client.
-
-        These are all codewords, and a mask of rows for each trained client's codebook.
-        """
+        """Return the choices of an unseen client: all codewords, and a mask for each codebook."""
         parts = [state.tensors[f"part.{i}"] for i in range(len(state.plain["part_clients"]))]
         codebooks = sorted({tuple(self.seen(state, name)) for name in self.context.clients})
         part_of = [i for i, part in enumerate(parts) for _ in range(part.shape[-2])]
@@ -292,10 +277,7 @@ class UEFL(CodebookAlgorithm):
 
     @property
     def by_use(self) -> bool:
-        """Return True if codewords are weighted by their usage.
-
-        Moving averages contain it already.
-        """
+        """Return True if codewords are weighted by their usage, which moving averages contain already."""
         return bool(self.parameters.usage_aware and not self.parameters.ema_decay)
 
     def weights(self, counts: torch.Tensor) -> torch.Tensor:
@@ -313,10 +295,7 @@ class UEFL(CodebookAlgorithm):
         return super().averages(state) | parts
 
     def add(self, state: State, averages: dict[str, Mean], update: Reply) -> None:
-        """Add each part of the client's codebook to the average of this part.
-
-        Further rows are a new part.
-        """
+        """Add each part of the client's codebook to its average, and keep further rows as a new part."""
         for name in ("values", "buffers"):
             averages[name].add(update.tensors[name], self.weight(update))
         if "usage" not in update.tensors:
@@ -372,10 +351,7 @@ class UEFL(CodebookAlgorithm):
         return not (p.usage_aware or p.ema_decay or p.revive_below or self.asks_all)
 
     def aggregate(self, state: State, averages: dict[str, Mean]) -> None:
-        """Take the averages.
-
-        A part without accepted updates stays as it is.
-        """
+        """Take the averages, and leave a part without accepted updates as it is."""
         super().aggregate(state, averages)
         tensors, moving = state.tensors, bool(self.parameters.ema_decay)
         if moving:
@@ -447,10 +423,7 @@ class UEFL(CodebookAlgorithm):
         return not uncertain and bool(p.stop_when_certain)
 
     def findings(self, history: History) -> Findings:
-        """Return a section on the extensions of codebooks.
-
-        It names clients that were drawn.
-        """
+        """Return a section on the extensions of codebooks, with the names of drawn clients."""
         return extension_findings.findings(history, self.initial_size, self.parameters.extend == "random")
 
     def client_tensors(self, state: State, client: str) -> dict[str, torch.Tensor]:

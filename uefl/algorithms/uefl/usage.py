@@ -35,9 +35,6 @@ class CodewordMean:
 
 
 def perplexity(counts: torch.Tensor) -> torch.Tensor:
-    """Return the number of codewords in effective use, exp of the entropy of their usage.
-
-    Counts ``[..., V]`` -> ``[...]``.
-    """
+    """Return the effective number of codewords, exp of the entropy of their ``counts [..., V]``."""
     usage = counts.double() / counts.sum(-1, keepdim=True).clamp_min(1)
     return entropy(usage).exp()
