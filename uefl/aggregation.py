@@ -38,11 +38,7 @@ class Mean(Protocol):
 
 
 class WeightedMean:
-    """Compute sum of w_k x_k over sum of w_k, adding one client at a time.
-
-    Args:
-        old: the tensor before the round, the result if nothing is added.
-    """
+    """Compute sum of w_k x_k over sum of w_k, adding clients one by one, or ``old`` without clients."""
 
     def __init__(self, old: torch.Tensor) -> None:
         self.old = old

@@ -88,11 +88,7 @@ def save_tensors(
 def save_groups(
     path: Path, groups: Callable[[], Iterable[dict[str, torch.Tensor]]], metadata: dict[str, str]
 ) -> None:
-    """Write several dictionaries as :func:`save_tensors` does, with one of them in memory at a time.
-
-    Args:
-        groups: called twice, for names and shapes and then for the values. Both calls must return the same.
-    """
+    """Write the dictionaries of two equal calls as :func:`save_tensors` does, one at a time in memory."""
     found: dict[str, dict[str, Any]] = {}
     for group in groups():
         found |= _header_and_bytes(group)[0]

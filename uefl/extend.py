@@ -28,14 +28,10 @@ Checkpoint = tuple[dict[str, torch.Tensor], dict[str, Any]]
 
 
 def keep(out: Path, arm: int, name: str) -> None:
-    """Keep a copy of the checkpoint of a run, before the last turn of an arm.
-
-    Args:
-        arm: the number of the arm. An arm with a single turn has no checkpoint of its own.
-    """
+    """Keep a copy of the checkpoint before the last turn of an arm, given by its number and name."""
     found = checkpoint.load(out)
     if found is None or found[1]["arm"] != arm:
-        return
+        return  # an arm with a single turn has no checkpoint of its own
     tensors, plain = found
     with opened(out / "metrics.jsonl") as file:
         written = file.read(plain["metrics_bytes"]).decode()

@@ -222,11 +222,7 @@ class MetricsFile:
                     raise UserError(f"{lost}; restore it, or start a new run")
 
     def write(self, lines: Sequence[Mapping[str, Any]], first: int = 0) -> None:
-        """Append lines and wait until they are on the disk.
-
-        Args:
-            first: the number of the first round in ``lines``.
-        """
+        """Append lines with rounds from ``first``, and wait until they are on the disk."""
         if not lines:
             return
         with named(self._path), self._path.open("a", encoding="utf-8") as file:

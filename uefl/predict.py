@@ -103,11 +103,7 @@ class Predictor:
         return found + self._choice
 
     def rows(self, advance: Callable[[int], object] = lambda count: None) -> Iterator[NamedPrediction]:
-        """Predict for one batch after the other.
-
-        Args:
-            advance: called after each batch with its number of images.
-        """
+        """Predict for one batch after the other, and give the size of each to ``advance``."""
         model, client = self._model, self.client
         self._choice: list[str] = []
         if client is None and model.clients:

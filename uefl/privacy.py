@@ -202,11 +202,7 @@ class Privacy:
 
 
 class NoisyMean:
-    """old + (sum of clipped changes + noise) / the expected number of clients, all in float64.
-
-    Args:
-        expected: the divisor of the sum, for any number of updates.
-    """
+    """old + (sum of clipped changes + noise) / the expected number of clients, all in float64."""
 
     def __init__(self, old: torch.Tensor, expected: float) -> None:
         self.old, self._expected = old, expected
@@ -239,11 +235,7 @@ class PoissonParticipants:
 
 
 def spent_by(updates: Mapping[float, int], delta: float) -> float:
-    """Return the epsilon of one client that has added noise to its own updates, over all its runs.
-
-    Args:
-        updates: number of sent updates by ``noise_multiplier``.
-    """
+    """Return the epsilon of a client over all its runs, from its noisy updates by ``noise_multiplier``."""
     divergences = [count * _of_update(noise) for noise, count in updates.items() if count]
     return _epsilon(np.sum(divergences, axis=0), delta) if divergences else 0.0
 

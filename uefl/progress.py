@@ -18,11 +18,7 @@ _LOGGER = logging.getLogger(__package__)
 
 
 class PlainProgress:
-    """One line per round.
-
-    Args:
-        notice: takes each line; default: the logger ``uefl``, at level INFO.
-    """
+    """Give a line per round to ``notice``, by default the logger ``uefl`` at level INFO."""
 
     def __init__(self, notice: Callable[[str], None] = _LOGGER.info) -> None:
         self.notice = notice
@@ -72,11 +68,7 @@ class LiveProgress:
         )
 
     def client(self, arm: str, round: int, client: str) -> None:
-        """Show that a client begins.
-
-        The earlier clients of this round have finished. After the last round follows an exchange that only
-        measures.
-        """
+        """Show that a client begins, after the earlier ones of a round, which may only be measured."""
         place = f"round {min(round + 1, self._rounds)}/{self._rounds}"
         self._begun = self._begun + 1 if self._progress.tasks[0].fields["round"] == place else 0
         steps = min(

@@ -619,11 +619,7 @@ class _Run:
 
 
 def _written_summary(out: Path) -> dict[str, Any]:
-    """Return the summary of a finished run.
-
-    Raises:
-        UserError: the summary is damaged.
-    """
+    """Return the summary of a finished run."""
     path = out / "summary.json"
     try:
         return dict(parse_json(read_text(path)))

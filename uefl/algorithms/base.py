@@ -113,11 +113,7 @@ class Algorithm:
 
     @property
     def asks_all(self) -> bool:
-        """Return True if the server asks clients that have not trained yet.
-
-        Also return True if the algorithm needs all clients from the first round. Then no client can join
-        later.
-        """
+        """Return True if the server asks clients that have not trained, so that no client can join later."""
         return False
 
     @property
@@ -216,8 +212,7 @@ class Algorithm:
         If ``client`` is only measured, ``turn.train`` is False, and ``context.clients`` does not contain the
         client.
         """
-        tensors = {name: state.tensors[name] for name in ("values", "buffers")}
-        return Message(tensors, expects=expected_like(tensors))
+        return Message(state.model, expects=expected_like(state.model))
 
     def rejection(self, message: Message, reply: Reply) -> str | None:
         """Return a reason to reject an update that has all expected tensors, or None if it is valid.
@@ -232,7 +227,7 @@ class Algorithm:
 
     def averages(self, state: State) -> dict[str, Mean]:
         """Return the running averages of a round, by tensor name."""
-        return {name: WeightedMean(state.tensors[name]) for name in ("values", "buffers")}
+        return {name: WeightedMean(tensor) for name, tensor in state.model.items()}
 
     def add(self, state: State, averages: dict[str, Mean], update: Reply) -> None:
         """Add a valid update to the averages.
@@ -342,11 +337,7 @@ class Algorithm:
         return of_network(work.net, images, work.passes, work.amp)
 
     def measure(self, work: Work, extras: list[dict[str, torch.Tensor]], last: bool) -> Record:
-        """Return further metrics of the test split, from the ``extra`` of each member's predictions.
-
-        Args:
-            last: whether this is the last measurement of an iteration.
-        """
+        """Return metrics of the test split from each member's ``extra``, ``last`` in an iteration or not."""
         return {}
 
     def findings(self, history: History) -> Findings | None:

@@ -106,3 +106,8 @@ class State:
     """values that JSON can hold"""
     scratch: dict[str, Any] = field(default_factory=dict)
     """values for the methods of one exchange; cleared before each, never written to disk"""
+
+    @property
+    def model(self) -> dict[str, torch.Tensor]:
+        """Return ``values`` and ``buffers``."""
+        return {name: self.tensors[name] for name in ("values", "buffers")}

@@ -42,6 +42,7 @@ class FedBR(Algorithm):
     """
 
     images_only: ClassVar[str] = "sends means of images"
+    asks_all = True  # all clients make their mean images before the first round
 
     class Parameters(base.Parameters):
         """Parameters of FedBR."""
@@ -83,11 +84,6 @@ class FedBR(Algorithm):
         projection_lr: float = Field(
             0.01, gt=0, description="learning rate of the projection head, which has its own plain SGD"
         )
-
-    @property
-    def asks_all(self) -> bool:
-        """Return True: all clients make their mean images before the first round."""
-        return True
 
     def check(self, federation: Federation, arm: str, net: nn.Module) -> None:
         """Refuse a network without the usual head, which has the features."""

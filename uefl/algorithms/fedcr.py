@@ -36,6 +36,7 @@ class FedCR(GaussianFeatures):
 
     hidden = True
     average_of = "logits"
+    asks_all = True  # all clients send the Gaussians of their classes
 
     class Parameters(GaussianParameters):
         """Parameters of FedCR."""
@@ -78,11 +79,6 @@ class FedCR(GaussianFeatures):
                     "beta: the divergence is infinite without draws; set 0, or stochastic = true"
                 )
             return self
-
-    @property
-    def asks_all(self) -> bool:
-        """Return True: all clients send the Gaussians of their classes."""
-        return True
 
     def is_private(self, name: str, owner: nn.Module) -> bool:
         """Keep the head private to its client."""

@@ -42,13 +42,9 @@ class Scaffold(Algorithm):
         )
 
     static_step = True
+    plain_means = True  # the changes of c_k are averaged in the same way as the model
 
     # --- the server's half ---------------------------------------------------------------------------------
-
-    @property
-    def plain_means(self) -> bool:
-        """Return True: the changes of c_k are averaged in the same way as the model."""
-        return True
 
     def server_state(self, values: torch.Tensor, buffers: torch.Tensor, net: torch.nn.Module) -> State:
         """Return the state of FedAvg, and c, initially zero."""

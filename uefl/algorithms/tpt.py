@@ -55,6 +55,7 @@ class TPT(Algorithm):
     server_columns = frozenset(
         {"train_error", "start_accuracy", *Collapse._fields, *(f"{name}_silo" for name in Collapse._fields)}
     )
+    asks_all = True  # every client is measured at the start of an iteration
 
     class Parameters(base.Parameters):
         """Parameters of the terminal phase."""
@@ -68,11 +69,6 @@ class TPT(Algorithm):
         extra: float = Field(
             1.0, ge=0, description="iterations of the phase, as a multiple of the iterations before it"
         )
-
-    @property
-    def asks_all(self) -> bool:
-        """Return True: every client is measured at the start of an iteration."""
-        return True
 
     def check(self, federation: Federation, arm: str, net: nn.Module) -> None:
         """Refuse a network without a linear layer, which takes the features."""

@@ -43,11 +43,7 @@ class PublishedUEFL(CodebookAlgorithm):
     """
 
     draws = False
-
-    @property
-    def asks_all(self) -> bool:
-        """Return True: the server keeps a codebook of every client from the start."""
-        return True
+    asks_all = True  # the server keeps a codebook of every client from the start
 
     def rounds(self, iteration: int) -> int | None:
         """Return None without ``max_iterations``: there is always another iteration."""

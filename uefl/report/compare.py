@@ -132,11 +132,7 @@ def by_data(runs: Sequence[RunFolder]) -> list[list[RunFolder]]:
 
 
 def _data(run: RunFolder) -> str:
-    """Return a key for the data of a run.
-
-    The key is the section of the configuration. For clients given in Python, the key also has the number of
-    images of each class and client.
-    """
+    """Return a key for the data of a run: its section, and the counts of clients given in Python."""
     clients = run.manifest.get("silos", {}) if run.config.data.source == "arrays" else {}
     counts = {
         name: [

@@ -283,15 +283,9 @@ def _finish(ax: Axes, run: Curves) -> None:
 
 
 def _limit(ax: Axes, key: str) -> None:
-    """Set the natural limits of a metric, with a margin for the width of a line.
-
-    Call this function last, because it ends the automatic scaling of all panels. Entropies far above 0 keep
-    the automatic limits.
-    """
+    """Set the natural limits of a metric at the end, because this ends the scaling of all panels."""
     low, high = ax.get_ylim()
-    if key == "entropy" and low > high / 2:
-        return
-    if key == "entropy":
+    if key == "entropy" and low <= high / 2:  # entropies far above 0 keep the automatic limits
         ax.set_ylim(-_MARGIN * high, (1 + _MARGIN) * high)
     elif key == "accuracy":  # a loss has no natural limit
         ax.set_ylim(low, 1 + _MARGIN * (1 - low))

@@ -130,13 +130,7 @@ def of_place(place: int, arms: int) -> dict[str, Any]:
 def draw(
     ax: Axes, run: Curves, curves: Mapping[str, Matrix], marker: Callable[[Matrix], str] = lambda curve: ""
 ) -> None:
-    """Draw a line for every arm.
-
-    Add stripes of all their colors where arms agree.
-
-    Args:
-        curves: ``[rounds]`` by arm.
-    """
+    """Draw the curves ``[rounds]`` of all arms, and stripes of all their colors where arms agree."""
     for arm, curve in curves.items():
         ax.plot(np.arange(1, len(curve) + 1), curve, marker=marker(curve), **line(run, arm))
     for span in shared(curves):

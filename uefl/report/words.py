@@ -16,11 +16,7 @@ def count(number: int, noun: str, plural: str = "") -> str:
 
 
 def mean(records: Iterable[Mapping[str, Any]], key: str, weighted: Collection[str] = ()) -> float | None:
-    """Return the mean of a metric over records of clients, or None if no record has it.
-
-    Args:
-        weighted: metrics whose mean is weighted by the test inputs of each client.
-    """
+    """Return the mean over clients, in ``weighted`` metrics by test inputs, or None if no record has it."""
     found = [record for record in records if record.get(key) is not None]
     weights = [record.get("tested", 0) for record in found] if key in weighted else []
     if not found:

@@ -19,11 +19,7 @@ _WARM, _REPEATS = 20, 200
 
 
 def measure(folder: Path, gpu: bool) -> None:
-    """Write ``cost.json`` into the folder of a finished run if it is missing.
-
-    The file has the millions of parameters, including the codebook, and the median milliseconds to predict
-    one image on this machine's CPU and, on request, GPU.
-    """
+    """Write ``cost.json`` of a finished run once: millions of parameters, milliseconds per prediction."""
     known = read(folder)
     if not (folder / "summary.json").exists() or (known and (ON_GPU in known or not gpu)):
         return

@@ -85,11 +85,7 @@ class SuiteResult:
 
 
 def collect(suite: Suite, scale: Scale, jobs: Sequence[Job], errors: dict[Path, str]) -> SuiteResult:
-    """Read the runs of a suite that are finished.
-
-    Args:
-        errors: the last line of runs that failed, by folder.
-    """
+    """Read the runs of a suite that are finished, and keep the last line of the others."""
     runs: dict[tuple[str, str], dict[int, RunFolder]] = {}
     missing: dict[str, str] = {}
     for job in sorted(jobs, key=lambda job: list(suite.cases).index(job.case)):

@@ -129,9 +129,7 @@ class FedUL(SetAlgorithm):
             expert.train(state, turn, server, seed=self.context.seed, epochs=p.server_epochs, loss=p.loss)
             expert.blend(state, self.share(turn))
             if p.recalibrate:
-                state.tensors["buffers"] = server.recalibrated(
-                    {name: state.tensors[name] for name in ("values", "buffers")}
-                )
+                state.tensors["buffers"] = server.recalibrated(state.model)
             if p.resync:
                 expert.synchronize(state)
         return True

@@ -121,7 +121,7 @@ class SetAlgorithm(Algorithm):
             and accuracy > state.plain["best_accuracy"]
         ):
             state.plain["best_accuracy"] = accuracy
-            state.tensors |= {f"best.{name}": state.tensors[name] for name in ("values", "buffers")}
+            state.tensors |= {f"best.{name}": tensor for name, tensor in state.model.items()}
 
     def serve(self, state: State, turn: Turn, server: Teacher | None) -> bool:
         """Train on the server's labeled images after the average, and return whether the model changed."""
@@ -134,7 +134,7 @@ class SetAlgorithm(Algorithm):
     def end_iteration(self, state: State, records: list[Record], turn: Turn) -> bool:
         """End the run with the last model, or with the model that is best on validation."""
         if "best.values" in state.tensors:
-            state.tensors |= {name: state.tensors[f"best.{name}"] for name in ("values", "buffers")}
+            state.tensors |= {name: state.tensors[f"best.{name}"] for name in state.model}
         return True
 
 
@@ -179,8 +179,4 @@ def server_loss(kind: str) -> Any:
 
 
 def _validated(state: State, server: Teacher | None) -> float | None:
-    return (
-        None
-        if server is None
-        else server.accuracy({name: state.tensors[name] for name in ("values", "buffers")})
-    )
+    return None if server is None else server.accuracy(state.model)

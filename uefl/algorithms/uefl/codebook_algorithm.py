@@ -76,10 +76,7 @@ class CodebookAlgorithm(Algorithm):
         """Return False for moving averages: each step makes a new tensor."""
         return not self.quantizer.decay
 
-    @property
-    def stacked_step(self) -> bool:
-        """Return False for moving averages, as :attr:`static_step`."""
-        return not self.quantizer.decay
+    stacked_step = static_step
 
     def build_model(self, spec: ModelSpec) -> torch.nn.Module:
         """Build a network in two parts, also from one given in Python."""
@@ -200,11 +197,7 @@ class CodebookAlgorithm(Algorithm):
 
     @torch.no_grad()
     def new_codewords(self, work: Work) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run k-means on the features of the training images, or on their residuals.
-
-        Returns:
-            Codewords ``[..., v, d]`` and masses ``[..., v]``.
-        """
+        """Return codewords ``[..., v, d]`` and masses ``[..., v]`` by k-means on the client's features."""
         net, options = _net(work), work.message.options
         codebook = self.received(work) if self.quantizer.stage else None
         net.eval()

@@ -63,11 +63,7 @@ def above(threshold: float, entropy: Mapping[str, float], names: list[str]) -> s
 def unsure(
     threshold: float, entropy: Mapping[str, float], records: Iterable[Mapping[str, Any]]
 ) -> str | None:
-    """Return a note if an entropy is too inaccurate to compare with the threshold, otherwise None.
-
-    This is the case if a standard error, over the client's holdout images, exceeds the distance from the
-    least entropy to the threshold.
-    """
+    """Return a note if a standard error exceeds the distance from the least entropy to the threshold."""
     margin = threshold - min(entropy.values())
     error, name = max((record["holdout_entropy_se"], record["client"]) for record in records)
     if error <= margin:

@@ -128,11 +128,7 @@ class UEFL(CodebookAlgorithm):
 
     @property
     def kept_at_silos(self) -> bool:
-        """Return True if a client's own codewords stay with the client.
-
-        They travel if the server computes with them: moving averages, revival, and k-means over several
-        clients.
-        """
+        """Return True if clients keep their own codewords, with which the server computes nothing."""
         p = self.parameters
         return self.context.clients_keep_states and not (p.ema_decay or p.revive_below or self.asks_all)
 
@@ -342,11 +338,7 @@ class UEFL(CodebookAlgorithm):
 
     @property
     def plain_means(self) -> bool:
-        """Return True if plain means update every part.
-
-        Each part belongs to all clients or to one, codewords are not weighted by usage, and no k-means pools
-        centers.
-        """
+        """Return True if each part is a plain mean: no usage, no moving averages, no pooled k-means."""
         p = self.parameters
         return not (p.usage_aware or p.ema_decay or p.revive_below or self.asks_all)
 
@@ -367,11 +359,7 @@ class UEFL(CodebookAlgorithm):
         state.plain["extended"] = state.scratch["growing"]
 
     def revive(self, state: State, i: int, usage: torch.Tensor) -> None:
-        """Move rarely used codewords of part ``i`` next to often used ones, and reset their moving averages.
-
-        Args:
-            usage: ``[..., v]``, number of assignments of each codeword.
-        """
+        """Move rarely used codewords of part ``i`` by ``usage [..., v]``, and reset their moving averages."""
         before, averages = state.tensors[f"part.{i}"], state.tensors.get(f"moving.{i}")
         after = revived(before, usage, self.parameters.revive_below)
         self.put(state, i, after)
