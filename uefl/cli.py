@@ -378,10 +378,11 @@ def _resumable(folder: Path, go_on: str) -> Iterator[None]:
 
 def _show_results(console: Console, folder: Path) -> int:
     """Print the tables of a run and the places of its report, and count the rejected replies."""
-    from . import report
+    from .report.run_folder import read_run
+    from .report.tables import tables
 
-    run = report.read_run(folder)
-    _show(console, *report.tables(run))
+    run = read_run(folder)
+    _show(console, *tables(run))
     say(f"report:   {folder / 'report.html'}\n          {folder / 'report.md'}\npictures: {folder / 'plots'}")
     return sum(arm["rejected"] for arm in run.arms.values())
 
@@ -717,7 +718,9 @@ def report(
 
     For several runs, also write one page that compares them.
     """
-    from . import report as reports
+    from .report.compare import check_arm, compare, paired_table
+    from .report.tables import arm_table, tables
+    from .report.write import folder_of_comparison, write_comparison
 
     files = [path for path in runs if path.is_file()]  # `suite` writes NAME.log next to the run folder NAME
     runs = [path for path in runs if path not in files] or runs
@@ -728,29 +731,29 @@ def report(
     if out is not None:
         check_name(out, "the folder of the page")
     read = [_written(folder) for folder in once]
-    reports.check_arm(read, against)
+    check_arm(read, against)
     console = _console()
     if files:
         say(f"note: ignored files, which are not run folders: {', '.join(map(str, files))}")
     if len(once) < len(runs):
         say("note: a folder is given twice; it counts once")
     for run in read:
-        _show(console, reports.arm_table(run))
+        _show(console, arm_table(run))
     if len(read) == 1:
-        paired = reports.paired_table(read, against)
-        _show(console, *reports.tables(read[0])[1:], *([paired] if paired is not None else []))
+        paired = paired_table(read, against)
+        _show(console, *tables(read[0])[1:], *([paired] if paired is not None else []))
         return
-    compared = reports.compare(read, against)
+    compared = compare(read, against)
     _show(console, *compared.tables)
     for note in compared.notes:
         say(note)
-    folder = out or reports.folder_of_comparison(once)
+    folder = out or folder_of_comparison(once)
     if has_file(folder / "config.toml"):
         raise UserError(
             f"{folder} is a run folder, and the page would replace its report; choose another --out"
         )
     try:
-        reports.write_comparison(compared, folder)
+        write_comparison(compared, folder)
     except OSError as error:
         say(f"note: no page: {error.filename or folder}: {error.strerror}; choose --out", error=True)
     else:
@@ -759,16 +762,14 @@ def report(
 
 def _written(folder: Path) -> RunFolder:
     """Write the report of a run, or a note if its folder is read-only, and return the run."""
-    from . import report as reports
+    from .report.run_folder import read_run
+    from .report.write import write_report
 
     try:
-        return reports.write_report(folder)
+        return write_report(folder)
     except OSError as error:
-        run = reports.read_run(folder)
-        say(
-            f"note: pictures and pages are not written: {error.filename or folder}: {error.strerror}",
-            error=True,
-        )
+        run, place = read_run(folder), error.filename or folder
+        say(f"note: pictures and pages are not written: {place}: {error.strerror}", error=True)
         return run
 
 

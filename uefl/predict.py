@@ -115,18 +115,9 @@ class Predictor:
             batch = self._batch(rows)
             prediction = model.predict(batch, client, uncertainty=True, passes=self._passes, seed=start)
             chances, classes = prediction.probs.max(1)
-            each = zip(
-                rows,
-                classes.tolist(),
-                chances.tolist(),
-                prediction.entropy.tolist(),
-                prediction.mutual_info.tolist(),
-                strict=True,
-            )
-            yield from (
-                NamedPrediction(self.images.files[row], model.classes[k], p, spread, info)
-                for row, k, p, spread, info in each
-            )
+            columns = (column.tolist() for column in (chances, prediction.entropy, prediction.mutual_info))
+            for row, k, *numbers in zip(rows, classes.tolist(), *columns, strict=True):
+                yield NamedPrediction(self.images.files[row], model.classes[k], *numbers)
             advance(len(rows))
 
     def _batch(self, rows: Rows) -> torch.Tensor:

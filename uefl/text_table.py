@@ -58,15 +58,8 @@ class Table:
         made = []
         for number, group in enumerate(groups):
             header, *rows = ([line[0], *(line[i] for i in group)] for line in (self.header, *self.rows))
-            made.append(
-                Table(
-                    "" if number else self.title,
-                    header,
-                    rows,
-                    self.numeric,
-                    self.note if group is groups[-1] else "",
-                )
-            )
+            title, note = "" if number else self.title, self.note if group is groups[-1] else ""
+            made.append(Table(title, header, rows, self.numeric, note))
         return made
 
     def _width(self, column: int) -> int:

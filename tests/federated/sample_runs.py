@@ -8,7 +8,7 @@ from typing import Any
 
 from uefl import config
 from uefl.algorithms.base import registry
-from uefl.report import outcomes
+from uefl.report.run_folder import outcomes
 
 ROUNDS = (2, 2)
 CLASSES = ("0", "1", "2", "3")

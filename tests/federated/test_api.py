@@ -13,11 +13,12 @@ from torch import nn
 import uefl
 from tests.federated.interrupted import Killer
 from tests.fresh import python
-from uefl import config, report
+from uefl import config
 from uefl.algorithms import base
 from uefl.client.work import Batch, Work
 from uefl.data import from_arrays
 from uefl.report.plots import write_plots
+from uefl.report.write import write_report
 
 KEYS = {
     "threads": 1,
@@ -404,7 +405,7 @@ def test_given_network_replaces_the_network_of_a_preset(source):
 def test_report_of_own_parts_can_be_written_again(finished):
     before = (finished.path / "report.html").read_text()
     (finished.path / "report.html").unlink()
-    report.write_report(finished.path)
+    write_report(finished.path)
     assert (finished.path / "report.html").read_text() == before
 
 

@@ -17,7 +17,7 @@ from uefl.data import build
 from uefl.engines.base import Message
 from uefl.errors import UserError
 from uefl.models import saved
-from uefl.report import write_report
+from uefl.report.write import write_report
 from uefl.seeds import derive
 from uefl_kernels.metrics import entropy
 

@@ -20,7 +20,8 @@ from uefl.data import build
 from uefl.errors import UserError
 from uefl.models import saved
 from uefl.progress import watch
-from uefl.report import read_run, spread_table
+from uefl.report.compare import spread_table
+from uefl.report.run_folder import read_run
 
 from .data.test_own_sets import write
 from .whole_run import Watcher, go_on, killed, outcome

@@ -8,7 +8,8 @@ from tests.federated.engine_wrappers import RecordingEngine, TamperingEngine
 from tests.federated.tiny import arm, federation, finish, settings, state, values, workspace_of
 from uefl.config import Config
 from uefl.errors import RunError, UserError
-from uefl.report import protocol_table, read_run, summarize
+from uefl.report.run_folder import read_run, summarize
+from uefl.report.tables import protocol_table
 from uefl.server.participants import Participants, check_joins
 
 NAMES = tuple(f"silo-{i}" for i in range(10))

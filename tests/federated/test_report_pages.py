@@ -25,19 +25,12 @@ from typer.testing import CliRunner
 from uefl.cli import app
 from uefl.data.federation import LabeledData, Split
 from uefl.errors import UserError
-from uefl.report import (
-    arm_table,
-    by_data,
-    client_tables,
-    compare,
-    paired_table,
-    quality,
-    read_run,
-    samples,
-    write_report,
-)
-from uefl.report.compare import configurations
+from uefl.report import quality, samples
+from uefl.report.compare import by_data, compare, configurations, paired_table
+from uefl.report.run_folder import read_run
+from uefl.report.tables import arm_table, client_tables
 from uefl.report.words import count, label, labels
+from uefl.report.write import write_report
 from uefl.text_table import Table
 from uefl.uncertainty import Prediction
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from uefl.report import read_run
+from uefl.report.run_folder import read_run
 from uefl.suites import report, suite
 
 from . import sample_runs

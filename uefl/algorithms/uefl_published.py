@@ -86,11 +86,8 @@ class PublishedUEFL(CodebookAlgorithm):
             mean.add(update.tensors[name], self.weight(update))
         at, codewords = state.plain["own_part"][update.client], self.parameters.codewords
         trained = state.scratch.setdefault("trained", {})
-        trained[update.client] = (
-            at,
-            update.tensors["codebook"][:codewords].clone(),
-            update.tensors["codebook"][codewords:].clone(),
-        )
+        shared, other = update.tensors["codebook"].tensor_split([codewords])
+        trained[update.client] = at, shared.clone(), other.clone()
 
     def aggregate(self, state: State, averages: dict[str, Mean]) -> None:
         """Leave the main model with the last client's parts, and after an extension with a new spare part."""
@@ -101,14 +98,11 @@ class PublishedUEFL(CodebookAlgorithm):
             parts[0] = shared
             if at > 0:
                 parts[at] = other
-            state.scratch.setdefault("parts", {})[name] = parts
-        for name, parts in state.scratch["parts"].items():
             tensors[f"own.{name}"] = parts
         tensors["main"] = tensors[f"own.{max(self.context.clients)}"]
         if first and state.scratch["later"]:
-            spare = self.start(tensors["main"].shape[2], len(tensors["main"])).to(tensors["main"].device)[
-                None
-            ]
+            main = tensors["main"]
+            spare = self.start(main.shape[2], len(main)).to(main.device)[None]
             for name in ("main", *(f"own.{client}" for client in self.context.clients)):
                 tensors[name] = torch.cat([tensors[name], spare])
 

@@ -136,13 +136,13 @@ def _draw_arms(run: Curves, labels: dict[str, str] = _LABEL) -> Figure:
     for ax, key in zip(figure.subplots(1, len(keys), squeeze=False)[0], keys, strict=True):
         series = {arm: run.series(arm, key) for arm in run.arms}
         for arm, values in series.items():
-            _draw_band(ax, values, line(run, arm))
+            _draw_band(ax, values, line(run.arms, arm))
         draw(ax, run, {arm: _mean(values) for arm, values in series.items()}, _marker)
         _finish(ax, run)
         _limit(ax, key)
         ax.set_ylabel(labels[key])
         ax.set_xlabel("round")
-    legend(figure, handles(run))
+    legend(figure, handles(run.arms))
     return figure
 
 
@@ -178,8 +178,8 @@ def _draw_many_clients(run: RunFolder, key: str) -> Figure:
         shown = marked(run, arm)
         who = [i for i, name in enumerate(run.measured_clients) if name in {r["client"] for r in shown}]
         ax.plot(_rounds(values), values[:, who], color="#888888", linewidth=0.6, alpha=0.6)
-        _draw_band(ax, values, line(run, arm))
-        ax.plot(_rounds(values), _mean(values), marker=_marker(values), **line(run, arm))
+        _draw_band(ax, values, line(run.arms, arm))
+        ax.plot(_rounds(values), _mean(values), marker=_marker(values), **line(run.arms, arm))
         _finish(ax, run)
         _draw_levels(ax, run, key, arm)
         _mark(ax, run, arm, sorted({r["round"] for r in shown}))
@@ -318,7 +318,7 @@ def _legend(figure: Figure, run: RunFolder, key: str) -> None:
         for arm in run.arms
         for name in dict.fromkeys(level.name for level in _levels(run, key, arm))
     ]
-    legend(figure, [*handles(run), *marks, *levels])
+    legend(figure, [*handles(run.arms), *marks, *levels])
 
 
 def _marker(values: Matrix) -> str:

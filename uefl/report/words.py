@@ -26,9 +26,9 @@ def mean(records: Iterable[Mapping[str, Any]], key: str, weighted: Collection[st
 
 def means(records: list[dict[str, Any]]) -> str:
     """Return the means of accuracy, entropy and epsilon of a round over the training clients, as text."""
-    keys = ("accuracy", "entropy", "epsilon")
-    found = {key: [r[key] for r in records if not r.get("unseen") and r.get(key) is not None] for key in keys}
-    return "  ".join(f"{key} {statistics.fmean(values):.3f}" for key, values in found.items() if values)
+    trained = [record for record in records if not record.get("unseen")]
+    found = {key: mean(trained, key) for key in ("accuracy", "entropy", "epsilon")}
+    return "  ".join(f"{key} {value:.3f}" for key, value in found.items() if value is not None)
 
 
 def spans(numbers: Iterable[int]) -> str:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from ..errors import RunError
+from ..folder import lock
 from ..paths import check_name, has_file
 from ..report.words import count
 from ..run import chosen_device
@@ -51,7 +52,8 @@ def run(
     wanted = jobs_of(suite, scale, seeds, out, threads=1 if scale == "cpu" else max(1, cores // at_a_time))
     runs = list({job.folder: job for job in reversed(wanted)}.values())[::-1]
     runner.check_own(out, suite.name, runs)
-    with runner.locked(out):
+    out.mkdir(parents=True, exist_ok=True)
+    with lock(out, "suite.lock", "choose another folder with --out"):
         runner.check_configurations(runs)
         before = [job for job in runs if has_file(job.folder / "summary.json")]
         console.print(

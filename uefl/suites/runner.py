@@ -10,8 +10,7 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -19,7 +18,6 @@ from typing import NamedTuple
 
 from .. import config
 from ..errors import UserError
-from ..folder import lock
 from ..paths import check_regular, has_file, opened, read_bytes, read_text
 from ..report.compare import differing
 from .suite import Job
@@ -85,18 +83,6 @@ def run(
             process.terminate()
         for process, _ in running.values():
             process.join()
-
-
-@contextmanager
-def locked(out: Path) -> Iterator[None]:
-    """Lock the folder of a suite for one process.
-
-    Raises:
-        UserError: another process uses the folder.
-    """
-    out.mkdir(parents=True, exist_ok=True)
-    with lock(out, "suite.lock", "choose another folder with --out"):
-        yield
 
 
 def check_own(out: Path, suite: str, jobs: list[Job]) -> None:

@@ -12,7 +12,7 @@ from uefl.algorithms.uefl.quantizer import Quantizer
 from uefl.algorithms.uefl.server import UEFL
 from uefl.engines.base import Message
 from uefl.models.heads import Head
-from uefl.report import summarize
+from uefl.report.run_folder import summarize
 
 
 @pytest.mark.parametrize(
