@@ -26,10 +26,7 @@ LOCALES = ({}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"})
 
 @pytest.fixture
 def fake_run(monkeypatch, tmp_path):
-    """Replace ``uefl.run`` by a module that writes a folder by hand and keeps its arguments.
-
-    If its ``fails`` is set, the module raises it.
-    """
+    """Replace ``uefl.run`` by a module that writes a folder by hand, or raises its ``fails``."""
     monkeypatch.chdir(tmp_path)
     for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):  # with either, rich takes anything for a terminal
         monkeypatch.delenv(name, raising=False)

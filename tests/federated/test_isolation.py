@@ -248,10 +248,7 @@ def test_frozen_network_is_refused(tmp_path):
 
 
 def test_predictions_of_several_clients_in_threads(tmp_path):
-    """A call puts the layers of its client into the network.
-
-    Calls for other clients at the same time do not see these layers.
-    """
+    """A call puts the layers of its client into the network, and other calls do not see these layers."""
     arms = {"fedbn": {"algorithm": "fedper"}}
     run = uefl.train(
         "demo", out=tmp_path / "run", clients=clients(), arms=arms, **KEYS | {"width": 4, "hidden": 8}

@@ -488,10 +488,7 @@ def test_export_as_onnx(models, tmp_path):
 
 @pytest.mark.parametrize("suffix", [".pt2", ".safetensors"])
 def test_export_to_a_full_disk_is_a_line(models, tmp_path, suffix):
-    """torch would end the process.
-
-    A limit on the size of files replaces the full disk.
-    """
+    """A limit on the size of files replaces a full disk, at which torch would end the process."""
     from tests import fresh  # not above: the import starts a process, which few tests need
 
     arguments = ["uefl", "export", str(models["fedavg"][1]), f"{tmp_path / 'a'}{suffix}"]

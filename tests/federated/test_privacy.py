@@ -233,10 +233,7 @@ def test_with_local_noise_the_server_gets_only_noisy_updates():
 
 
 def test_the_accountant_gives_published_numbers():
-    """McMahan et al. 2018, table 1, has 4.634 at delta 1e-9.
-
-    Their conversion is a little looser than today's.
-    """
+    """McMahan et al. 2018, table 1, has 4.634 at delta 1e-9, by a slightly looser conversion."""
     of_paper = privacy(participation=5000 / 763_430, noise_multiplier=1.0, delta=1e-9)
     assert 0.9 * 4.634 < of_paper.epsilon(5000) <= 4.634
     assert privacy(participation=0.01, noise_multiplier=4.0).epsilon(10_000) == pytest.approx(

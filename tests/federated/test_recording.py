@@ -37,10 +37,7 @@ def both(name, algorithm=None, fed=None, tape=None, **keys):
 
 
 def test_list_of_algorithms_with_a_static_step():
-    """The list has the current algorithms.
-
-    An algorithm that does not override the step is static by default.
-    """
+    """An algorithm that does not override the step is static by default."""
     assert {
         "fedavg",
         "fedavg-wide",

@@ -225,10 +225,7 @@ def test_the_entropy_plot_shows_the_threshold_of_each_iteration(tmp_path, draw):
 
 @pytest.mark.parametrize("count", [2, 3, 5, 8])
 def test_equal_arms_are_all_visible(tmp_path, count):
-    """If curves are equal, every color has a share of the pixels.
-
-    If arms differ, each has a whole line.
-    """
+    """Each color has a share of the pixels of equal curves, and different arms have whole lines."""
     arms = ("fedavg", "uefl", *(f"arm-{i}" for i in range(count - 2)))
     lines = sample_runs.records(arms)
     for line in lines:
@@ -278,10 +275,7 @@ def test_the_report_explains_its_columns(tmp_path, validation):
 
 
 def test_the_report_lists_the_codebooks_of_unseen_clients(tmp_path):
-    """Each codebook has the accuracy of the last round of its client.
-
-    An arm without codebooks has no such list.
-    """
+    """The accuracy is of the last round, and an arm without codebooks has none."""
     lines = sample_runs.records()
     for line in [line for line in lines if line["client"] == "silo-2"]:
         line["unseen"] = True

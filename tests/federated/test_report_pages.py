@@ -40,10 +40,7 @@ runner = CliRunner()
 
 
 class Page(HTMLParser):
-    """Tags with their attributes, and the text between them.
-
-    Every tag that is opened must be closed.
-    """
+    """Tags with their attributes, all of which must be closed, and the text between them."""
 
     EMPTY = ("meta", "img")
 
@@ -212,10 +209,7 @@ def test_samples_of_unlabeled_sets_and_of_colors_are_shown(tmp_path):
 
 
 def test_samples_are_labeled_with_their_measured_clients(tmp_path):
-    """Samples have the labels of the client that was measured.
-
-    With ``evaluation`` below 1, this need not be the first client of the federation.
-    """
+    """With ``evaluation`` below 1, the measured client need not be the first of the federation."""
     with_samples(
         sample_runs.write(tmp_path, [line for line in sample_runs.records() if line["client"] == "silo-2"])
     )

@@ -165,10 +165,7 @@ def test_a_report_has_pages_pictures_and_numbers(written: Path) -> None:
 
 
 def test_an_average_over_cases_is_paired_by_seed(tmp_path: Path) -> None:
-    """The average uses the seeds that all its cases have.
-
-    If a case lacks an arm, the arm has no average.
-    """
+    """The average uses the seeds and the arms that all its cases have."""
     (tmp_path / "mine.toml").write_text(
         TINY.replace('data.source = "cifar100"\n', "arms.fedprox = {}\n")
         + '[averages.both]\ncases = ["few", "absent"]\n[averages.both.paper]\nuefl = { accuracy = 0.5 }\n'
@@ -346,10 +343,7 @@ def test_a_measure_may_average_a_column_over_four_rounds(tmp_path: Path) -> None
 
 
 def test_a_measure_may_be_of_the_clients_of_one_angle(tmp_path: Path) -> None:
-    """Two clients have unturned images and one has turned images, in each partition.
-
-    Accuracies differ by 0.01 in a round, and by 0.1 between rounds.
-    """
+    """Accuracies of two unturned clients and a turned one differ by 0.01, and by 0.1 between rounds."""
     found = {}
     schemes = {
         "rotations": {"clients": 3, "partition": {"scheme": "rotations", "angles": [0, 0, -50]}},

@@ -95,10 +95,7 @@ def test_a_changed_suite_names_all_its_runs_before_it_starts(tmp_path: Path) -> 
 def test_requested_number_of_runs_share_one_device(
     device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three runs train at a time, also on a GPU.
-
-    Each is a separate process with the same device.
-    """
+    """Three processes train at a time on the same device, also on a GPU."""
     going: list[FakeProcess] = []
     most, seen = 0, []
 
@@ -132,10 +129,7 @@ def test_requested_number_of_runs_share_one_device(
 
 
 def test_one_display_shows_all_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One bar shows the rounds of all runs.
-
-    Current runs have their names, and each finished run has a line.
-    """
+    """One bar shows the rounds of all runs and current names, and each finished run has a line."""
 
     def two_of_four(jobs: list[suite.Job], *, ended: Callable, report: Callable, **_: object) -> None:
         ended(runner.JobResult(jobs[0], 2.0, None))
@@ -260,10 +254,7 @@ def test_extensions_of_every_segment_are_drawn_separately() -> None:
 
 
 def test_residual_codewords_are_drawn_from_the_mean() -> None:
-    """Features around (9, 9).
-
-    A client's added codeword is zero, so it lies in the middle of these features.
-    """
+    """An added codeword of zero lies in the middle of features around (9, 9)."""
     found = {"silo-0": 9 + np.random.default_rng(0).normal(size=(400, 1, 1, 2))}
     codebook = {"silo-0": np.array([[9.0, 9.0], [0.0, 0.0]])}
     for residual, distance in ((True, 0.0), (False, 9 * 2**0.5)):
@@ -272,10 +263,7 @@ def test_residual_codewords_are_drawn_from_the_mean() -> None:
 
 
 def test_the_server_of_forks_ignores_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fork server inherits the signal handling of its parent.
-
-    Otherwise Ctrl-C in the first seconds of a suite would print the traceback of its imports.
-    """
+    """Ctrl-C in the first seconds of a suite would otherwise print the traceback of its imports."""
     before, seen = signal.getsignal(signal.SIGINT), []
     monkeypatch.setattr(
         "multiprocessing.forkserver.ensure_running", lambda: seen.append(signal.getsignal(signal.SIGINT))
@@ -318,10 +306,7 @@ def test_runs_end_with_a_suite_that_is_killed(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_stopped_run_is_resumed(tmp_path: Path) -> None:
-    """The run stops before its last measurement.
-
-    The suite finishes it with the bits of an uninterrupted run.
-    """
+    """A suite finishes a run that stops before its last measurement with the same bits."""
     (tmp_path / "mine.toml").write_text(TINY.partition("[cases.absent]")[0])
     mine = str(tmp_path / "mine.toml")
     first = suite.jobs(suite.load(mine), "cpu", 1, tmp_path / "stopped", threads=1)[0]

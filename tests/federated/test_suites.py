@@ -79,10 +79,7 @@ def test_every_suite_is_a_list_of_runs(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", suite.suites())
 def test_every_arm_and_every_case_trains(name: str, every_source: Path) -> None:
-    """Train a round in each of two iterations on small generated files.
-
-    Each arm trains in its first case, and each case with one arm.
-    """
+    """Train every arm in its first case, and each case with one arm, on small generated files."""
     trained: set[str] = set()
     for number, cfg in enumerate(suite.load(name).configs("cpu").values()):
         names = [arm for arm in cfg.arms if arm not in trained] or [list(cfg.arms)[number % len(cfg.arms)]]
@@ -160,10 +157,7 @@ def test_the_scale_of_the_paper_has_the_published_settings() -> None:
 
 
 def test_the_wide_network_matches_a_codebook_extended_twice() -> None:
-    """`fedavg-wide` is the control for the size of a method.
-
-    It is in the preset and at both scales of its suite.
-    """
+    """The control for the size of a method is in its preset and at both scales of its suite."""
     scales = [suite.load("controls").configs(scale)["mnist"] for scale in ("cpu", "paper")]
     assert [(cfg.model.width, cfg.data.clients, sum(cfg.training.iterations())) for cfg in scales] == [
         (8, 9, 24),
@@ -233,10 +227,7 @@ def test_seeds_begin_at_the_seed_of_the_case(tmp_path: Path) -> None:
 
 
 def test_runs_that_cases_have_in_common_are_made_once(tmp_path: Path) -> None:
-    """A sweep over the codebook does not change FedAvg.
-
-    So FedAvg has one run for each seed, in the folder of the first case.
-    """
+    """A sweep over the codebook does not change FedAvg, which has one run for each seed."""
     (tmp_path / "mine.toml").write_text(TINY.replace('data.source = "cifar100"\n', ""))
     jobs = suite.jobs(suite.load(str(tmp_path / "mine.toml")), "cpu", 1, tmp_path, threads=1)
     folders = [str(job.folder.relative_to(tmp_path)) for job in jobs]
@@ -306,10 +297,7 @@ def test_a_case_picks_arms_by_name(tmp_path: Path) -> None:
 
 
 def test_data_of_ones_own_is_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run folder keeps the whole path.
-
-    A suite that continues compares this path.
-    """
+    """A run folder keeps the whole path, which a suite that continues compares."""
     (tmp_path / "silos").mkdir()
     (tmp_path / "mine.toml").write_text(
         'against = "fedavg"\n[cases.a]\nbase = "own-silos"\ndata.source = "silos"\n'

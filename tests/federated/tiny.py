@@ -37,10 +37,7 @@ CODEBOOK = {"codewords": 4, "segments": 4, "gamma": 0.0, "stop_when_certain": Fa
 
 
 def settings(algorithm: str = "uefl", base: dict[str, Any] = KEYS, **keys: Any) -> Config:
-    """Return a configuration of one arm with the name ``arm``.
-
-    Keys go into their sections, as with ``--set``.
-    """
+    """Return a configuration of the arm ``arm``, with keys in their sections as with ``--set``."""
     fields = registry()[algorithm].Parameters.model_fields
     own = {key: value for key, value in CODEBOOK.items() if key in fields}
     if keys.get("uncertainty") == "ensemble" or not registry()[algorithm].draws:
@@ -205,10 +202,7 @@ def updates(n: int, scale: float = 1.0, seed: int = 0) -> list[dict[str, torch.T
 
 
 def turn_of(arm: ServerLoop, participants: tuple[str, ...] = (), *, measure: bool = False) -> Turn:
-    """Return the next turn of an arm, and set it in the first member of the arm.
-
-    The turn trains if there are participants.
-    """
+    """Return the next turn of an arm, which trains if there are participants, and set it in a member."""
     turn = arm._turn(arm.members[0], measure, bool(participants), participants)
     arm.members[0].turn = turn
     return turn
@@ -284,10 +278,7 @@ def smallest(cfg: Config) -> Iterator[Config]:
 
 
 def again(cfg: Config, fed: Federation | None = None, make: Callable[..., Any] = arm) -> list[dict[str, Any]]:
-    """Return all records of a run that continues in a new arm after every turn.
-
-    This is what a restart of the process does.
-    """
+    """Return all records of a run that continues in a new arm, as after a restart, after every turn."""
     records: list[dict[str, Any]] = []
     one = make(cfg, fed)[0]
     while not one.finished:

@@ -94,10 +94,7 @@ def test_the_projection_step_ascends_and_keeps_the_network(monkeypatch):
 
 
 def test_the_network_does_not_move_the_projection_head():
-    """The projection head does not move between two of its own steps.
-
-    With a learning rate of almost zero, the client returns the head that it received.
-    """
+    """With a learning rate of almost zero, the client returns the projection head that it received."""
     one = arm(settings("fedbr", projection_lr=1e-30))[0]
     before = state(one).tensors["projection"].clone()
     one.turn()
@@ -123,11 +120,7 @@ def test_pseudo_images_do_not_change_running_statistics():
 
 
 def test_pseudo_features_do_not_depend_on_running_statistics():
-    """Pseudo-images have features that ignore the running statistics.
-
-    Otherwise the network could learn to be uncertain when running statistics are in use. They are in use in
-    every measurement.
-    """
+    """The network could otherwise learn to be uncertain only when running statistics are in use."""
     work = first_turn(settings("fedbr", pseudo=8), MANY)
     found = []
     for scale in (1.0, 50.0):
@@ -200,8 +193,5 @@ def test_a_network_without_such_a_head_is_refused():
 
 @pytest.mark.slow
 def test_a_killed_run_resumes_bit_for_bit(tmp_path):
-    """Kill the run while clients make pseudo-images, in the first round, and in a later round.
-
-    While clients make pseudo-images, there is no checkpoint yet.
-    """
+    """Kill the run in two rounds and while clients make pseudo-images, before there is a checkpoint."""
     killed_and_resumed(tmp_path, {"fedbr": {"pseudo": 8}}, (2, 4, 6))

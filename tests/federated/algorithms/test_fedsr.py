@@ -100,10 +100,7 @@ def test_local_gaussians_differ_and_shared_ones_are_the_servers():
 
 
 def test_each_term_lowers_its_quantity():
-    """A large weight of the norm makes features short.
-
-    A large weight of the divergence moves features to the Gaussians of their classes.
-    """
+    """A large weight of the norm makes features short."""
     plain, short = (
         arm(settings("fedsr", dim=8, local_epochs=10, norm_weight=weight, divergence_weight=0.0))[0]
         for weight in (0.0, 1.0)

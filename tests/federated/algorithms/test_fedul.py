@@ -264,11 +264,7 @@ def test_h_rises_to_its_value_or_falls_from_it():
 
 
 def test_recalibrated_statistics_come_from_labeled_images():
-    """There are two batches of 15 images, and a single image that does not count.
-
-    Mean and variance of the first batch norm are the means over both batches. The parameters equal the
-    parameters of the blend.
-    """
+    """The statistics are means over two batches of 15 images, without the last single image."""
     fed, keys = federation(), {"batch_size": 15, "rounds": [1]}
     fed = replace(fed, server=replace(fed.server, labeled=split(31, 98, 0.2)))
     algorithm, _, workspace = trained("fedul-m2", fed, recalibrate=True, **keys)

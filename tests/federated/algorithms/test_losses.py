@@ -11,10 +11,7 @@ IMAGES = 12
 
 
 def turn(name, fed=None, **keys):
-    """Return a turn without dropout, its loss of a batch, and the generator before its draws.
-
-    The model has moved since it was sent.
-    """
+    """Return a turn without dropout, a batch, and the generator's state, after the model has moved."""
     work = first_turn(settings(name, dropout=0.0, **keys), fed)
     torch.manual_seed(1)
     work.workspace.flat.values.data.add_(0.05 * torch.randn_like(work.values))

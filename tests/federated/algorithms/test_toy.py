@@ -26,10 +26,7 @@ from uefl.errors import UserError
 
 @uefl.register("toy")
 class Toy(Algorithm):
-    """Server momentum with an offset for every client.
-
-    A client adds its offset to its images, and trains the offset with the model.
-    """
+    """Server momentum, with a trained offset of the images of every client."""
 
     columns: ClassVar = {"speed": "length of the server's last step"}
     private_predicts = ("offset",)

@@ -231,10 +231,7 @@ def test_segments_with_own_codebooks_use_own_codewords():
 
 
 def test_usage_lists_shared_codewords_before_extensions():
-    """The picture of the usage has a line after the shared codewords.
-
-    Here each segment has two shared and two new codewords.
-    """
+    """Each segment has two shared and two new codewords."""
     algorithm = workspace_of(settings(segment_codebooks=True, segments=2)).algorithm
     # 0, 1 are shared of the first segment, 4, 5 of the second
     codes = torch.tensor([[0, 4], [1, 5], [2, 6], [2, 7]])

@@ -76,10 +76,7 @@ def work_of(net, epoch=0):
 
 @pytest.mark.parametrize("epoch", [0, 4, 5])
 def test_loss_equals_the_formula(epoch):
-    """Real and virtual classes have separate outputs, and the pull matches them.
-
-    The terms of the features are on in the first five epochs.
-    """
+    """The terms of the features are on in the first five epochs, with separate outputs of virtual classes."""
     workspace = arm(settings("vhl"))[1]
     net, (work, batch) = workspace.net, work_of(workspace.net, epoch)
     found = (
