@@ -6,22 +6,11 @@ import re
 import pytest
 import torch
 
-from tests.federated.engine_wrappers import TamperingEngine
+from tests.federated.engine_wrappers import lies
 from tests.federated.tiny import arm, finish, settings
 from uefl.errors import RunError
 
 LIAR = "silo-1"
-
-
-def lies(change):
-    """Return a wrapper of the engine in which ``change`` alters the replies of one client."""
-
-    def meddle(reply):
-        if reply.client == LIAR and reply.error is None:
-            change(reply)
-        return reply
-
-    return lambda engine: TamperingEngine(engine, meddle)
 
 
 def of(name, value):

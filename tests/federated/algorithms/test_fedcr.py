@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch.distributions import Normal, kl_divergence
-from torch.nn.functional import cross_entropy
 
 from tests.federated.algorithms.test_local import alone
 from tests.federated.tiny import arm, federation, finish, first_turn, settings, split, state, values
@@ -222,29 +221,6 @@ def test_impossible_gaussians_are_refused():
             "a", 1, {"precision": torch.tensor([precision]), "weighted_mean": torch.tensor([weighted])}
         )
         assert why in FedCR().rejection(Message(), reply)
-
-
-def test_loss_equals_the_formula():
-    """The loss is the cross-entropy over the samples plus the divergence.
-
-    The divergence begins with the Gaussian of each image's class.
-    """
-    work = first_turn(settings("fedcr", dim=8, beta=0.2, samples=2, precision="fp32"))
-    classes = work.message.tensors["classes"] = (
-        torch.rand(2, 3, 8, generator=torch.Generator().manual_seed(7)) + 0.5
-    )
-    batch = work.batch(torch.arange(6))
-    work.memory["noise"] = torch.Generator().manual_seed(8)
-    found = work.workspace.algorithm.loss(work, batch)
-    mean, std = work.net.distribution(batch.images)
-    samples = mean + std * torch.randn(2, 6, 8, generator=torch.Generator().manual_seed(8))
-    expected = torch.stack(
-        [cross_entropy(work.net.head(features), batch.labels) for features in samples]
-    ).mean()
-    expected = (
-        expected + 0.2 * kl_divergence(Normal(*classes[:, batch.labels]), Normal(mean, std)).sum(1).mean()
-    )
-    assert torch.allclose(found, expected)
 
 
 def test_head_phase_trains_on_the_measured_encoder():

@@ -1,7 +1,4 @@
-"""FedPer keeps the head at the client.
-
-With nothing private it is FedAvg, with all of it local training.
-"""
+"""FedPer keeps the head at the client, and with all layers private it is local training."""
 
 import copy
 from collections import OrderedDict
@@ -14,12 +11,6 @@ from torch import nn
 from tests.federated.tiny import arm, finish, settings, values, without
 from uefl.algorithms.fedper import FedPer
 from uefl.errors import UserError
-
-
-def test_nothing_personal_is_fedavg_bit_for_bit():
-    own, average = arm(settings("fedper", personal="none"))[0], arm(settings("fedavg"))[0]
-    assert finish(own) == finish(average)
-    assert torch.equal(values(own), values(average))
 
 
 def test_all_personal_is_training_apart():

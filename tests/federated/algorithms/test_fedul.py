@@ -12,6 +12,7 @@ import torch
 
 import uefl_kernels
 from tests.federated import tiny
+from tests.federated.engine_wrappers import lies
 from tests.federated.tiny import finish, split, state, turn_of, values
 from tests.federated.tiny_sets import arm, federation, settings, smallest_surrogate_loss
 from uefl import config
@@ -381,16 +382,11 @@ def test_average_of_identical_models_is_the_same_model():
 
 
 def test_a_diverged_client_is_rejected_by_name():
-    algorithm = arm(configured("fedul", quorum=0.5))[0]
-    original = algorithm.engine._clients["client-1"]
-
-    def broken(message: Message) -> Reply:
-        reply = original(message)
+    def breaks(reply: Reply) -> None:
         if "values" in reply.tensors:
             reply.tensors["values"] = reply.tensors["values"] * torch.nan
-        return reply
 
-    algorithm.engine._clients["client-1"] = broken
+    algorithm = arm(configured("fedul", quorum=0.5), wrap=lies(breaks, "client-1"))[0]
     algorithm.turn()
     assert len(algorithm.rejected) == 1
     assert bool(torch.isfinite(values(algorithm)).all())

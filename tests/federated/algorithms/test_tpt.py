@@ -5,6 +5,7 @@ import re
 import pytest
 import torch
 
+from tests.federated.engine_wrappers import lies
 from tests.federated.interrupted import killed_and_resumed, run_of, saved_accuracy
 from tests.federated.tiny import arm, federation, finish, settings, values, without
 from uefl.algorithms.tpt import TPT
@@ -89,15 +90,7 @@ def test_every_dropout_is_off():
 
 
 def test_a_client_that_cannot_reply_ends_the_run():
-    one = arm(settings("tpt"))[0]
-    original = one.engine._clients["silo-1"]
-
-    def broken(message):
-        reply = original(message)
-        reply.tensors.pop("sums", None)
-        return reply
-
-    one.engine._clients["silo-1"] = broken
+    one = arm(settings("tpt"), wrap=lies(lambda reply: reply.tensors.pop("sums", None)))[0]
     with pytest.raises(RunError, match=r"silo-1.*training.*sums\b"):
         finish(one)
 

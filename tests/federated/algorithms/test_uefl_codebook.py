@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.federated.engine_wrappers import RecordingEngine, TamperingEngine
+from tests.federated.engine_wrappers import recorded, tampered
 from tests.federated.tiny import again, arm, federation, finish, settings, state, visible, workspace_of
 from uefl import config
 from uefl.algorithms.uefl import quantizer
@@ -139,12 +139,9 @@ def test_the_server_averages_sums_and_counts_of_moving_averages():
             sums, counts = (1.0 * 30, 30.0) if first else (4.0 * 10, 10.0)  # codewords 1 and 4
             moving = reply.tensors["moving"] = torch.full_like(reply.tensors["moving"], sums)
             moving[:, -1] = counts
-        return reply
 
     fed = federation(sizes=(20, 20), noise=(0.1, 0.1))
-    algorithm, _, _ = arm(
-        settings(extend="none", ema_decay=0.9), fed, wrap=lambda e: TamperingEngine(e, meddle)
-    )
+    algorithm, _, _ = arm(settings(extend="none", ema_decay=0.9), fed, wrap=tampered(meddle))
     algorithm.turn()
     torch.testing.assert_close(visible(algorithm, "silo-0"), torch.full((4, 4), (30 + 40) / 40))
 
@@ -265,8 +262,7 @@ def test_residual_stages_quantize_residuals_with_one_gradient():
 def test_codebook_after_starts_quantizing_with_a_joint_codebook():
     asked = []
     algorithm, _, _ = arm(
-        settings(extend="none", codebook_after=2, rounds=[2, 1]),
-        wrap=lambda e: RecordingEngine(e, asked.append),
+        settings(extend="none", codebook_after=2, rounds=[2, 1]), wrap=recorded(asked.append)
     )
     records = finish(algorithm)
     kinds = [
@@ -290,10 +286,9 @@ def test_centers_of_clients_are_weighted_by_their_masses():
         if "mass" in reply.tensors:
             reply.tensors["part"].fill_(int(reply.client[-1]))
             reply.tensors["mass"].fill_(int(reply.client[-1]) + 1)
-        return reply
 
     cfg = settings(extend="none", codewords=1, codebook_after=1, rounds=[2], lr=1e-12)
-    algorithm, _, _ = arm(cfg, wrap=lambda engine: TamperingEngine(engine, tamper))
+    algorithm, _, _ = arm(cfg, wrap=tampered(tamper))
     turns(algorithm, 2)
     codebook = visible(algorithm, "silo-0")
     torch.testing.assert_close(codebook, torch.full_like(codebook, (0 * 1 + 1 * 2 + 2 * 3) / 6))
@@ -305,7 +300,7 @@ def test_a_residual_group_extension_is_made_of_residuals(extension, has):
     finish(
         arm(
             settings(extend="all", ext_share="group", extension=extension, rounds=[1, 1]),
-            wrap=lambda e: RecordingEngine(e, asked.append),
+            wrap=recorded(asked.append),
         )[0]
     )
     found = [m for messages in asked for m in messages.values() if "ask" in m.options]

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.federated.engine_wrappers import RecordingEngine, TamperingEngine
+from tests.federated.engine_wrappers import recorded, tampered
 from tests.federated.tiny import arm, federation, finish, settings, state, turn_of, values
 from uefl.algorithms.uefl.clustering import kmeans
 from uefl.engines.base import Message
@@ -60,9 +60,7 @@ def test_a_new_iteration_starts_from_the_last_clients_copy():
     def record(messages):
         seen.append({n: r.tensors["codebook"].clone() for n, r in messages.items()})
 
-    algorithm, _, _ = start(
-        legacy(gamma=1e9, stop_when_certain=False), wrap=lambda e: RecordingEngine(e, record)
-    )
+    algorithm, _, _ = start(legacy(gamma=1e9, stop_when_certain=False), wrap=recorded(record))
     turns(algorithm, 3)
     last = own(algorithm, "silo-2")[0].clone()
     assert not torch.equal(last, own(algorithm, "silo-0")[0])
@@ -122,12 +120,9 @@ def test_clients_weigh_the_same_whatever_their_size():
     def meddle(reply):
         if "values" in reply.tensors:
             reply.tensors["values"] = torch.full_like(reply.tensors["values"], float(reply.client[-1]))
-        return reply
 
     algorithm, _, _ = start(
-        legacy(),
-        fed=federation(sizes=(9, 30, 48), test_is_holdout=True),
-        wrap=lambda e: TamperingEngine(e, meddle),
+        legacy(), fed=federation(sizes=(9, 30, 48), test_is_holdout=True), wrap=tampered(meddle)
     )
     algorithm.turn()
     torch.testing.assert_close(values(algorithm), torch.full_like(values(algorithm), 1.0))
@@ -156,7 +151,7 @@ def test_k_means_runs_only_in_the_first_round_of_an_iteration():
     def record(messages):
         asked.append({"new_codewords" in r.options for r in messages.values()})
 
-    finish(start(legacy(max_iterations=2), wrap=lambda e: RecordingEngine(e, record))[0])
+    finish(start(legacy(max_iterations=2), wrap=recorded(record))[0])
     assert asked == [{False}] * 3 + [{True}] + [{False}] * 2
 
 
