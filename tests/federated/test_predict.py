@@ -19,12 +19,11 @@ import torch
 from PIL import Image
 from rich.console import Console
 from safetensors import safe_open
-from typer.testing import CliRunner
 
 import uefl
+from tests.federated.command_line import cli
 from tests.federated.tiny import federation, settings
 from uefl.algorithms import base
-from uefl.cli import app
 from uefl.data import pixels
 from uefl.errors import UserError
 from uefl.models import saved
@@ -214,10 +213,6 @@ def test_color_becomes_gray_as_pillow_makes_it():
     assert torch.equal(
         pixels.gray(torch.from_numpy(color).movedim(2, 0)[None])[0, 0], torch.from_numpy(expected)
     )
-
-
-def cli(*arguments):
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 def test_predict_writes_csv(models, files, tmp_path):

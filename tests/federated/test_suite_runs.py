@@ -19,16 +19,15 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
-from typer.testing import CliRunner
 
 from tests import fresh
 from uefl import load, run
-from uefl.cli import app
 from uefl.errors import RunError, UserError
 from uefl.models.saved import SavedModel
 from uefl.suites import command, cost, features, report, runner, suite
 
 from . import sample_runs
+from .command_line import cli
 from .interrupted import Killer, outcome
 from .test_suites import TINY, tiny
 
@@ -53,7 +52,7 @@ def test_folders_of_other_suites_and_runs_keep_their_report(tmp_path: Path) -> N
     runner.check_own(tmp_path / "out", "tiny", jobs)  # accepted, although the names of its cases have changed
     (tmp_path / "mine.toml").write_text(TINY)
     before = results.read_bytes()
-    refused = CliRunner().invoke(app, ["suite", str(tmp_path / "mine.toml"), "--out", str(tmp_path / "out")])
+    refused = cli("suite", tmp_path / "mine.toml", "--out", tmp_path / "out")
     assert refused.exit_code == 2
     assert re.fullmatch(f"error: {tmp_path / 'out'} .*'tiny'; .*--out\n", refused.stderr)
     assert results.read_bytes() == before
@@ -82,9 +81,7 @@ def test_a_changed_suite_names_all_its_runs_before_it_starts(tmp_path: Path) -> 
         job.folder.mkdir(parents=True, exist_ok=True)
         (job.folder / "config.toml").write_text(job.config.to_toml())
     (tmp_path / "tiny.toml").write_text(TINY.replace("codewords = 4", "codewords = 3"))
-    found = CliRunner().invoke(
-        app, ["suite", str(tmp_path / "tiny.toml"), "--seeds", "2", "--out", str(tmp_path / "out")]
-    )
+    found = cli("suite", tmp_path / "tiny.toml", "--seeds", "2", "--out", tmp_path / "out")
     folder = tmp_path / "out" / "few" / "uefl" / "seed-0"
     message = rf"error: {folder} .*1 more: .*\(arms\.uefl\.codewords\); .*--out\n"
     assert (found.exit_code, found.stdout) == (2, "")
@@ -185,9 +182,7 @@ def test_notes_are_below_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_a_device_that_is_not_here_is_refused_before_any_run(tmp_path: Path) -> None:
-    found = CliRunner().invoke(
-        app, ["suite", tiny(tmp_path), "--out", str(tmp_path / "out"), "--device", "cuda"]
-    )
+    found = cli("suite", tiny(tmp_path), "--out", tmp_path / "out", "--device", "cuda")
     assert found.exit_code == 2
     assert "--device cuda: " in found.output
     assert not (tmp_path / "out").exists()
@@ -207,7 +202,7 @@ def test_runs_go_side_by_side_and_are_not_run_twice(tmp_path: Path) -> None:
         "--data-root",
         str(tmp_path),
     ]
-    first = CliRunner().invoke(app, command)
+    first = cli(*command)
     assert first.exit_code == 1, first.output  # there is no CIFAR-100 in that folder
     assert "error: 2 of 4 runs" in first.output
     text = (tmp_path / "out" / "report.md").read_text()
@@ -224,7 +219,7 @@ def test_runs_go_side_by_side_and_are_not_run_twice(tmp_path: Path) -> None:
     assert "features-few-fedavg.png" not in pictures
     _shows_features_and_codewords(tmp_path / "out" / "few" / "uefl" / "seed-0")
     before = (tmp_path / "out" / "few" / "uefl" / "seed-0" / "metrics.jsonl").stat().st_mtime_ns
-    again = CliRunner().invoke(app, command)
+    again = cli(*command)
     assert re.search("4 runs, 2 .*finished", again.output)
     assert (tmp_path / "out" / "few" / "uefl" / "seed-0" / "metrics.jsonl").stat().st_mtime_ns == before
 
@@ -321,9 +316,7 @@ def test_stopped_run_is_resumed(tmp_path: Path) -> None:
         run.train(first.config, observer=Killer((first.arm, 2, "silo-1")), **keys)
     assert not (first.folder / "summary.json").exists()
     for name in ("stopped", "whole"):
-        found = CliRunner().invoke(
-            app, ["suite", mine, "--seeds", "1", "--out", str(tmp_path / name), "--device", "cpu"]
-        )
+        found = cli("suite", mine, "--seeds", "1", "--out", tmp_path / name, "--device", "cpu")
         assert found.exit_code == 0, found.output
     assert re.search("fedavg .*round 2/2", first.folder.with_suffix(".log").read_text())
     (of_stopped, *stopped), (of_whole, *whole) = (

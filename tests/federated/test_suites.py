@@ -9,15 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from uefl import config
-from uefl.cli import app
 from uefl.data import build
 from uefl.errors import UserError
 from uefl.models.net import Net
 from uefl.suites import suite
 
+from .command_line import cli
 from .test_presets import trains
 from .tiny import arm as tiny_arm
 from .tiny import smallest, values
@@ -181,7 +180,7 @@ def test_a_clone_has_paper_suites_and_an_installation_none(
         suite, "_FOLDERS", (tmp_path / "site-packages" / "reproduction", Path("reproduction"))
     )
     assert suite.suites() == {}
-    found = CliRunner().invoke(app, ["suite"])
+    found = cli("suite")
     assert found.exit_code == 2
     assert "reproduction/" in found.stderr
     assert suite.load(str(REPRODUCTION / "table1.toml")).configs("cpu")["mnist"].model.width == 8
@@ -314,7 +313,7 @@ def test_an_unknown_suite_names_the_nearest_one() -> None:
 def test_table_5_is_table_1_by_rotation(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, Path]] = []
     monkeypatch.setattr("uefl.suites.command.run", lambda name, *, out, **_: asked.append((name, out)))
-    assert CliRunner().invoke(app, ["suite", "table5"]).exit_code == 0
+    assert cli("suite", "table5").exit_code == 0
     assert asked == [("table1", Path("runs/table1-cpu"))]
     table1 = suite.load("table1")
     for case in table1.cases.values():
