@@ -17,11 +17,11 @@ from uefl.data import build
 from uefl.errors import UserError
 
 from .command_line import cli
-from .whole_run import Watcher, outcome, start
+from .whole_run import Watcher, go_on, outcome, start
 
 
 def extend(out, rounds, observer=None):
-    return run.resume(out, device="cpu", data_root=None, observer=observer or Watcher(), more_rounds=rounds)
+    return go_on(out, observer, more_rounds=rounds)
 
 
 def same(a, b):
@@ -67,7 +67,7 @@ def test_interrupted_extension_resumes(tmp_path, calls):
         extend(tmp_path / "run", 2, Watcher(stop_after=calls))
     with pytest.raises(UserError, match="train --resume"):
         extend(tmp_path / "run", 1)
-    run.resume(tmp_path / "run", device="cpu", data_root=None, observer=Watcher())
+    go_on(tmp_path / "run")
     same(tmp_path / "run", tmp_path / "long")
 
 

@@ -21,7 +21,7 @@ import torch
 from rich.console import Console
 
 from tests import fresh
-from uefl import load, run
+from uefl import load
 from uefl.errors import RunError, UserError
 from uefl.models.saved import SavedModel
 from uefl.suites import command, cost, features, report, runner, suite
@@ -30,6 +30,7 @@ from . import sample_runs
 from .command_line import cli
 from .interrupted import Killer, outcome
 from .test_suites import TINY, tiny
+from .whole_run import train
 
 
 def test_folder_with_another_run_is_not_reused(tmp_path: Path) -> None:
@@ -305,15 +306,8 @@ def test_stopped_run_is_resumed(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(TINY.partition("[cases.absent]")[0])
     mine = str(tmp_path / "mine.toml")
     first = suite.jobs(suite.load(mine), "cpu", 1, tmp_path / "stopped", threads=1)[0]
-    keys = {
-        "preset": str(first.folder),
-        "out": first.folder,
-        "device": "cpu",
-        "data_root": None,
-        "pages": False,
-    }
     with pytest.raises(KeyboardInterrupt):
-        run.train(first.config, observer=Killer((first.arm, 2, "silo-1")), **keys)
+        train(first.config, first.folder, Killer((first.arm, 2, "silo-1")), pages=False)
     assert not (first.folder / "summary.json").exists()
     for name in ("stopped", "whole"):
         found = cli("suite", mine, "--seeds", "1", "--out", tmp_path / name, "--device", "cpu")
@@ -379,9 +373,7 @@ def test_the_cost_of_a_model_covers_the_cpu_and_any_gpu(
     """The count covers the network and one client's codebook."""
     (tmp_path / "mine.toml").write_text(TINY.partition("[cases.absent]")[0])
     job = suite.jobs(suite.load(str(tmp_path / "mine.toml")), "cpu", 1, tmp_path / "out", threads=1)[1]
-    run.train(
-        job.config, preset="", out=job.folder, device="cpu", data_root=None, observer=Killer(), pages=False
-    )
+    train(job.config, job.folder, Killer(), pages=False)
     monkeypatch.setattr(cost, "_REPEATS", 2)
     went: list[str] = []
     timed: list[SavedModel] = []
