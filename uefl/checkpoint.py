@@ -174,8 +174,7 @@ def read_index(directory: Path) -> dict[str, Any]:
 def replaced(path: Path) -> Iterator[Path]:
     """Yield the name of a new file, which takes the place of ``path`` once its bytes are on the disk.
 
-    The new name has a fixed suffix, so it differs from the names of the user's files. If a killed process
-    left a file of this name, the file is removed first. After an error, the new file is removed.
+    The name has a fixed suffix, and no file of this name stays after an error or a killed process.
 
     Raises:
         OSError: the new file cannot be written; ``path`` is as before.

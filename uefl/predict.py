@@ -43,15 +43,11 @@ class NamedPrediction(NamedTuple):
 
 
 class Predictor:
-    """Predict the classes of image files.
-
-    The constructor reads the headers of the files.
+    """Predict the classes of image files, or of the rows of tables for columns or tokens.
 
     Args:
-        paths: files and folders. A folder means all images in it and in its subfolders. For a model of
-            columns or tokens, the files are tables.
-        client: the name of a client. The prediction uses the private tensors of this client. None: as in
-            :meth:`SavedModel.predict`.
+        paths: files, and folders with all images in them and in their subfolders.
+        client: whose private tensors to use; None: as in :meth:`SavedModel.predict`.
 
     Raises:
         UserError: there is no image, a path does not exist, a file cannot be read, or the client is unknown.
@@ -149,9 +145,6 @@ def write(rows: Iterable[NamedPrediction], kind: str, file: TextIO) -> None:
 @contextmanager
 def output(path: Path, images: Sequence[Path]) -> Iterator[None]:
     """Refuse a CSV file that cannot be written, and lock it against other processes.
-
-    Args:
-        images: the files and folders that are read.
 
     Raises:
         UserError: the path is a folder, the folder of the path does not exist, the path is one of ``images``

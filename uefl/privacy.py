@@ -73,12 +73,7 @@ _OUTSIDE = (
 
 
 class Privacy:
-    """The mechanism of a run, and the privacy that it spends.
-
-    Args:
-        run: the section of the configuration; its ``privacy`` is not ``none``.
-        key: the secret of the run that noise and, with ``central``, participants are made from.
-    """
+    """The mechanism of a run, made from its secret key, and the privacy that it spends."""
 
     def __init__(self, run: RunSection, key: bytes) -> None:
         self.run, self._key = run, key
@@ -151,9 +146,7 @@ class Privacy:
         return PoissonParticipants(clients, self.run.participation, self._key, arm)
 
     def averages(self, algorithm: Algorithm, state: State) -> dict[str, Any]:
-        """Return averages as :class:`uefl.aggregation.Rule` does.
-
-        Noisy sums replace nonempty averages.
+        """Return averages as :class:`uefl.aggregation.Rule` does, with noisy sums for nonempty ones.
 
         Raises:
             TypeError: an average that is not a plain weighted mean.
@@ -218,12 +211,7 @@ class NoisyMean:
 
 
 class PoissonParticipants:
-    """Draw each participant with a fixed probability, from the key of a run.
-
-    Args:
-        share: the probability, in (0, 1].
-        arm: draws for two arms do not depend on each other.
-    """
+    """Draw each participant of an arm with the probability ``share``, from the key of a run."""
 
     def __init__(self, clients: tuple[str, ...], share: float, key: bytes, arm: str) -> None:
         self._clients, self._share, self._key, self._arm = clients, share, key, arm
@@ -265,12 +253,9 @@ def _divergence(sampled: float, noise: float) -> npt.NDArray[np.float64]:
 
 
 def clip_factor(pairs: Mapping[str, tuple[torch.Tensor, torch.Tensor]], norm: float) -> float:
-    """Return the factor that clips all changes ``new - old`` together to the length ``norm``.
+    """Return the factor, at most 1, that clips all changes ``new - old`` together to the length ``norm``.
 
-    If the changes are shorter, the factor is 1.
-
-    The L2 norm is over all tensors, in float64. If the norm is not finite, the factor is 0, because no part
-    of the change may be used.
+    The L2 norm is over all tensors, in float64. If it is not finite, no part may be used: the factor is 0.
     """
     square = sum(float((new.double() - old.double()).square().sum()) for new, old in pairs.values())
     if not math.isfinite(square):
@@ -279,11 +264,9 @@ def clip_factor(pairs: Mapping[str, tuple[torch.Tensor, torch.Tensor]], norm: fl
 
 
 def gaussian(key: bytes, hides: torch.Tensor, deviation: float, *place: str | int) -> torch.Tensor:
-    """Return normal noise in the shape of a float64 tensor, with this standard deviation.
+    """Return normal noise in the shape of a float64 tensor, derived from the key and that tensor.
 
-    The noise is derived from the key and that tensor.
-
-    A different deviation gives an independent draw. Otherwise two scales of one draw would reveal the tensor.
+    Another deviation has an independent draw, because two scales of one draw would reveal the tensor.
     """
     values = np.ascontiguousarray(hides.detach().cpu().numpy())
     drawn = ndtri(
@@ -309,10 +292,7 @@ def uniform(key: bytes, data: bytes, count: int, *place: str | int) -> npt.NDArr
 
 
 def key_of(out: Path, begun: bool) -> bytes:
-    """Return the secret key of a run folder.
-
-    The key is drawn from the secure source of the operating system when the run begins. Only the owner may
-    read the file.
+    """Return the secret key of a run, which the system draws at its begin for the owner only.
 
     Raises:
         UserError: the run has begun and its key is gone.

@@ -124,17 +124,12 @@ def train(
 
     Args:
         preset: the name of its source, recorded in the folder.
-        device: ``auto``, ``cpu`` or ``cuda``.
-        federation: replaces the data of the configuration.
-        network: makes a new network if ``model.encoder`` is ``given``.
-        deployment: the engine for clients in other processes; None: all clients are in this process. Not
-            together with ``federation`` or ``network``.
+        deployment: the engine for clients in other processes, without ``federation`` and ``network``.
         pages: write the report and the pictures at the end; ``uefl report`` can also do this later.
 
     Raises:
         UserError: the folder is not free, or the clients cannot be built; nothing was written.
-        RunError: the run ended early, e.g. because the model diverged; the folder holds the rounds until
-            then.
+        RunError: the run ended early, e.g. because the model diverged.
     """
     where = chosen_device(device)
     cfg = cfg.absolute()
@@ -176,13 +171,10 @@ def resume(
     pages: bool = True,
     more_rounds: int = 0,
 ) -> dict[str, Any]:
-    """Continue the run in a folder from its last round.
+    """Continue the run in a folder as :func:`uefl.resume` does, or return the summary of a finished run.
 
-    A finished run returns its summary, or trains further rounds.
-
-    On the same device and with the same number of threads, the result is the same, bit for bit, as without
-    the interruption. With ``more_rounds``, it is the result of a run that had these rounds in its last
-    iteration from the start. The other arguments are as in :func:`train`.
+    On the same device and with the same number of threads, the result has the same bits as without the
+    interruption.
 
     Raises:
         UserError: there is no run, it comes from another version, or the data have changed.

@@ -41,9 +41,7 @@ class Prediction(NamedTuple):
 def of_network(
     net: nn.Module, images: torch.Tensor, passes: int, amp: Callable[[], AbstractContextManager[None]]
 ) -> Prediction:
-    """Predict images with a network, from ``passes`` passes with dropout on.
-
-    With 0 passes, or without dropout layers, predict from one pass with dropout off.
+    """Predict images from ``passes`` passes with dropout on, or from one with dropout off.
 
     Args:
         net: from images ``[B, C, H, W]`` to logits ``[B, classes]``, in evaluation mode. A

@@ -151,9 +151,7 @@ class Algorithm:
         return algorithm
 
     def check(self, federation: Federation, arm: str, net: nn.Module) -> None:
-        """Refuse settings that cannot be trained, before anything is written.
-
-        ``net`` is the network of :meth:`build_model`.
+        """Refuse settings that cannot be trained by a ``net``, before anything is written.
 
         Raises:
             UserError: ``arm`` lacks something; the message has advice.
@@ -194,12 +192,9 @@ class Algorithm:
         return iterations[iteration] if iteration < len(iterations) else None
 
     def server_state(self, values: torch.Tensor, buffers: torch.Tensor, net: nn.Module) -> State:
-        """Return the initial state of the server.
+        """Return the initial state of the server, with the flat parameters ``[P]`` and buffers ``[Q]``.
 
-        It is made from the flat parameters ``[P]`` and buffers ``[Q]`` of a new network without its private
-        parts.
-
-        ``net`` is a network of the same shape with other weights; use it for sizes.
+        They are without private parts. Use ``net``, which has other weights, only for sizes.
         """
         return State({"values": values, "buffers": buffers})
 
@@ -230,9 +225,7 @@ class Algorithm:
         return {name: WeightedMean(tensor) for name, tensor in state.model.items()}
 
     def add(self, state: State, averages: dict[str, Mean], update: Reply) -> None:
-        """Add a valid update to the averages.
-
-        Clone the tensors that you keep, because they may belong to the engine.
+        """Add a valid update to the averages, with a clone of each tensor that they keep.
 
         Raises:
             ValueError: an average names a tensor that the clients do not send.
@@ -362,11 +355,9 @@ class Algorithm:
     def misfit(
         self, net: nn.Module, images: torch.Tensor, tensors: Mapping[str, torch.Tensor]
     ) -> torch.Tensor | None:
-        """Return the misfit ``[B]`` of a client's ``tensors`` to normalized images ``[B, C, H, W]``.
+        """Return the misfit ``[B]`` of a client's ``tensors`` (:meth:`infer`) to ``images [B, C, H, W]``.
 
-        See :meth:`infer` for the tensors. Lower is better. Return None if there is no measure.
-
-        A saved model predicts for a new client with the tensors of the client that fits best.
+        A saved model predicts for a new client with the tensors of the lowest misfit, unless it is None.
         """
         return None
 
@@ -401,9 +392,7 @@ def register(name: str) -> Callable[[A], A]: ...
 @overload
 def register(name: str, algorithm: A) -> A: ...
 def register(name: str, algorithm: A | None = None) -> A | Callable[[A], A]:
-    """Register an algorithm by name.
-
-    This is a decorator, or a call with the class.
+    """Register an algorithm by name, in a decorator or in a call with the class.
 
     Raises:
         ValueError: another class has that name.

@@ -37,9 +37,7 @@ class TwinHead(Head):
 
 
 class TwinNet(Net):
-    """Encoder and head on two mixtures of each image and ``offset``.
-
-    The offset ``[C, H, W]`` is a buffer outside of the optimizer.
+    """Encoder and head on two mixtures of each image and ``offset [C, H, W]``, which no optimizer has.
 
     Raises:
         UserError: the network is not an encoder with the usual head.

@@ -219,9 +219,7 @@ def sums(gaussian: Gaussian, labels: torch.Tensor, classes: int) -> torch.Tensor
 
 
 class ProductOfExperts:
-    """Multiply, for every class, N(0, 1) and the Gaussians of all clients' images of the class.
-
-    A class without images keeps its old Gaussian.
+    """Multiply, for a class with images, N(0, 1) and the Gaussians of all clients' images of the class.
 
     Args:
         old: ``[2, classes, d]``, means and deviations before the round.

@@ -34,9 +34,7 @@ _BATCH = 500
 
 
 class GatedLayer(nn.Module):
-    """A linear layer that all clients share, and a linear layer of one client.
-
-    The module returns the log of the mixed probabilities ``[..., classes]``.
+    """A linear layer of all clients and one of a client, for the log of the mixed probabilities.
 
     Args:
         shared: the layer from features ``[..., D]`` to logits ``[..., classes]``; ``own`` starts as its copy.

@@ -111,9 +111,7 @@ class VHL(Algorithm):
 
 @lru_cache(maxsize=4)
 def virtual_images(seed: int, shape: tuple[int, int, int], classes: int, count: int) -> Split:
-    """Generate ``count`` images of each class, uint8 ``[classes * count, C, H, W]``, class by class.
-
-    Each call with the same seed returns the same images.
+    """Generate the ``count`` images of each class for a seed, uint8 ``[classes * count, C, H, W]``.
 
     The mean of a class is drawn from N(0, 1) on a grid of 8 x 8, an image of it from N(mean, 0.5^2); it is
     enlarged (bilinear) and clamped to [0, 1], where 1 is white.

@@ -73,12 +73,9 @@ class Comparison:
 
 
 def compare(runs: Sequence[RunFolder], against: str | None = None) -> Comparison:
-    """Compare runs, separately for each data set.
-
-    Unfinished and repeated runs are not in the means.
+    """Compare two runs or more, separately for each data set, without unfinished and repeated ones.
 
     Args:
-        runs: at least two.
         against: the arm to subtract; None: see :func:`paired_table`.
 
     Raises:
@@ -236,8 +233,7 @@ def half_width(values: Sequence[float]) -> float:
 def paired_table(runs: Sequence[RunFolder], against: str | None = None) -> Table | None:
     """Return the difference of each arm to one arm of the same run, with a confidence interval over the runs.
 
-    The difference is in accuracy over the last four rounds. The seed of a run changes both arms alike, so
-    differences within a run vary less than accuracies.
+    The seed of a run changes both arms alike, so their accuracies over the last four rounds differ less.
 
     Args:
         runs: runs of one configuration with several seeds. Unfinished ones are ignored.

@@ -33,11 +33,7 @@ def run(
     data_root: Path | None,
     console: Console,
 ) -> None:
-    """Run a suite into a folder, and report.
-
-    Args:
-        seeds: runs of each arm, with seeds from 0.
-        jobs: runs at the same time; 0: one per core at the scale ``cpu``, else one.
+    """Run a suite with seeds from 0 into a folder, with ``jobs`` runs at a time, and report.
 
     Raises:
         UserError: the suite or the device does not exist, or the folder holds other runs or another suite.

@@ -27,9 +27,7 @@ _COLUMNS = 3
 
 @torch.no_grad()
 def draw(folder: Path, data_root: Path | None) -> Figure | None:
-    """Draw a panel for each of the first clients of a finished run of one arm.
-
-    Return None if the run has no model with a codebook.
+    """Draw a panel for each of the first clients of a finished run of one arm with a codebook.
 
     The axes are the principal ones of the features of all these clients. A dot is a feature vector, or one of
     its segments if there are several.
@@ -58,13 +56,10 @@ def draw(folder: Path, data_root: Path | None) -> Figure | None:
 def panels(
     found: Mapping[str, Matrix], codebooks: Mapping[str, Matrix], shared: int, *, residual: bool = False
 ) -> Figure:
-    """Draw tokens ``[..., D]`` and codewords ``[..., V, d]`` by client.
+    """Draw tokens ``[..., D]`` and codewords ``[..., V, d]`` by client, of all segments in one panel.
 
-    All clients share the first ``shared`` codewords.
-
-    If each segment has its own codebook, one panel shows all of them. With ``residual``, new codewords
-    quantize residuals. A residual is a difference of features, so these codewords are plotted as offsets
-    from the mean.
+    All clients share the first ``shared`` codewords. With ``residual``, new codewords quantize residuals,
+    which are differences of features, so they are plotted as offsets from the mean.
     """
     every = np.concatenate([tokens.reshape(-1, codebooks[name].shape[-1]) for name, tokens in found.items()])
     center = every.mean(0)

@@ -297,12 +297,10 @@ def partial(result: SuiteResult) -> list[str]:
 
 
 def _value(run: RunFolder, arm: str, measure: str) -> float | None:
-    """Return a value of the summary, or the mean of a column over the clients.
+    """Return a value of the summary, or the mean of a column over the clients in the last round.
 
-    The mean is of the last round or, for ``COLUMN_last4``, of the last four.
-
-    ``best_COLUMN`` is the value in the round with the highest accuracy. ``MEASURE@ANGLE`` covers the clients
-    with images turned by this angle.
+    ``COLUMN_last4`` is of the last four rounds, and ``best_COLUMN`` of the round with the highest accuracy.
+    ``MEASURE@ANGLE`` covers the clients with images turned by this angle.
     """
     if "@" in measure:
         return _accuracy_at_angle(run, arm, *measure.split("@", 1))

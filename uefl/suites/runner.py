@@ -48,9 +48,7 @@ def run(
     ended: Callable[[JobResult], None],
     report: Callable[[dict[Job, int]], None],
 ) -> None:
-    """Run all jobs that are not finished, in their order.
-
-    Ctrl-C stops all of them; the next call continues each job from its last round.
+    """Run all jobs that are not finished, in their order, until they end or Ctrl-C stops them.
 
     Args:
         jobs: see :func:`uefl.suites.suite.jobs`; one for each folder, after :func:`check_configurations`.
@@ -89,8 +87,7 @@ def check_own(out: Path, suite: str, jobs: list[Job]) -> None:
     """Refuse to overwrite the report of another suite.
 
     Raises:
-        UserError: the folder belongs to a run or to another suite, or lies inside a suite. The runs
-            identify a suite that was interrupted before its report.
+        UserError: the folder belongs to a run or (by its report or runs) to another suite, or lies in one.
     """
     for parent in out.absolute().parents[:3]:
         if around := _suite_of(parent / "results.json"):
@@ -123,8 +120,7 @@ def check_configurations(jobs: list[Job]) -> None:
     """Refuse runs in the folder with another configuration than their jobs.
 
     Raises:
-        UserError: some runs have another configuration, for example after a change of the suite's file; the
-            message names the runs and the different keys.
+        UserError: some runs have another configuration, for example after a change of the suite's file.
     """
     others = {job.folder: keys for job in jobs if (keys := _differing(job))}
     if others:

@@ -139,9 +139,7 @@ class SetAlgorithm(Algorithm):
 
 
 def labels_loss(work: Work, images: torch.Tensor, labels: torch.Tensor, kind: str) -> torch.Tensor:
-    """Return the cross-entropy of images with their true labels, for labeled clients and the server.
-
-    Images are ``[b, C, H, W]``, labels ``[b]``, and the result is a scalar.
+    """Return the cross-entropy of images ``[b, C, H, W]`` with their true labels ``[b]``, a scalar.
 
     With ``kind = "legacy_double_softmax"`` the softmax is taken twice, as in the published code.
     """

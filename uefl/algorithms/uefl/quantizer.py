@@ -36,9 +36,7 @@ class QuantizedMap(NamedTuple):
 
 
 class Quantizer(NamedTuple):
-    """A way to search codewords, and to train around them.
-
-    An instance is callable.
+    """A callable way to search codewords, and to train around them.
 
     Source: van den Oord et al. 2017, "Neural Discrete Representation Learning"; Lee et al. 2022,
     "Autoregressive Image Generation using Residual Quantization" (stages); Fifty et al. 2024 (rotation).
@@ -124,9 +122,7 @@ def codewords(moving: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
 
 
 def revived(codebook: torch.Tensor, usage: torch.Tensor, below: float) -> torch.Tensor:
-    """Move rarely used codewords ``[..., V, d]`` next to often used ones, to share their segments.
-
-    The distance is 1 % of the length of the often used codeword.
+    """Move rarely used codewords ``[..., V, d]`` next to often used ones, by 1 % of their length.
 
     Args:
         usage: ``[..., V]``, number of assignments of each codeword.

@@ -373,9 +373,7 @@ class UEFL(CodebookAlgorithm):
         return {"codewords": size, "extended": client in state.plain["extended"]}
 
     def end_iteration(self, state: State, records: list[Record], turn: Turn) -> bool:
-        """Extend client k next if and only if e_k > (1 + gamma) * reference.
-
-        The entropies e are on the clients' holdout images (eq. 7).
+        """Extend client k next if and only if its holdout entropy e_k > (1 + gamma) * reference (eq. 7).
 
         Raises:
             RunError: no client sent the value that decides.
