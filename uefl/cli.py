@@ -120,10 +120,8 @@ app = typer.Typer(
     cls=_Commands,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help=(
-        "Train and compare algorithms of federated learning: UEFL (extensible codebooks), FedUL (learning"
-        " from unlabeled sets), FedAvg and others."
-    ),
+    help="Train and compare algorithms of federated learning: UEFL (extensible codebooks), FedUL (learning"
+    " from unlabeled sets), FedAvg and others.",
 )
 
 
@@ -548,10 +546,8 @@ def silo(
     max_epsilon: Annotated[
         float,
         typer.Option(
-            help=(
-                "Privacy: largest epsilon over all runs; the silo sends no update that would exceed it. 0:"
-                " no limit."
-            )
+            help="Privacy: largest epsilon over all runs; the silo sends no update that would exceed it. 0:"
+            " no limit."
         ),
     ] = 0.0,
     spent: Annotated[

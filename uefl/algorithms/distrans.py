@@ -79,16 +79,13 @@ class DisTrans(Algorithm):
         offset_lr: float = Field(
             1e-3,
             ge=0,
-            description=(
-                "learning rate of the offset, for plain gradient descent; 0: the offset does not change"
-            ),
+            description="learning rate of the offset, for plain gradient descent; 0: the offset does not"
+            " change",
         )
         offsets: Literal["local", "mean"] = Field(
             "local",
-            description=(
-                "`local`: every client keeps its own offset, as in the published code; `mean`: the offsets"
-                " are averaged, as in the paper"
-            ),
+            description="`local`: every client keeps its own offset, as in the published code; `mean`: the"
+            " offsets are averaged, as in the paper",
         )
 
     def build_model(self, spec: ModelSpec) -> nn.Module:

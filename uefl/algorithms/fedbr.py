@@ -62,10 +62,8 @@ class FedBR(Algorithm):
             32,
             ge=2,
             le=10_000,
-            description=(
-                "largest number of pseudo-images; each client makes one pseudo-image for every 50 of its"
-                " images"
-            ),
+            description="largest number of pseudo-images; each client makes one pseudo-image for every 50 of"
+            " its images",
         )
         pull: float = Field(
             2.0, ge=0, description="tau 1, factor of the similarity to the received model, on pseudo-images"
@@ -77,9 +75,8 @@ class FedBR(Algorithm):
         )
         projection: Literal["paper", "code"] = Field(
             "paper",
-            description=(
-                "layers of the projection head on n features: `paper`: n-256-256-128; `code`: n-2n-2n-n"
-            ),
+            description="layers of the projection head on n features: `paper`: n-256-256-128; `code`:"
+            " n-2n-2n-n",
         )
         projection_lr: float = Field(
             0.01, gt=0, description="learning rate of the projection head, which has its own plain SGD"

@@ -50,10 +50,8 @@ class FedCR(GaussianFeatures):
             1.0,
             ge=0,
             le=1,
-            description=(
-                "share of the new product in the Gaussians of the classes; 0: these Gaussians stay N(0, 1),"
-                " as in VIB"
-            ),
+            description="share of the new product in the Gaussians of the classes; 0: these Gaussians stay"
+            " N(0, 1), as in VIB",
         )
         samples: int = Field(
             18, ge=1, le=100_000, description="samples of the features of an image, in a training step"
@@ -67,9 +65,8 @@ class FedCR(GaussianFeatures):
         gradient_bound: float = Field(
             10.0,
             ge=0,
-            description=(
-                "largest L2 norm of the gradient of a step; a longer gradient is clipped; 0: no limit"
-            ),
+            description="largest L2 norm of the gradient of a step; a longer gradient is clipped; 0: no"
+            " limit",
         )
 
         @model_validator(mode="after")

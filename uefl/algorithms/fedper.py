@@ -29,10 +29,8 @@ class FedPer(Algorithm):
 
         personal: Literal["last", "head", "all", "none"] = Field(
             "last",
-            description=(
-                "the layers that stay with the client: the `last` linear layer, the whole "
-                "`head`, `all` (separate training), or `none`"
-            ),
+            description="the layers that stay with the client: the `last` linear layer, the whole "
+            "`head`, `all` (separate training), or `none`",
         )
 
     def build_model(self, spec: ModelSpec) -> nn.Module:

@@ -50,10 +50,8 @@ class FedSR(GaussianFeatures):
         )
         class_gaussians: Literal["local", "shared"] = Field(
             "local",
-            description=(
-                "the Gaussians of the classes stay with each client, as published (`local`), or are averaged"
-                " (`shared`)"
-            ),
+            description="the Gaussians of the classes stay with each client, as published (`local`), or are"
+            " averaged (`shared`)",
         )
 
         @model_validator(mode="after")

@@ -43,19 +43,16 @@ class VHL(Algorithm):
         virtual_batch: int = Field(
             128,
             ge=0,
-            description=(
-                "virtual images in a step, at most the number of real images; 0: none, as with FedAvg"
-            ),
+            description="virtual images in a step, at most the number of real images; 0: none, as with"
+            " FedAvg",
         )
         virtual_per_class: int = Field(200, ge=1, le=100_000, description="virtual images of each class")
         virtual_weight: float = Field(1.0, ge=0, description="weight of the cross-entropy of virtual images")
         pull: float = Field(
             1.0,
             ge=0,
-            description=(
-                "weight of the term that pulls the features of real images towards the features of virtual"
-                " images"
-            ),
+            description="weight of the term that pulls the features of real images towards the features of"
+            " virtual images",
         )
         virtual_contrast: float = Field(
             0.1, ge=0, description="weight of the contrast between the features of virtual images"

@@ -31,33 +31,25 @@ class FedUL(SetAlgorithm):
 
         server: Literal["none", "finetune", "blend"] = Field(
             "none",
-            description=(
-                "the server's step: `none`; `finetune` the average on labeled images (M1); `blend` it with a"
-                " model f' (M2)"
-            ),
+            description="the server's step: `none`; `finetune` the average on labeled images (M1); `blend`"
+            " it with a model f' (M2)",
         )
         server_epochs: int = Field(1, ge=1, description="epochs over the server's labeled images in a round")
         h: float = Field(0.5, ge=0, le=1, description="with `blend`: the broadcast model is (1 - h) f + h f'")
         h_schedule: Literal["constant", "rise", "fall"] = Field(
             "constant",
-            description=(
-                "how h changes over the rounds: `constant`; `rise`: linearly, up to h in the last round;"
-                " `fall`: linearly, down from h"
-            ),
+            description="how h changes over the rounds: `constant`; `rise`: linearly, up to h in the last"
+            " round; `fall`: linearly, down from h",
         )
         recalibrate: bool = Field(
             False,
-            description=(
-                "with `blend`: measure the running statistics of batch norm with (1 - h) f + h "
-                "f' on the labeled images"
-            ),
+            description="with `blend`: measure the running statistics of batch norm with (1 - h) f + h "
+            "f' on the labeled images",
         )
         resync: bool = Field(
             False,
-            description=(
-                "with `blend`: f' starts every round from the broadcast model with a new optimizer;"
-                " `false`: f' starts from its state after the last round"
-            ),
+            description="with `blend`: f' starts every round from the broadcast model with a new optimizer;"
+            " `false`: f' starts from its state after the last round",
         )
         test_prior: tuple[Annotated[float, Field(gt=0)], ...] = Field(
             (), description="class shares under which the model's output is a posterior; `[]`: uniform"

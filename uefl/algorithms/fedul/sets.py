@@ -34,10 +34,8 @@ class SetParameters(base.Parameters):
     penalty: float = Field(
         0.0,
         ge=0,
-        description=(
-            "weight of the sum of absolute parameters (in `fedpl`: weight decay of the optimizer), as"
-            " published"
-        ),
+        description="weight of the sum of absolute parameters (in `fedpl`: weight decay of the optimizer), as"
+        " published",
     )
 
 
@@ -46,10 +44,8 @@ class Labeled(SetParameters):
 
     loss: Literal["nll", "legacy_double_softmax"] = Field(
         "nll",
-        description=(
-            "`nll`: the proper loss; `legacy_double_softmax`: the published loss, which applies the softmax"
-            " twice"
-        ),
+        description="`nll`: the proper loss; `legacy_double_softmax`: the published loss, which applies the"
+        " softmax twice",
     )
 
 

@@ -17,10 +17,8 @@ class CodebookParameters(base.Parameters):
         1,
         ge=1,
         le=4096,
-        description=(
-            "number of equal parts of each feature vector, which are quantized separately; a divisor of the"
-            " channels"
-        ),
+        description="number of equal parts of each feature vector, which are quantized separately; a divisor"
+        " of the channels",
     )
     commitment: float = Field(
         0.25, ge=0, description="weight of the term that pulls features towards their codewords"
@@ -33,10 +31,8 @@ class CodebookParameters(base.Parameters):
     )
     stop_when_certain: bool = Field(
         True,
-        description=(
-            "end the arm if no client is above the threshold; `false`: continue, so all arms run the same"
-            " number of steps"
-        ),
+        description="end the arm if no client is above the threshold; `false`: continue, so all arms run the"
+        " same number of steps",
     )
 
 
@@ -49,69 +45,52 @@ class Parameters(CodebookParameters):
     # who is extended, and with what
     extend: Literal["uncertain", "random", "all", "none"] = Field(
         "uncertain",
-        description=(
-            "the clients with growing codebooks: `uncertain`: the clients above the "
-            "threshold; `random`: the same number, drawn at random; `all`: every client; "
-            "`none`: no client"
-        ),
+        description="the clients with growing codebooks: `uncertain`: the clients above the "
+        "threshold; `random`: the same number, drawn at random; `all`: every client; "
+        "`none`: no client",
     )
     criterion: Literal["entropy", "loss"] = Field(
         "entropy",
-        description=(
-            "the quantity that is compared with the threshold, on holdout images: the mean"
-            " `entropy`, or the cross-entropy `loss`"
-        ),
+        description="the quantity that is compared with the threshold, on holdout images: the mean"
+        " `entropy`, or the cross-entropy `loss`",
     )
     threshold: Literal["fixed", "current"] = Field(
         "fixed",
-        description=(
-            "`fixed`: the threshold is set after the first iteration; `current`: each decision computes the"
-            " threshold from the current entropies"
-        ),
+        description="`fixed`: the threshold is set after the first iteration; `current`: each decision"
+        " computes the threshold from the current entropies",
     )
     extension: Literal["append", "residual"] = Field(
         "append",
-        description=(
-            "`append`: new codewords are searched together with the others; `residual`: new codewords"
-            " quantize the error of the others"
-        ),
+        description="`append`: new codewords are searched together with the others; `residual`: new codewords"
+        " quantize the error of the others",
     )
     new_codewords: Literal["kmeans", "normal"] = Field(
         "kmeans",
-        description=(
-            "initial codewords of an extension: `kmeans`: centers of the client's features; `normal`: N(0, 1)"
-        ),
+        description="initial codewords of an extension: `kmeans`: centers of the client's features;"
+        " `normal`: N(0, 1)",
     )
     growth: Literal["add", "double"] = Field(
         "add",
-        description=(
-            "size of an extension: `add`: always `codewords`; `double`: the current size of"
-            " the client's codebook"
-        ),
+        description="size of an extension: `add`: always `codewords`; `double`: the current size of"
+        " the client's codebook",
     )
     ext_share: Literal["none", "group"] = Field(
         "none",
-        description=(
-            "`none`: each client has its own extension; `group`: all clients that are extended at the same"
-            " time share one extension"
-        ),
+        description="`none`: each client has its own extension; `group`: all clients that are extended at"
+        " the same time share one extension",
     )
     # how the codebook is made
     personal: bool | tuple[tuple[str, ...], ...] = Field(
         False,
-        description=(
-            "separate codebooks from the start: `true`: every client has its own codebook, which is never"
-            " averaged; lists of clients, such as the clients of one domain: each list shares a codebook;"
-            " `false`: all clients share a codebook"
-        ),
+        description="separate codebooks from the start: `true`: every client has its own codebook, which is"
+        " never averaged; lists of clients, such as the clients of one domain: each list shares a codebook;"
+        " `false`: all clients share a codebook",
     )
     codebook_after: int = Field(
         0,
         ge=0,
-        description=(
-            "number of first rounds without quantizer; then k-means of the features of all clients makes"
-            " the codebook; 0: the codebook starts with draws from N(0, 1)"
-        ),
+        description="number of first rounds without quantizer; then k-means of the features of all clients"
+        " makes the codebook; 0: the codebook starts with draws from N(0, 1)",
     )
     reinit: bool = Field(
         False,
@@ -123,30 +102,24 @@ class Parameters(CodebookParameters):
     # how codewords learn
     usage_aware: bool | Literal["equal"] = Field(
         True,
-        description=(
-            "weights in the average of a codeword over the clients: `true`: how often each client used the"
-            " codeword; `equal`: equal weights for the clients that used it; `false`: the number of"
-            " examples"
-        ),
+        description="weights in the average of a codeword over the clients: `true`: how often each client"
+        " used the codeword; `equal`: equal weights for the clients that used it; `false`: the number of"
+        " examples",
     )
     codebook_lr: float = Field(1.0, gt=0, description="learning rate of the codewords, as a multiple of `lr`")
     ema_decay: float = Field(
         0.0,
         ge=0,
         lt=1,
-        description=(
-            "codewords are moving averages of the features that they replace, with this decay per step, and"
-            " the server averages the sums and the counts; 0: codewords learn by gradient"
-        ),
+        description="codewords are moving averages of the features that they replace, with this decay per"
+        " step, and the server averages the sums and the counts; 0: codewords learn by gradient",
     )
     revive_below: float = Field(
         0.0,
         ge=0,
         lt=1,
-        description=(
-            "after a round, move codewords whose use is less than this share of the mean use, to places"
-            " next to the most used codewords; 0: never"
-        ),
+        description="after a round, move codewords whose use is less than this share of the mean use, to"
+        " places next to the most used codewords; 0: never",
     )
     search: Literal["l2", "cosine"] = Field(
         "l2",
@@ -154,10 +127,8 @@ class Parameters(CodebookParameters):
     )
     estimator: Literal["straight_through", "rotation"] = Field(
         "straight_through",
-        description=(
-            "how the gradient passes the quantizer: unchanged, or with the rotation and scaling from the"
-            " feature to its codeword"
-        ),
+        description="how the gradient passes the quantizer: unchanged, or with the rotation and scaling from"
+        " the feature to its codeword",
     )
 
     @model_validator(mode="after")
