@@ -56,12 +56,7 @@ _ORDERS = [
     *(1 + x / 100 for x in (1, 2, 5)),
     *(1 + x / 10 for x in range(1, 100)),
     *range(11, 64),
-    80,
-    96,
-    128,
-    192,
-    256,
-    512,
+    *(80, 96, 128, 192, 256, 512),
 ]
 _HIDES = {
     "central": "the participation of one client, from readers of the models, but not from the server",

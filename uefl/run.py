@@ -94,11 +94,7 @@ class ClientPool(Protocol):
     def federation(
         self, cfg: Config, data_root: Path | None, known: Silos, check: Callable[[Federation], object]
     ) -> Federation:
-        """Find all clients, or raise UserError or RunError.
-
-        ``known`` is what an interrupted run had in :attr:`silos`. ``check`` is called with the federation,
-        and raises UserError if it cannot be trained.
-        """
+        """Find all clients, with the ``silos`` that are known, and ``check`` that they can be trained."""
         ...
 
     def engine(self, arm: str, started: Callable[[str], None]) -> Engine:

@@ -29,7 +29,7 @@ from uefl.suites import command, cost, features, report, runner, suite
 from . import sample_runs
 from .command_line import cli
 from .interrupted import Killer, outcome
-from .test_suites import TINY, tiny
+from .test_suites import FEW, TINY, tiny
 from .whole_run import train
 
 
@@ -51,9 +51,8 @@ def test_folders_of_other_suites_and_runs_keep_their_report(tmp_path: Path) -> N
     results = tmp_path / "out" / "results.json"
     results.write_text(json.dumps(report.plain(report.SuiteResult(whole, "cpu", {}, {}))))
     runner.check_own(tmp_path / "out", "tiny", jobs)  # accepted, although the names of its cases have changed
-    (tmp_path / "mine.toml").write_text(TINY)
     before = results.read_bytes()
-    refused = cli("suite", tmp_path / "mine.toml", "--out", tmp_path / "out")
+    refused = cli("suite", tiny(tmp_path, name="mine"), "--out", tmp_path / "out")
     assert refused.exit_code == 2
     assert re.fullmatch(f"error: {tmp_path / 'out'} .*'tiny'; .*--out\n", refused.stderr)
     assert results.read_bytes() == before
@@ -81,7 +80,7 @@ def test_a_changed_suite_names_all_its_runs_before_it_starts(tmp_path: Path) -> 
     for job in jobs:
         job.folder.mkdir(parents=True, exist_ok=True)
         (job.folder / "config.toml").write_text(job.config.to_toml())
-    (tmp_path / "tiny.toml").write_text(TINY.replace("codewords = 4", "codewords = 3"))
+    tiny(tmp_path, TINY.replace("codewords = 4", "codewords = 3"))
     found = cli("suite", tmp_path / "tiny.toml", "--seeds", "2", "--out", tmp_path / "out")
     folder = tmp_path / "out" / "few" / "uefl" / "seed-0"
     message = rf"error: {folder} .*1 more: .*\(arms\.uefl\.codewords\); .*--out\n"
@@ -157,9 +156,6 @@ def test_one_display_shows_all_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_notes_are_below_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two seeds of an arm that ended early, and a measure that is mistyped."""
-    (tmp_path / "mine.toml").write_text(
-        TINY.partition("[cases.absent]")[0].replace('"entropy"]', '"entropi"]')
-    )
 
     def by_hand(jobs: list[suite.Job], **_: object) -> None:
         for job in jobs:
@@ -174,9 +170,8 @@ def test_notes_are_below_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(report, "write", lambda *_: None)
     shown = io.StringIO()
     keys = {"scale": "cpu", "seeds": 2, "jobs": 1, "device": "cpu", "data_root": None}
-    command.run(
-        str(tmp_path / "mine.toml"), out=tmp_path / "out", console=Console(file=shown, width=160), **keys
-    )
+    mine = tiny(tmp_path, FEW.replace('"entropy"]', '"entropi"]'))
+    command.run(mine, out=tmp_path / "out", console=Console(file=shown, width=160), **keys)
     below = shown.getvalue().partition("few / uefl")[2]
     assert re.search("rounds: few / uefl 3, fedavg 4.\n.*'entropi' .*'entropy'.*\nreport: ", below)
 
@@ -303,8 +298,7 @@ def test_runs_end_with_a_suite_that_is_killed(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_stopped_run_is_resumed(tmp_path: Path) -> None:
     """A suite finishes a run that stops before its last measurement with the same bits."""
-    (tmp_path / "mine.toml").write_text(TINY.partition("[cases.absent]")[0])
-    mine = str(tmp_path / "mine.toml")
+    mine = tiny(tmp_path, FEW)
     first = suite.jobs(suite.load(mine), "cpu", 1, tmp_path / "stopped", threads=1)[0]
     with pytest.raises(KeyboardInterrupt):
         train(first.config, first.folder, Killer((first.arm, 2, "silo-1")), pages=False)
@@ -371,8 +365,7 @@ def test_the_cost_of_a_model_covers_the_cpu_and_any_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The count covers the network and one client's codebook."""
-    (tmp_path / "mine.toml").write_text(TINY.partition("[cases.absent]")[0])
-    job = suite.jobs(suite.load(str(tmp_path / "mine.toml")), "cpu", 1, tmp_path / "out", threads=1)[1]
+    job = suite.jobs(suite.load(tiny(tmp_path, FEW)), "cpu", 1, tmp_path / "out", threads=1)[1]
     train(job.config, job.folder, Killer(), pages=False)
     monkeypatch.setattr(cost, "_REPEATS", 2)
     went: list[str] = []

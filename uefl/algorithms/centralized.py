@@ -19,10 +19,7 @@ from .base import Algorithm, Record, State, register
 
 @register("centralized")
 class Centralized(Algorithm):
-    """One model on the training images of all clients.
-
-    The images leave the clients, so it is a baseline for experiments on one machine.
-    """
+    """One model on the training images of all clients, a baseline for experiments on one machine."""
 
     trains_clients = False
 

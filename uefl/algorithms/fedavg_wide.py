@@ -15,10 +15,7 @@ from .base import Algorithm, ModelSpec, register
 
 @register("fedavg-wide")
 class FedAvgWide(Algorithm):
-    """FedAvg with additional hidden units in the head, up to a number of parameters.
-
-    With 0 additional units it is FedAvg bit for bit.
-    """
+    """FedAvg with hidden units for additional parameters in the head, and FedAvg bit for bit with 0."""
 
     class Parameters(base.Parameters):
         """Parameters of the wider head."""

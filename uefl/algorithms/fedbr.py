@@ -36,10 +36,7 @@ _SHARE = 50
 
 @register("fedbr")
 class FedBR(Algorithm):
-    """FedAvg with loss terms on pseudo-images.
-
-    ``contrast = uniform = 0`` is FedAvg bit for bit.
-    """
+    """FedAvg with loss terms on pseudo-images, and FedAvg bit for bit with ``contrast = uniform = 0``."""
 
     images_only: ClassVar[str] = "sends means of images"
     asks_all = True  # all clients make their mean images before the first round

@@ -22,10 +22,7 @@ from .base import Algorithm, State, register
 
 @register("scaffold")
 class Scaffold(Algorithm):
-    """FedAvg with control variates.
-
-    ``correction = 0`` and ``global_step = 1`` are FedAvg bit for bit.
-    """
+    """FedAvg with control variates, and FedAvg with ``correction = 0`` and ``global_step = 1``."""
 
     class Parameters(base.Parameters):
         """Parameters of SCAFFOLD."""

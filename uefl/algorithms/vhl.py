@@ -30,10 +30,7 @@ _GRID = 8  # side of the noise that an image is made of
 
 @register("vhl")
 class VHL(Algorithm):
-    """FedAvg on real and virtual images.
-
-    ``virtual_batch = 0`` is FedAvg bit for bit.
-    """
+    """FedAvg on real and virtual images, and FedAvg bit for bit with ``virtual_batch = 0``."""
 
     images_only: ClassVar[str] = "makes virtual images"
 

@@ -26,10 +26,7 @@ from .usage import CodewordMean
 
 @register("uefl")
 class UEFL(CodebookAlgorithm):
-    """FedAvg of encoder and head with a quantizer between them.
-
-    The codebook grows for uncertain clients.
-    """
+    """FedAvg with a quantizer between encoder and head, and codebooks that grow for uncertain clients."""
 
     Parameters = parameters.Parameters
     columns: ClassVar = CodebookAlgorithm.columns | unseen.COLUMNS
