@@ -276,6 +276,8 @@ def with_a_result():
         ({"source": 3}, "preset"),
         ({"source": "demoo"}, "'demoo' .*'demo'"),
         ({"gama": 1}, "key 'gama' .*'gamma'"),
+        ({"federation": from_arrays(clients())}, r"clients .*federation"),
+        ({"source": config.load("demo")}, r"configuration .*overrides"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -296,11 +298,6 @@ def test_parameters_of_an_instance_are_checked():
         Shrunk(penalty=-1)
     with pytest.raises(uefl.UserError, match=r"key 'penalti' .*Shrunk.*'penalty'"):
         Shrunk(penalti=1)
-
-
-def test_clients_and_a_federation_are_not_given_together(tmp_path):
-    with pytest.raises(uefl.UserError, match=r"clients .*federation"):
-        own(tmp_path / "run", federation=from_arrays(clients()))
 
 
 def test_models_are_looked_up_by_existing_arms(finished):
@@ -328,12 +325,6 @@ def test_a_run_inside_of_a_run_is_refused(finished):
         with pytest.raises(uefl.UserError, match=rf"{finished.path}; .*--out"):
             own(inside)
         assert not inside.exists()
-
-
-def test_a_checked_configuration_takes_no_overrides(tmp_path):
-    cfg = config.load("demo")
-    with pytest.raises(uefl.UserError, match=r"configuration .*overrides"):
-        uefl.train(cfg, out=tmp_path / "run", lr=1.0)
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, KeyError])

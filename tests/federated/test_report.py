@@ -292,16 +292,8 @@ def test_the_report_lists_the_codebooks_of_unseen_clients(tmp_path):
 @pytest.mark.usefixtures("drawn")
 def test_report_is_rewritten_with_the_same_bytes(tmp_path):
     sample_runs.write(tmp_path)
-    first = (
-        write_report(tmp_path),
-        (tmp_path / "report.md").read_bytes(),
-        (tmp_path / "plots/accuracy.png").read_bytes(),
-    )
-    second = (
-        write_report(tmp_path),
-        (tmp_path / "report.md").read_bytes(),
-        (tmp_path / "plots/accuracy.png").read_bytes(),
-    )
+    files = [tmp_path / name for name in ("report.md", "plots/accuracy.png")]
+    first, second = ([write_report(tmp_path), *(file.read_bytes() for file in files)] for _ in range(2))
     assert first == second
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -163,6 +164,11 @@ def finish(arm: ServerLoop, limit: int = 50) -> list[dict[str, Any]]:
     raise AssertionError("the run did not end")
 
 
+def turns(arm: ServerLoop, count: int) -> list[list[dict[str, Any]]]:
+    """Return the records of some turns."""
+    return [arm.turn() for _ in range(count)]
+
+
 def state(arm: ServerLoop) -> State:
     """Return the state of the first member."""
     return arm.members[0].state
@@ -288,6 +294,15 @@ def again(cfg: Config, fed: Federation | None = None, make: Callable[..., Any] =
         one.restore(tensors, plain)
         records += one.turn()
     return records
+
+
+def in_threads(work: Callable[[Any], object], values: Iterable[Any]) -> None:
+    """Call a function for each value in a thread of its own."""
+    threads = [threading.Thread(target=work, args=(value,)) for value in values]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def check_errors(replies, *words):

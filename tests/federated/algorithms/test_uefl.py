@@ -4,17 +4,13 @@ import pytest
 import torch
 
 from tests.federated.engine_wrappers import recorded, tampered
-from tests.federated.tiny import again, arm, federation, finish, settings, state, turn_of, visible
+from tests.federated.tiny import again, arm, federation, finish, settings, state, turn_of, turns, visible
 from uefl.algorithms.uefl.clustering import kmeans
 from uefl.algorithms.uefl.codebook_algorithm import counts_per_batch
 from uefl.algorithms.uefl.extension import above, drawn, unsure
 from uefl.algorithms.uefl.quantizer import Quantizer
 from uefl.engines.base import Message
 from uefl.errors import UserError
-
-
-def turns(algorithm, count):
-    return [algorithm.turn() for _ in range(count)]
 
 
 def test_all_clients_get_the_same_averaged_codebook():
@@ -274,18 +270,6 @@ def test_without_quantizer_it_is_fedavg_bit_for_bit(keys):
     assert mine == theirs
     for name in ("values", "buffers"):
         assert torch.equal(state(own).tensors[name], state(average).tensors[name])
-
-
-def test_kmeans_initialization_skips_the_quantizer_in_round_one():
-    asked = []
-
-    def record(messages):
-        asked.append({("codebook" in m.tensors, "new_codewords" in m.options) for m in messages.values()})
-
-    algorithm, _, _ = arm(settings(extend="none", codebook_after=1), wrap=recorded(record))
-    records = finish(algorithm)
-    assert asked[:3] == [{(False, False)}, {(False, True)}, {(True, False)}]
-    assert [r["codewords"] for r in records] == [4] * 9
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from tests.federated.engine_wrappers import recorded, tampered
-from tests.federated.tiny import again, arm, federation, finish, settings, state, visible, workspace_of
+from tests.federated.tiny import again, arm, federation, finish, settings, state, turns, visible, workspace_of
 from uefl import config
 from uefl.algorithms.uefl import quantizer
-from uefl.algorithms.uefl.clustering import kmeans
 from uefl.algorithms.uefl.quantizer import Quantizer
 from uefl.config.config import tomllib
 from uefl.engines.base import Message
@@ -36,10 +35,6 @@ OPTIONS = [
     {"estimator": "rotation"},
     {"lr_schedule": "cosine"},
 ]
-
-
-def turns(algorithm, count):
-    return [algorithm.turn() for _ in range(count)]
 
 
 @functools.cache
@@ -237,14 +232,6 @@ def test_usage_lists_shared_codewords_before_extensions():
     assert record["usage"] == [1, 1, 1, 1, 2, 1, 0, 1]
 
 
-def test_new_codewords_per_segment_are_k_means_of_that_segment():
-    rows = torch.stack([torch.arange(6.0)[:, None], 100 + torch.arange(6.0)[:, None]])
-    centers, mass = kmeans(rows, 2, 0)
-    assert centers.shape == (2, 2, 1)
-    assert mass.sum(1).tolist() == [6.0, 6.0]
-    assert float(centers[0].max()) < 6 < 100 <= float(centers[1].min())
-
-
 def test_residual_stages_quantize_residuals_with_one_gradient():
     codebook = torch.tensor([[0.0], [10.0], [1.0], [-1.0]])
     tokens = torch.tensor([[[[8.8]]]], requires_grad=True)
@@ -269,15 +256,9 @@ def test_codebook_after_starts_quantizing_with_a_joint_codebook():
         {("codebook" in m.tensors, "new_codewords" in m.options) for m in messages.values()}
         for messages in asked
     ]
-    assert kinds == [
-        {(False, False)},
-        {(False, False)},
-        {(False, True)},
-        {(True, False)},
-        {(True, False)},
-        {(True, False)},
-    ]
+    assert kinds == [{(False, False)}] * 2 + [{(False, True)}] + [{(True, False)}] * 3
     assert [r.get("perplexity") is None for r in records] == [True] * 3 + [False] * 6
+    assert [r["codewords"] for r in records] == [4] * 9
 
 
 def test_centers_of_clients_are_weighted_by_their_masses():
