@@ -333,18 +333,10 @@ class _Run:
         self.clients = Clients(federation.by_name.values(), device)
         names = tuple(sorted(client.name for client in federation.clients))
         examples = {client.name: client.sizes.train for client in federation.clients}
-        about = (federation.classes, federation.shape, names, network, examples)
         tested = {name: client.sizes.test for name, client in federation.by_name.items()}
-        self.context = Context(
-            cfg.run.seed,
-            cfg.run,
-            cfg.model,
-            cfg.training,
-            *about,
-            self._clients_keep_states,
-            federation.inputs,
-            tested,
-        )
+        about = (federation.classes, federation.shape, names, network, examples)
+        about_clients = (self._clients_keep_states, federation.inputs, tested)
+        self.context = Context(cfg.run.seed, cfg.run, cfg.model, cfg.training, *about, *about_clients)
         self._resident: tuple[str, Workspace] | None = None
         deterministic(device)
         first = self.workspace(next(iter(cfg.arms)))
@@ -502,17 +494,8 @@ class _Run:
         teacher = Teacher.of(workspace.algorithm.server_data(self.federation), workspace)
         members = self.cfg.run.members if self.cfg.run.uncertainty == "ensemble" else 1
         seeds = [derive(seed, "member", i) if i else seed for i in range(members)]
-        arm = ServerLoop(
-            name,
-            workspace,
-            seeds,
-            engine,
-            self.out / "private",
-            teacher,
-            self.observer.notice,
-            self.privacy,
-            self._clients_keep_states,
-        )
+        private, notice, kept = self.out / "private", self.observer.notice, self._clients_keep_states
+        arm = ServerLoop(name, workspace, seeds, engine, private, teacher, notice, self.privacy, kept)
         return arm, workspace
 
     def _finish(
@@ -551,13 +534,8 @@ class _Run:
                 f"note: arm {arm.name!r} has no model file here: each silo keeps its own part of the model"
             )
             return
-        saved.save(
-            self.out / f"model-{arm.name}.safetensors",
-            self.cfg,
-            arm.name,
-            self.federation,
-            arm.networks(workspace),
-        )
+        path = self.out / f"model-{arm.name}.safetensors"
+        saved.save(path, self.cfg, arm.name, self.federation, arm.networks(workspace))
         shown = pages and self.federation.here and self.federation.inputs.kind == "images"
         if shown and self.privacy is None:  # privacy: no client's images in a report
             self._write_uncertain(arm.name)

@@ -293,17 +293,10 @@ def _limit(ax: Axes, key: str) -> None:
 
 def _mark(ax: Axes, run: RunFolder, arm: str, rounds: list[int]) -> None:
     """Draw a triangle between each of the rounds and the round before it."""
+    own, top = color(run, arm), ax.get_xaxis_transform()
     for round in rounds:
-        ax.axvline(round - 0.5, color=color(run, arm), linewidth=0.9)
-        ax.plot(
-            [round - 0.5],
-            [1],
-            marker="v",
-            color=color(run, arm),
-            markersize=6,
-            transform=ax.get_xaxis_transform(),
-            clip_on=False,
-        )
+        ax.axvline(round - 0.5, color=own, linewidth=0.9)
+        ax.plot([round - 0.5], [1], marker="v", color=own, markersize=6, transform=top, clip_on=False)
 
 
 def _legend(figure: Figure, run: RunFolder, key: str) -> None:

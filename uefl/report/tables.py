@@ -137,13 +137,8 @@ def rejected_table(run: RunFolder) -> Table | None:
         for (arm, client, reason), found in rounds.items()
     ]
     more = f"{len(rows) - _MOST} more rows are in metrics.jsonl" if len(rows) > _MOST else ""
-    return Table(
-        "rejected replies",
-        ["arm", "client", "rounds", "times", "why"],
-        rows[:_MOST],
-        numeric=False,
-        note=more,
-    )
+    header = ["arm", "client", "rounds", "times", "why"]
+    return Table("rejected replies", header, rows[:_MOST], numeric=False, note=more)
 
 
 def _reached(arm: dict[str, Any]) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +59,8 @@ def run(
             f" {at_a_time} at a time, in {out}",
             **_AS_IT_IS,
         )
-        errors = _finish(runs, before, console, side_by_side=at_a_time, device=device, data_root=data_root)
+        start = partial(runner.run, runs, side_by_side=at_a_time, device=device, data_root=data_root)
+        errors = _finish(runs, before, console, start)
         if cost.MEASURES & set(suite.measures):
             for job in runs:
                 cost.measure(job.folder, gpu)
@@ -79,15 +82,9 @@ def run(
 
 
 def _finish(
-    runs: list[Job],
-    before: list[Job],
-    console: Console,
-    *,
-    side_by_side: int,
-    device: str,
-    data_root: Path | None,
+    runs: list[Job], before: list[Job], console: Console, start: Callable[..., None]
 ) -> dict[Path, str]:
-    """Run the jobs that are not among those finished ``before``, and return errors by run folder."""
+    """Run the jobs that have not finished ``before``, and return errors by run folder."""
     errors: dict[Path, str] = {}
     reported: set[tuple[str, str]] = set()
     with _progress(console) as progress:
@@ -111,14 +108,7 @@ def _finish(
             names = ", ".join(f"{job.case} {job.arm} {job.seed}" for job in running)
             progress.update(task, completed=sum(done.values()) + sum(running.values()), description=names)
 
-        runner.run(
-            runs,
-            side_by_side=side_by_side,
-            device=device,
-            data_root=data_root,
-            ended=ended,
-            report=show_progress,
-        )
+        start(ended=ended, report=show_progress)
     return errors
 
 

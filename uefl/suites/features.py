@@ -68,23 +68,15 @@ def panels(
     for ax, (name, tokens) in zip(grid.flat, found.items(), strict=False):
         first = (codebooks[name][..., :shared, :] - center) @ axes
         added = (codebooks[name][..., shared:, :] - (0 if residual else center)) @ axes
-        ax.scatter(
-            *((tokens.reshape(-1, len(center)) - center) @ axes).T,
-            s=3,
-            color="#56B4E9",
-            alpha=0.5,
-            linewidths=0,
-        )
+        dots = (tokens.reshape(-1, len(center)) - center) @ axes
+        ax.scatter(*dots.T, s=3, color="#56B4E9", alpha=0.5, linewidths=0)
         ax.scatter(*first.reshape(-1, 2).T, s=14, color="#000000", marker="x", linewidths=0.8)
         ax.scatter(*added.reshape(-1, 2).T, s=14, color="#D55E00", marker="^", linewidths=0)
         ax.set_title(f"{name}, {first[..., 0].size + added[..., 0].size} codewords")
     what = f"codeword added to this client{', from the mean on' if residual else ''}"
     entries = [("feature", "o", "#56B4E9"), ("shared codeword", "x", "#000000"), (what, "^", "#D55E00")]
-    legend(
-        figure,
-        [
-            Line2D([], [], linestyle="", label=label, marker=marker, color=color)
-            for label, marker, color in entries
-        ],
-    )
+    marks = [
+        Line2D([], [], ls="", label=label, marker=marker, color=color) for label, marker, color in entries
+    ]
+    legend(figure, marks)
     return figure

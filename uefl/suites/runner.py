@@ -69,11 +69,8 @@ def run(
                 if code is not None:
                     del running[job]
                     finished = (job.folder / "summary.json").is_file()
-                    error = (
-                        None
-                        if code == 0 and finished
-                        else _last_line(_log(job)) or f"it ended with exit code {code}"
-                    )
+                    why = _last_line(_log(job)) or f"it ended with exit code {code}"
+                    error = None if code == 0 and finished else why
                     ended(JobResult(job, time.monotonic() - begun, error))
             report({job: _measured(job) for job in running})
     finally:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.federated.engine_wrappers import lies
+from tests.federated.engine_wrappers import lies, recorded
 from tests.federated.interrupted import killed_and_resumed
 from tests.federated.tiny import arm, federation, first_turn, settings, state, values
 from uefl.algorithms.fedbr import FedBR, contrast, most_means
@@ -104,20 +104,17 @@ def test_pseudo_features_do_not_depend_on_running_statistics():
 
 
 def test_pseudo_images_are_shared_means_of_ten_images():
-    one = arm(settings("fedbr", pseudo=6), MANY)[0]
-    sent = {}
-    for name, original in one.engine._clients.items():
+    sent = []
 
-        def spy(message, original=original, name=name):
-            if message.options.get("train"):
-                sent.setdefault(name, []).append(message.tensors["pseudo"].clone())
-            return original(message)
+    def record(messages):
+        training = [message for message in messages.values() if message.options.get("train")]
+        sent.extend(message.tensors["pseudo"].clone() for message in training)
 
-        one.engine._clients[name] = spy
+    one = arm(settings("fedbr", pseudo=6), MANY, recorded(record))[0]
     one.turn(), one.turn()
-    first = sent["silo-0"][0]
-    assert first.shape == (6, 1, 8, 8)
-    assert all(torch.equal(each, first) for several in sent.values() for each in several)
+    first = sent[0]
+    assert (first.shape, len(sent)) == ((6, 1, 8, 8), 6)
+    assert all(torch.equal(each, first) for each in sent)
     assert torch.allclose(first * 10, (first * 10).round(), atol=1e-3)
     assert all(not torch.allclose(first * n, (first * n).round(), atol=1e-3) for n in range(1, 10))
     assert first.flatten(1).unique(dim=0).shape[0] == 6

@@ -58,11 +58,8 @@ class UEFL(CodebookAlgorithm):
         grouped = Counter(name for group in self.sharing for name in group)
         for name in sorted({*grouped, *self.context.clients}):
             if name not in self.context.clients or grouped[name] != 1:
-                what = (
-                    "it is not a client"
-                    if name not in self.context.clients
-                    else f"it is in {grouped[name]} lists"
-                )
+                known = name in self.context.clients
+                what = f"it is in {grouped[name]} lists" if known else "it is not a client"
                 raise UserError(
                     f"key 'arms.{arm}.personal': expected every client in one list; {name!r}: {what}"
                 )
@@ -177,15 +174,11 @@ class UEFL(CodebookAlgorithm):
         if not turn.train or not pending or not (group or normal):
             return
         for names in [pending] if group else [[name] for name in pending]:
-            self.extend(
-                state,
-                names,
-                (
-                    self.drawn(state, names, turn)
-                    if normal
-                    else self.pooled_kmeans(state, names, "extend", turn)
-                ),
-            )
+            if normal:
+                part = self.drawn(state, names, turn)
+            else:
+                part = self.pooled_kmeans(state, names, "extend", turn)
+            self.extend(state, names, part)
         state.scratch["growing"], state.plain["pending"] = list(pending), []
 
     def size_of_extension(self, state: State, client: str) -> int:
@@ -198,14 +191,8 @@ class UEFL(CodebookAlgorithm):
 
     def drawn(self, state: State, clients: list[str], turn: Turn) -> torch.Tensor:
         """Draw an extension ``[..., v, d]`` from N(0, 1), for clients that share it."""
-        shared = state.tensors["part.0"]
-        part = self.start(
-            shared.shape[-1],
-            "extend",
-            turn.iteration,
-            clients[0],
-            count=self.size_of_extension(state, clients[0]),
-        )
+        shared, count = state.tensors["part.0"], self.size_of_extension(state, clients[0])
+        part = self.start(shared.shape[-1], "extend", turn.iteration, clients[0], count=count)
         return part.to(shared.device)
 
     def broadcast(self, state: State, client: str, turn: Turn) -> Message:
