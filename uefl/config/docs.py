@@ -85,7 +85,7 @@ def _table(kind: type[BaseModel]) -> Iterator[str]:
     yield "|---|---|---|---|"
     schemas = kind.model_json_schema()["properties"]
     for key, field in kind.model_fields.items():
-        meaning = (field.description or "").replace("|", "\\|")
+        meaning = " ".join((field.description or "").split()).replace("|", "\\|")
         yield f"| `{key}` | `{_default(field)}` | {_values(schemas[key])} | {meaning}{_only(field)} |"
 
 

@@ -26,7 +26,6 @@ from .. import checkpoint
 from ..algorithms.base import Algorithm, ModelSpec, find
 from ..client.work import Work
 from ..config import Config, Model
-from ..config.sections import Section
 from ..data.federation import Federation
 from ..data.inputs import IMAGES, Inputs
 from ..data.notes import check_names
@@ -34,7 +33,7 @@ from ..data.pixels import as_bytes
 from ..data.vectors import Vectors, is_frame, of_array
 from ..engines.base import member
 from ..errors import UserError, first_line
-from ..fields import parse
+from ..fields import Section, parse
 from ..isolation import for_prediction, isolate
 from ..json_text import parse_json
 from ..paths import check_file, check_name, expanded

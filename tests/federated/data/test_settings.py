@@ -1,15 +1,9 @@
-"""The section [data]: names, ranges and descriptions."""
+"""The section [data]: names and ranges."""
 
 import pytest
 from pydantic import ValidationError
 
 from uefl.data import Data
-
-
-def test_every_key_has_a_description_of_one_line():
-    for name, field in Data.model_fields.items():
-        assert field.description, name
-        assert "\n" not in field.description
 
 
 def test_table_round_trip():

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer
+from pydantic import SerializerFunctionWrapHandler, model_serializer
 
 from ...errors import UserError
-from ...fields import tuples
+from ...fields import Section, tuples
 from ...registry import Registry
 
 if TYPE_CHECKING:
@@ -70,13 +70,11 @@ class SetDeal:
     test: Rows
 
 
-class Scheme(BaseModel):
+class Scheme(Section):
     """A way to deal the images of a source to clients.
 
     Its fields are the other keys of ``[data.partition]`` after ``scheme``.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     name: ClassVar[str]
     """value of ``scheme``; set by :func:`partition`"""

@@ -32,21 +32,15 @@ class Unlabeled(Scheme):
 
     kind: ClassVar[DataKind] = "sets"
 
-    split: Literal["iid", "noniid", "legacy_noniid"] = Field(
-        default="iid",
-        description=(
-            "`iid`: a random part for each client; `noniid`: two classes dominate each client;"
-            " `legacy_noniid`: as published, so later clients may have no images of a class"
-        ),
-    )
-    sets: int = Field(default=10, ge=2, description="sets of each client")
-    overlap: bool = Field(
-        default=False,
-        description="draw sets as the published code does: one image may be in several sets of its client",
-    )
-    legacy_column_norm: bool = Field(
-        default=False, description="with overlap and iid: class weights divided by column sums, as published"
-    )
+    split: Literal["iid", "noniid", "legacy_noniid"] = "iid"
+    """`iid`: a random part for each client; `noniid`: two classes dominate each client; `legacy_noniid`: as
+    published, so later clients may have no images of a class"""
+    sets: int = Field(default=10, ge=2)
+    """sets of each client"""
+    overlap: bool = False
+    """draw sets as the published code does: one image may be in several sets of its client"""
+    legacy_column_norm: bool = False
+    """with overlap and iid: class weights divided by column sums, as published"""
 
     @model_validator(mode="after")
     def _norm_needs_overlap(self) -> Self:
