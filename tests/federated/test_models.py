@@ -16,7 +16,6 @@ from uefl.errors import UserError
 from uefl.models.flat import FlatModule
 from uefl.models.layers import FrozenStatistics
 from uefl.models.net import Net
-from uefl.models.networks.cnn import small_cnn
 
 TINY = Model(width=4, hidden=16)
 
@@ -224,7 +223,7 @@ def test_one_token_has_one_output_per_codeword():
 
 
 def test_the_small_network_equals_its_blocks():
-    net, x = small_cnn(1, 4), torch.randn(6, 1, 12, 12)
+    net, x = Net(TINY, (1, 12, 12), 10).encoder, torch.randn(6, 1, 12, 12)
     gradients = []
     for rectified_first in (False, True):
         net.zero_grad()
