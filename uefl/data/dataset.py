@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -112,6 +112,16 @@ def checked(table: object, source: str) -> DataSet:
 def numbers(count: int) -> tuple[str, ...]:
     """Return the numbers from 0 to ``count`` - 1 as names of classes."""
     return tuple(str(i) for i in range(count))
+
+
+def numbered(names: Sequence[str], known: Sequence[str] = ()) -> tuple[Rows, tuple[str, ...]]:
+    """Return the position ``[n]`` int64 of each name in ``known``, and the known names.
+
+    Without ``known``, these are the names that occur, sorted.
+    """
+    known = tuple(known) or tuple(sorted(set(names)))
+    place = {name: i for i, name in enumerate(known)}
+    return np.array([place[name] for name in names], np.int64), known
 
 
 def fixed_order(count: int) -> Rows:

@@ -90,20 +90,6 @@ class ImageList:
         """Return the name of an image for a message."""
         return str(Path(self.place) / self.files[row]) if self.files else self.place
 
-    def check_one_size(self) -> None:
-        """Refuse images that differ in size from the first one.
-
-        Call this method for images that are not resized.
-
-        Raises:
-            UserError: the images differ in size; the message names two of them.
-        """
-        different = np.flatnonzero((self.shapes != self.shapes[0]).any(1))
-        if len(different):
-            (h0, w0), (h, w) = self.shapes[0], self.shapes[different[0]]
-            pair = f"{self.name(int(different[0]))} is {w}x{h} and {self.name(0)} is {w0}x{h0}"
-            raise UserError(f"{pair}; set image_size to resize all images to one square")
-
 
 def in_memory(
     values: torch.Tensor, place: str = "", files: tuple[str, ...] = (), kinds: Mapping[str, int] | None = None

@@ -148,13 +148,9 @@ class FlatModule:
             values: ``[P]``, in the layout of :attr:`values`.
             buffers: ``[Q]``, in the layout of :attr:`buffers`.
         """
-        views: dict[int, torch.Tensor] = {}
-        for tensors, flat in ((self.module.parameters(), values), (self.module.buffers(), buffers)):
-            offset = 0
-            for t in tensors:
-                if t.is_floating_point():
-                    views[id(t)] = _view(flat, offset, t)
-                    offset += t.numel()
+        tensors = (*self._parameters, *self._floating)
+        slices = (*self.split(values), *self.split_buffers(buffers))
+        views = {id(t): view for t, view in zip(tensors, slices, strict=True)}
         weights = self.module.state_dict(keep_vars=True)
         return {name: views[id(t)] for name, t in weights.items() if id(t) in views}
 

@@ -248,17 +248,11 @@ class SavedModel:
         return Exported(self, client)
 
     def _predict(self, pixels: torch.Tensor, client: str | None) -> torch.Tensor:
-        x = self._normalized(pixels)
-        return (
-            torch.stack([self._logits(each, x, client).float().softmax(-1) for each in self.members])
-            .mean(0)
-            .cpu()
-        )
-
-    def _logits(self, member: Member, x: torch.Tensor, client: str | None) -> torch.Tensor:
-        """Return the logits of one member."""
-        with _layers(member, client) as tensors:
-            return self.algorithm.infer(member.net, x, tensors)
+        x, probs = self._normalized(pixels), []
+        for member in self.members:
+            with _layers(member, client) as tensors:
+                probs.append(self.algorithm.infer(member.net, x, tensors).float().softmax(-1))
+        return torch.stack(probs).mean(0).cpu()
 
     def _draw(self, member: Member, pixels: torch.Tensor, client: str | None, passes: int) -> Prediction:
         """Predict a batch as in a run: by dropout passes, or by the draws of the algorithm."""
@@ -409,18 +403,14 @@ class Exported(nn.Module):
     def __init__(self, model: SavedModel, client: str | None) -> None:
         super().__init__()
         self._infer = model.algorithm.infer
-        self.nets = nn.ModuleList(deepcopy(each.net) for each in model.members)
+        self.nets = nn.ModuleList()
         self._names: list[list[str]] = []
-        for i, (net, trained) in enumerate(zip(self.nets, model.members, strict=True)):
-            own = trained.clients[client] if client is not None else {}
-            weights = net.state_dict()
-            with torch.no_grad():
-                for name in own.keys() & weights.keys():
-                    weights[name].copy_(own[name])
-            rest = sorted(own.keys() - weights.keys())
-            self._names.append(rest)
-            for j, name in enumerate(rest):
-                self.register_buffer(f"own_{i}_{j}", own[name].clone())
+        for i, each in enumerate(model.members):
+            with _layers(each, client) as rest:
+                self.nets.append(deepcopy(each.net))
+            self._names.append(sorted(rest))
+            for j, name in enumerate(self._names[i]):
+                self.register_buffer(f"own_{i}_{j}", rest[name].clone())
         self.register_buffer("mean", model.mean.clone())
         self.register_buffer("std", model.std.clone())
         self.eval()

@@ -26,6 +26,7 @@ import torch
 from ...errors import InvalidPriors, UserError
 from ...paths import other_capitals
 from .. import npz, prior_table
+from ..dataset import numbered, numbers
 from ..folder_listing import case_conflicts, labeled, unused_paths, visible
 from ..images import ImageList, Rows, on_disk
 from ..priors import Matrix
@@ -182,7 +183,7 @@ def _labeled(
                     f" ({', '.join(names)}); write it the same in both"
                 )
         images = on_disk(root, [file for file, _ in files])
-        labels = np.array([names.index(name) for _, name in files])
+        labels, _ = numbered([name for _, name in files], names)
         return LabeledRows(images, np.arange(len(files)), labels), names
     path = root / f"{part}.npz"
     if not path.exists():
@@ -192,7 +193,7 @@ def _labeled(
         raise UserError(f"{path} holds {npz.held(path)}; expected images and labels")
     images = npz.images(path, arrays, "images")
     labels = npz.labels(path, arrays, "labels", images.count)
-    names = classes or tuple(str(k) for k in range(int(labels.max()) + 1))
+    names = classes or numbers(int(labels.max()) + 1)
     if int(labels.min()) < 0 or int(labels.max()) >= len(names):
         raise UserError(
             f"{path}: labels must lie in [0, {len(names)}), the classes of the priors in their order"

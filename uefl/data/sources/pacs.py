@@ -12,7 +12,7 @@ import numpy as np
 
 from ...errors import UserError
 from ...paths import opened
-from ..dataset import DataSet
+from ..dataset import DataSet, numbered
 from ..folder_listing import labeled
 from ..images import File, ImageList, from_files, on_disk
 from .base import need_root, source
@@ -41,12 +41,11 @@ def pacs(root: Path | None) -> DataSet:
         raise UserError(f"{root} holds {', '.join(path.name for path in found) or 'no PACS'}: {_ADVICE}")
     images = _archive(found[0]) if found[0].suffix.lower() == ".tar" else _folder(found[0])
     places = [PurePosixPath(name).parts for name in images.files]
-    classes = tuple(sorted({place[-2] for place in places}))
-    group_of = np.array([DOMAINS.index(place[-3]) for place in places])
+    labels, classes = numbered([place[-2] for place in places])
+    group_of, _ = numbered([place[-3] for place in places], DOMAINS)
     absent = set(range(len(DOMAINS))) - set(group_of.tolist())
     if absent:
         raise UserError(f"{found[0]} has no image of the domain {DOMAINS[min(absent)]}: {_ADVICE}")
-    labels = np.array([classes.index(place[-2]) for place in places])
     rows = np.arange(len(places))
     return DataSet(
         "pacs",
