@@ -10,6 +10,7 @@ import torch
 
 from ..errors import UserError
 from .images import ImageList, Rows, check_rows
+from .pixels import described
 from .vectors import Vectors
 
 
@@ -89,12 +90,7 @@ def checked(table: object, source: str) -> DataSet:
         )
     labels = table.labels
     if not isinstance(labels, np.ndarray) or labels.dtype != np.int64 or labels.ndim != 1:
-        got = (
-            f"{labels.dtype} {list(labels.shape)}"
-            if isinstance(labels, (np.ndarray, torch.Tensor))
-            else type(labels).__name__
-        )
-        raise TypeError(f"{place}: expected labels as a NumPy array [N] of int64, got {got}")
+        raise TypeError(f"{place}: expected labels as a NumPy array [N] of int64, got {described(labels)}")
     if len(labels) != table.images.count:
         raise ValueError(
             f"{place}: {len(labels)} labels for {table.images.count} images; expected one for each"

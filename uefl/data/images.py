@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -34,8 +34,8 @@ def check_rows(place: str, rows: object, count: int) -> None:
         ValueError: a position is below 0, or no image has it.
     """
     if not isinstance(rows, np.ndarray) or rows.ndim != 1 or rows.dtype != np.int64:
-        got = f"{rows.dtype} {list(rows.shape)}" if isinstance(rows, np.ndarray) else type(rows).__name__
-        raise TypeError(f"{place}: expected positions of images, a NumPy array [n] of int64; got {got}")
+        expected = "expected positions of images, a NumPy array [n] of int64"
+        raise TypeError(f"{place}: {expected}; got {pixels.described(rows)}")
     if len(rows) and not 0 <= rows.min() <= rows.max() < count:
         raise ValueError(
             f"{place}: positions {rows.min()} to {rows.max()}; expected 0 to {count - 1}, there are {count}"
@@ -105,14 +105,10 @@ def in_memory(
         TypeError: ``values`` is something else.
     """
     if not isinstance(values, torch.Tensor) or values.dtype != torch.uint8 or values.ndim != 4:
-        got = (
-            f"{values.dtype} {list(values.shape)}"
-            if isinstance(values, (torch.Tensor, np.ndarray))
-            else type(values).__name__
-        )
         kind = "a NumPy array of " if isinstance(values, np.ndarray) else ""
         raise TypeError(
-            f"{place or 'images'}: expected pixels as a torch tensor [N, C, H, W] of uint8; got {kind}{got}"
+            f"{place or 'images'}: expected pixels as a torch tensor [N, C, H, W] of uint8; got"
+            f" {kind}{pixels.described(values)}"
         )
 
     def read(rows: Rows, size: int) -> torch.Tensor:
@@ -169,17 +165,12 @@ class File(NamedTuple):
     open: Callable[[], BinaryIO]
 
 
-def _opener(path: Path) -> Callable[[], BinaryIO]:
-    return lambda: opened(path)
-
-
 def on_disk(root: Path, paths: Sequence[Path]) -> ImageList:
     """List image files in a folder.
 
     See :func:`from_files`.
     """
-    files = [File(str(path.relative_to(root)), _opener(path)) for path in paths]
-    return from_files(str(root), files)
+    return from_files(str(root), [File(str(path.relative_to(root)), partial(opened, path)) for path in paths])
 
 
 def on_files(paths: Sequence[Path]) -> ImageList:
@@ -192,7 +183,7 @@ def on_files(paths: Sequence[Path]) -> ImageList:
     """
     for path in paths:
         check_file(path, "the image", "expected an image file")
-    return from_files("", [File(str(path), _opener(path)) for path in paths])
+    return from_files("", [File(str(path), partial(opened, path)) for path in paths])
 
 
 def from_files(place: str, files: Sequence[File]) -> ImageList:

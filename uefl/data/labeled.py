@@ -89,7 +89,10 @@ def federate(
         prepare.shape,
         mean,
         std,
-        tuple(_measured(table, prepare, split) for split in unseen),
+        tuple(
+            ClientData(split.share.name, Sizes(0, 0, len(split.test)), partial(_load, table, prepare, split))
+            for split in unseen
+        ),
         None,
         _notes(table, prepare, splits, content, data.image_size),
         manifest,
@@ -123,11 +126,6 @@ def _unseen(share: Share) -> _ClientSplit:
     """Return the split of a client that is only measured."""
     assert share.test is not None
     return _ClientSplit(share, share.test, share.train, share.train[:0])
-
-
-def _measured(table: DataSet, prepare: Preparation, split: _ClientSplit) -> ClientData:
-    """Return a client that is only measured."""
-    return ClientData(split.share.name, Sizes(0, 0, len(split.test)), partial(_load, table, prepare, split))
 
 
 def _split(

@@ -172,8 +172,8 @@ def _read(
             _check_order(part[0], part[1], where)
             inputs = of_array(part[0], where, vocabulary)
             return inputs, _labels(part[1], inputs.count, where)
-        images, kind = as_images(part[0], where)
-        kinds.update({kind: len(images)} if kind else {})
+        images, changed = as_images(part[0], where)
+        kinds.update(changed)
         return list(images), _labels(part[1], len(images), where)
     if not (hasattr(part, "__getitem__") and hasattr(part, "__len__")) or isinstance(part, (str, dict)):
         raise UserError(

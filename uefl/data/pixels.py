@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -134,6 +135,13 @@ def is_array(value: Any) -> bool:
     )
 
 
+def described(value: Any) -> str:
+    """Return the dtype and the shape of an array or a tensor, or the type of another value."""
+    if isinstance(value, (np.ndarray, torch.Tensor)):
+        return f"{value.dtype} {list(value.shape)}"
+    return type(value).__name__
+
+
 def as_bytes(images: Any, where: str) -> tuple[torch.Tensor, str | None]:
     """Return images as uint8 on the CPU, in their shape, and the kind of change, if any.
 
@@ -171,8 +179,8 @@ def as_bytes(images: Any, where: str) -> tuple[torch.Tensor, str | None]:
     return (tensor * 255).round().to(torch.uint8), FLOATS
 
 
-def as_images(images: Any, where: str) -> tuple[torch.Tensor, str | None]:
-    """Return images as uint8 ``[N, C, H, W]``, C = 1 or 3, and the kind of change, if there is one.
+def as_images(images: Any, where: str) -> tuple[torch.Tensor, Counter[str]]:
+    """Return images as uint8 ``[N, C, H, W]``, C = 1 or 3, and their number by the kind of change, if any.
 
     Args:
         images: as for :func:`as_bytes`, with shape ``[N, H, W]``, ``[N, C, H, W]`` or ``[N, H, W, C]``.
@@ -197,7 +205,7 @@ def as_images(images: Any, where: str) -> tuple[torch.Tensor, str | None]:
         )
     if 0 in pixels.shape:
         raise UserError(f"{where}: there is no image: {list(pixels.shape)}")
-    return pixels.contiguous(), kind
+    return pixels.contiguous(), Counter({kind: len(pixels)} if kind else {})
 
 
 def as_labels(labels: Any, count: int, where: str) -> torch.Tensor:

@@ -249,9 +249,9 @@ class SavedModel:
 
     def _predict(self, pixels: torch.Tensor, client: str | None) -> torch.Tensor:
         x, probs = self._normalized(pixels), []
-        for member in self.members:
-            with _layers(member, client) as tensors:
-                probs.append(self.algorithm.infer(member.net, x, tensors).float().softmax(-1))
+        for each in self.members:
+            with _layers(each, client) as tensors:
+                probs.append(self.algorithm.infer(each.net, x, tensors).float().softmax(-1))
         return torch.stack(probs).mean(0).cpu()
 
     def _draw(self, member: Member, pixels: torch.Tensor, client: str | None, passes: int) -> Prediction:

@@ -102,25 +102,6 @@ def test_npz_pool_keeps_its_pairs_in_one_random_order(make_npz):
         (pool_arrays(x_test=np.zeros((9, 5, 6, 3), np.uint8)), "x_train .*x_test .*shape"),
         (pool_arrays(y_test=np.arange(9) % 3 - 1), r"y_test: .*\b0\b.*-1"),
     ],
-    ids=[
-        "silo-missing",
-        "nothing",
-        "int-images",
-        "four-channels",
-        "empty",
-        "float-labels",
-        "lengths-differ",
-        "negative-label",
-        "labels-from-one",
-        "stray-label",
-        "float-silo",
-        "silo-length",
-        "test-not-bool",
-        "objects",
-        "unseen-test-label",
-        "shapes-differ",
-        "negative-test-label",
-    ],
 )
 def test_npz_that_does_not_fit_is_refused_in_one_line(make_npz, changes, message):
     with pytest.raises(UserError, match=message) as error:

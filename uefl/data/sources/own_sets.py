@@ -16,12 +16,10 @@ Set m of a client is the m-th by name, or by value if all names are integers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from ...errors import InvalidPriors, UserError
 from ...paths import other_capitals
@@ -29,6 +27,7 @@ from .. import npz, prior_table
 from ..dataset import numbered, numbers
 from ..folder_listing import case_conflicts, labeled, unused_paths, visible
 from ..images import ImageList, Rows, on_disk
+from ..pixels import as_labels
 from ..priors import Matrix
 from ..unlabeled_sets import ClientSets, LabeledRows, UnlabeledData
 
@@ -136,13 +135,12 @@ def _read_again(root: Path, path: Path, first: ImageList) -> ImageList:
     def there() -> ImageList:
         return npz.images(path, npz.read(path, ("images",)), "images")
 
-    def content(rows: Rows) -> Iterator[bytes]:
-        return there().content(rows)
-
-    def images(rows: Rows, size: int) -> torch.Tensor:
-        return there().read(rows, size)
-
-    return replace(first, read=images, content=content, inside=str(path.relative_to(root)))
+    return replace(
+        first,
+        read=lambda rows, size: there().read(rows, size),
+        content=lambda rows: there().content(rows),
+        inside=str(path.relative_to(root)),
+    )
 
 
 def _rows(
@@ -192,7 +190,7 @@ def _labeled(
     if set(arrays) != {"images", "labels"}:
         raise UserError(f"{path} holds {npz.held(path)}; expected images and labels")
     images = npz.images(path, arrays, "images")
-    labels = npz.labels(path, arrays, "labels", images.count)
+    labels = as_labels(arrays["labels"], images.count, f"{path}: labels").numpy()
     names = classes or numbers(int(labels.max()) + 1)
     if int(labels.min()) < 0 or int(labels.max()) >= len(names):
         raise UserError(

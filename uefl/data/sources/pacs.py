@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import tarfile
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
@@ -77,13 +77,10 @@ def _archive(path: Path) -> ImageList:
     except (OSError, tarfile.TarError) as error:
         raise UserError(f"cannot read {path} ({error}): {_ADVICE}") from None
 
-    def opener(start: int, size: int) -> Callable[[], BinaryIO]:
-        def read() -> BinaryIO:
-            with opened(path) as file:
-                file.seek(start)
-                return io.BytesIO(file.read(size))
-
-        return read
+    def part(start: int, size: int) -> BinaryIO:
+        with opened(path) as file:
+            file.seek(start)
+            return io.BytesIO(file.read(size))
 
     files = []
     for entry in entries:
@@ -92,7 +89,7 @@ def _archive(path: Path) -> ImageList:
             continue
         if len(place) < 3 or place[-3] not in DOMAINS:
             raise UserError(f"{path}: {entry.name} is in no domain and class: {_ADVICE}")
-        files.append(File("/".join(place[-3:]), opener(entry.offset_data, entry.size)))
+        files.append(File("/".join(place[-3:]), partial(part, entry.offset_data, entry.size)))
     if not files:
         raise UserError(f"{path} holds no image: {_ADVICE}")
     return from_files(str(path), files)
