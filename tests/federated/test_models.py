@@ -97,10 +97,7 @@ def small_images(*sizes):
     [*(pytest.param(name, marks=pytest.mark.slow) for name in ("vgg16_bn", "resnet18")), "resnet18_nopool"],
 )
 def test_the_large_encoders_train_on_a_last_batch_of_one(encoder):
-    """There are nine images in batches of eight.
-
-    The images are so small that batch norm would see one value per channel in the last batch.
-    """
+    """Nine images in batches of eight are so small that batch norm would see one value per channel."""
     own_head = encoder == "resnet18_nopool"
     base = KEYS | {"model": {"encoder": encoder} | ({} if own_head else {"hidden": 16})}
     one, _, _ = arm(

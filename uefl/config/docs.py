@@ -1,7 +1,4 @@
-"""Generate the tables of docs/configuration.md from the models.
-
-Usage: ``python -m uefl.config.docs docs/configuration.md``.
-"""
+"""Generate the tables of a document: ``python -m uefl.config.docs docs/configuration.md``."""
 
 from __future__ import annotations
 

@@ -48,10 +48,7 @@ def places(key: str, table: dict[str, Any]) -> list[str]:
 
 
 def named(arms: Any) -> dict[str, Any]:
-    """Return the arms as tables.
-
-    A list of names is valid; the check of the arms refuses anything else.
-    """
+    """Return the arms, which may be a list of names, as tables; anything else becomes an empty table."""
     names = [arms] if isinstance(arms, str) else arms
     table = (
         names
@@ -64,10 +61,7 @@ def named(arms: Any) -> dict[str, Any]:
 
 
 def fields(table: dict[str, Any]) -> dict[str, set[str]]:
-    """Return the keys of every section.
-
-    ``[data.partition]`` has the keys of its scheme.
-    """
+    """Return the keys of every section, in ``[data.partition]`` the keys of its scheme."""
     from ..data.partitions.base import PARTITIONS
     from ..data.settings import Data
 

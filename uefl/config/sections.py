@@ -1,7 +1,4 @@
-"""The sections ``[run]``, ``[model]`` and ``[training]`` of a configuration.
-
-The section ``[data]`` is ``uefl.data.settings.Data``.
-"""
+"""The sections of a configuration except ``[data]``, which is ``uefl.data.settings.Data``."""
 
 from __future__ import annotations
 
@@ -138,10 +135,7 @@ class Training(Section):
     """steps of every client in a round, instead of `local_epochs`; 0: use `local_epochs`"""
 
     def lr_in(self, round: int) -> float:
-        """Return the learning rate of a round, counted from 0.
-
-        Training after the last round uses the rate of the last round.
-        """
+        """Return the learning rate of a round, counted from 0, or of the last round for a later one."""
         if self.lr_schedule == "constant":
             return self.lr
         rounds = sum(self.iterations())

@@ -82,13 +82,7 @@ def build(data: Data, *, kind: DataKind, seed: int, data_root: Path | None = Non
 
 
 def read_source(data: Data, root: Path | None) -> DataSet:
-    """Return the data that ``source`` names, before they are dealt.
-
-    With ``first_classes``, return only a part of them.
-
-    Raises:
-        UserError: the data set or file does not exist, or its files are missing or damaged.
-    """
+    """Return the data, or with ``first_classes`` the part of them, that ``source`` names, before the deal."""
     path = data.path
     if path is None:
         table = checked(SOURCES[data.source](root), data.source)

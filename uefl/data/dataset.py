@@ -46,10 +46,7 @@ class DataSet:
     """notes on the files for the user"""
 
     def of_group(self, group: str) -> tuple[Rows, Rows | None]:
-        """Return training and test images of a group, in order.
-
-        A group without a test part has no test images.
-        """
+        """Return training and test images of a group, in order, with None for a group without a test part."""
         assert self.group_of is not None
         in_group = self.group_of == self.groups.index(group)
         train = self.train[in_group[self.train]]
@@ -111,28 +108,19 @@ def numbers(count: int) -> tuple[str, ...]:
 
 
 def numbered(names: Sequence[str], known: Sequence[str] = ()) -> tuple[Rows, tuple[str, ...]]:
-    """Return the position ``[n]`` int64 of each name in ``known``, and the known names.
-
-    Without ``known``, these are the names that occur, sorted.
-    """
+    """Return the position ``[n]`` of each name in ``known``, by default the sorted names, and ``known``."""
     known = tuple(known) or tuple(sorted(set(names)))
     place = {name: i for i, name in enumerate(known)}
     return np.array([place[name] for name in names], np.int64), known
 
 
 def fixed_order(count: int) -> Rows:
-    """Return a random order of ``count`` images that is the same for every run.
-
-    So clients do not change with the seed of the run.
-    """
+    """Return a random order of ``count`` images that is the same for every run and every seed."""
     order: Rows = torch.randperm(count, generator=torch.Generator().manual_seed(0)).numpy()
     return order
 
 
 def two_parts(train: int, test: int, *, shuffle: bool) -> tuple[Rows, Rows]:
-    """Return the rows of a training part and of the test part that follows it.
-
-    Each part is in file order or in :func:`fixed_order`.
-    """
+    """Return the rows of two parts, training first, in the order of the file or of :func:`fixed_order`."""
     first, second = (fixed_order(n) if shuffle else np.arange(n) for n in (train, test))
     return first, train + second

@@ -134,10 +134,7 @@ def in_memory(
 
 
 def copied(values: Sequence[torch.Tensor], files: tuple[str, ...], kinds: Mapping[str, int]) -> ImageList:
-    """Copy images ``[C, H, W]`` uint8 that may differ in size and channels.
-
-    Later changes do not reach the copies.
-    """
+    """Copy images ``[C, H, W]`` uint8 that may differ in size and channels."""
     channels = max(len(image) for image in values)
     even = [image.expand(channels, -1, -1) for image in values]
     if len({image.shape for image in even}) == 1:
@@ -166,17 +163,12 @@ class File(NamedTuple):
 
 
 def on_disk(root: Path, paths: Sequence[Path]) -> ImageList:
-    """List image files in a folder.
-
-    See :func:`from_files`.
-    """
+    """List image files in a folder, as :func:`from_files` does."""
     return from_files(str(root), [File(str(path.relative_to(root)), partial(opened, path)) for path in paths])
 
 
 def on_files(paths: Sequence[Path]) -> ImageList:
-    """List image files at any place, under the names that are given.
-
-    See :func:`from_files`.
+    """List image files at any place, under the names that are given, as :func:`from_files` does.
 
     Raises:
         UserError: a path is not a file, or :func:`from_files` raises the error.
@@ -236,10 +228,7 @@ def from_files(place: str, files: Sequence[File]) -> ImageList:
 
 
 class DamagedImages(UserError):
-    """Image files that cannot be read.
-
-    The message names all of them.
-    """
+    """Image files that cannot be read, all named in the message."""
 
     def __init__(self) -> None:
         super().__init__()

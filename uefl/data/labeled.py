@@ -170,10 +170,7 @@ def _split(
 
 
 def _stratified(labels: Rows, share: float, generator: torch.Generator) -> tuple[Rows, Rows]:
-    """Return the positions of the rest and of round(share * n) random images.
-
-    Each class has its exact share, to within one image.
-    """
+    """Return the positions of the rest and of round(share * n) random images, the share of each class."""
     order = torch.randperm(len(labels), generator=generator)
     order = order[torch.from_numpy(labels)[order].argsort(stable=True)]
     # sorted by class, evenly spaced positions visit every class in proportion

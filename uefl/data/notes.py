@@ -70,10 +70,7 @@ def of_resizing(sources: Iterable[Source], image_size: int) -> list[str]:
 
 
 def of_kinds(sources: Iterable[Source]) -> list[str]:
-    """Return one note for each kind of change that reading makes in the values of images.
-
-    Each note has the number of these images.
-    """
+    """Return a note with the number of images for each kind of change that reading makes in values."""
     kinds, total = Counter[str](), 0
     for images in sources:
         kinds.update(images.kinds)

@@ -47,10 +47,7 @@ def _quiet() -> Iterator[None]:
 
 
 def is_gray(image: Image.Image) -> bool:
-    """Return True if an image that Pillow has opened has no colors.
-
-    The pixels need not be decoded for this.
-    """
+    """Return True if an image that Pillow has opened, but not decoded, has no colors."""
     return image.mode in _GRAY
 
 
@@ -89,9 +86,7 @@ def kinds_of(image: Image.Image) -> list[str]:
 
 @_quiet()
 def pixels_of(image: Image.Image) -> torch.Tensor:
-    """Return the pixels ``[C, H, W]`` uint8 of an opened image, C = 1 or 3.
-
-    The image is upright, and on white if it is transparent.
+    """Return the upright pixels ``[C, H, W]`` uint8 of an opened image, C = 1 or 3, on white if transparent.
 
     Raises:
         ValueError: :func:`kinds_of` raises it. OSError, SyntaxError: the file is damaged.
@@ -120,10 +115,7 @@ def pixels_of(image: Image.Image) -> torch.Tensor:
 
 
 def gray(images: torch.Tensor) -> torch.Tensor:
-    """Convert RGB images ``[N, 3, H, W]`` uint8 to gray ones ``[N, 1, H, W]``.
-
-    The values are ITU-R 601 luma, bit for bit as Pillow computes it.
-    """
+    """Convert RGB images ``[N, 3, H, W]`` uint8 to ITU-R 601 luma ``[N, 1, H, W]``, as Pillow does."""
     red, green, blue = images.to(torch.int64).unbind(1)
     return ((19595 * red + 38470 * green + 7471 * blue + 0x8000) >> 16).to(torch.uint8)[:, None]
 

@@ -1,7 +1,4 @@
-"""Convert the inputs of a source to the form that all clients of a federation share.
-
-The preparation also measures the mean and the deviation of the inputs.
-"""
+"""Convert the inputs of a source to the form that a federation shares, and measure mean and deviation."""
 
 from __future__ import annotations
 
@@ -38,9 +35,7 @@ class Preparation:
 
     @classmethod
     def of(cls, sources: Sequence[Source], image_size: int, standard: bool = True) -> Preparation:
-        """Return the preparation for the inputs of several sources of one kind.
-
-        All images become color images if one of them is in color.
+        """Return the preparation for the inputs of several sources, in color if an image of one is in color.
 
         Raises:
             UserError: images differ in size and are not resized, or ``image_size`` is set for other inputs.
@@ -83,9 +78,7 @@ class Preparation:
         return rotate(pixels, angle, legacy_center=legacy_center) if len(pixels) else pixels
 
     def check_memory(self, count: int) -> None:
-        """Refuse ``count`` images that do not fit into the memory of this machine together.
-
-        Other inputs are in memory already.
+        """Refuse ``count`` images that do not fit into the memory together; other inputs are there already.
 
         Raises:
             UserError: the images do not fit.
@@ -123,10 +116,7 @@ class PixelCounts:
         return {"pixels": {"counts": self.counts}}
 
     def join(self, report: ReportedStatistics) -> None:
-        """Add the report of a silo.
-
-        Gray images count as color images if other silos have color.
-        """
+        """Add the report of a silo, with gray images as color images if other silos have color."""
         self.counts += report["pixels"]["counts"].expand(len(self.counts), -1)
 
     def mean_and_std(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -165,10 +155,7 @@ class Moments:
         self.clients.append(torch.from_numpy(np.stack(of_client)))
 
     def report(self) -> ReportedStatistics:
-        """Return the statistics of one client for its report.
-
-        The report is empty where columns are not standardized.
-        """
+        """Return the statistics of one client for its report, none where columns are not standardized."""
         return {"columns": {"moments": self.clients[0]}} if self.clients else {}
 
     def join(self, report: ReportedStatistics) -> None:

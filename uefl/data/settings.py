@@ -78,10 +78,7 @@ class Data(Section):
         return self
 
     def check_kind(self, kind: str, section: str = "") -> None:
-        """Refuse keys for the other kind of data than ``labeled`` or ``sets``.
-
-        See :func:`uefl.fields.check_unused`.
-        """
+        """Refuse keys for the other kind of data, by :func:`uefl.fields.check_unused`."""
         for key, field in Data.model_fields.items():
             extra = field.json_schema_extra
             of = extra.get("kind") if isinstance(extra, dict) else None
@@ -90,10 +87,7 @@ class Data(Section):
 
     @property
     def path(self) -> Path | None:
-        """Return the path of the user's own data, or None for a data set with a name.
-
-        If the working folder has a file of this name, the data set is used.
-        """
+        """Return the path of the user's own data, or None for a data set, also if a file has its name."""
         return None if self.source in SOURCES else expanded(self.source)
 
     def table(self) -> dict[str, Any]:

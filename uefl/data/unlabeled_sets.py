@@ -197,10 +197,7 @@ class _Priors:
         self.corrected: list[str] = []
 
     def __call__(self, client: ClientSets, images: torch.Tensor) -> tuple[Matrix, Matrix | None]:
-        """Return the priors ``[M, K]`` of a client, and the weights of the deal of its sets.
-
-        Weights are given only if the priors are exact.
-        """
+        """Return the priors ``[M, K]`` of a client, and the weights of its deal if the priors are exact."""
         data, names = self._data, client.set_names
         table = self._estimate(client, images) if data.priors == "estimated" else client.priors
         if table is None:

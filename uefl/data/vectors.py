@@ -106,9 +106,7 @@ def is_frame(values: Any) -> bool:
 
 
 def of_frame(frame: pandas.DataFrame, where: str, vocabulary: int = 0) -> Vectors:
-    """Return the columns of a DataFrame as numbers, or as the tokens of a sequence.
-
-    Empty cells at the end of a row of tokens are padding.
+    """Return the columns of a DataFrame as numbers, or as tokens, where empty cells at the end are padding.
 
     Raises:
         UserError: a column has another type than numbers, or a missing value.
@@ -171,9 +169,7 @@ def _tokens(values: torch.Tensor, where: str, vocabulary: int, names: tuple[str,
 
 
 def joined(parts: Sequence[Vectors], files: tuple[str, ...]) -> Vectors:
-    """Concatenate the inputs of several parts.
-
-    The result has the largest vocabulary.
+    """Concatenate the inputs of several parts, with the largest vocabulary.
 
     Raises:
         UserError: parts have different kinds, lengths or columns.

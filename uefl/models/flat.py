@@ -51,10 +51,7 @@ class FlatModule:
         ]
 
     def storages(self) -> frozenset[int]:
-        """Return the addresses of both flat tensors in memory.
-
-        Every step changes this memory.
-        """
+        """Return the addresses of both flat tensors in memory, which every step changes."""
         return frozenset(t.untyped_storage().data_ptr() for t in (self.values.data, self.buffers))
 
     def replaced(self) -> str | None:

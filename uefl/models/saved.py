@@ -1,7 +1,4 @@
-"""The final model of an arm, in a file with everything for predictions.
-
-The file has the weights, the tensors of each client, the algorithm and the classes.
-"""
+"""The final model of an arm, in a file with its weights, clients' tensors, algorithm and classes."""
 
 from __future__ import annotations
 
@@ -49,10 +46,7 @@ Samples = torch.Tensor | npt.NDArray[Any] | Sequence[str | Path]
 
 
 class Member(NamedTuple):
-    """One trained network.
-
-    An ensemble has several networks, any other model has one.
-    """
+    """One trained network; an ensemble has several."""
 
     net: nn.Module
     """if layers are private, with the mean of the clients' layers"""
@@ -90,9 +84,7 @@ class SavedModel:
         return tuple(self.members[0].clients)
 
     def to(self, device: torch.device | str) -> SavedModel:
-        """Return the model on another device, such as ``"cuda"``.
-
-        Images and predictions stay on the CPU. This model stays on its device.
+        """Return a copy on another device, such as ``"cuda"``, whose inputs and predictions are on the CPU.
 
         Raises:
             UserError: the device does not exist on this machine.
@@ -191,9 +183,7 @@ class SavedModel:
         return bool(self.clients) and type(self.algorithm).misfit is not Algorithm.misfit
 
     def fitting(self, images: Samples) -> str | None:
-        """Return the client with the codebook that fits the images of a new client best.
-
-        The measure is the mean quantization error.
+        """Return the client with the codebook of the least mean quantization error on a new client's images.
 
         Returns:
             The name of the client, or None if clients have no parts or no such measure.
@@ -202,10 +192,7 @@ class SavedModel:
         return min(errors, key=lambda name: errors[name]) if errors else None
 
     def misfits(self, images: Samples) -> dict[str, float]:
-        """Return the misfit of each client's codebook, summed over the images.
-
-        If :meth:`fitting` returns None, the result is empty.
-        """
+        """Return the misfit of each client's codebook, summed over the images; empty without a measure."""
         with for_prediction(self.mean.device), torch.no_grad():
             return self._misfits(self._pixels(images))
 
@@ -306,10 +293,7 @@ class SavedModel:
         return f"one of {', '.join(self.clients)}" if self.clients else "None, its clients share all of it"
 
     def _pixels(self, images: Samples) -> torch.Tensor:
-        """Check images and return ``[B, C, H, W]``.
-
-        Numbers on another scale would give a wrong result without an error.
-        """
+        """Check images, because another scale would give a wrong result, and return ``[B, C, H, W]``."""
         if (
             isinstance(images, (list, tuple))
             and images
@@ -392,10 +376,7 @@ def _layers(member: Member, client: str | None) -> Iterator[Tensors]:
 
 
 class Exported(nn.Module):
-    """The networks of a saved model with the parts of one client.
-
-    The module can be moved, exported and saved.
-    """
+    """The networks of a saved model with the parts of one client, to be moved, exported and saved."""
 
     mean: torch.Tensor
     std: torch.Tensor

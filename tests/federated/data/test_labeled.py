@@ -1,7 +1,4 @@
-"""The tests cover federations of labeled images: the order of dealt images, splits, mean and deviation.
-
-They also cover clients with the user's own data.
-"""
+"""Federations of labeled images: order of dealt images, splits, mean and deviation, own clients."""
 
 import numpy as np
 import pytest

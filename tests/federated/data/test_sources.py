@@ -1,7 +1,4 @@
-"""Data sets are read by name.
-
-The tests write small files of the published formats, and read the real ones where they are present.
-"""
+"""Data sets are read by name, from small files of the published formats and from real ones if present."""
 
 import gzip
 import os

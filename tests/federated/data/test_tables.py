@@ -596,10 +596,7 @@ class InPlaceNet(torch.nn.Module):
 
 
 def test_a_network_that_changes_tokens_in_place(tmp_path):
-    """The network changes a copy in a prediction.
-
-    A run refuses it, because losses share their inputs.
-    """
+    """A prediction gives the network a copy, and a run refuses it, because losses share their inputs."""
     clients = {f"silo-{i}": (tokens(i), tokens(10 + i)) for i in range(2)}
     model = uefl.train(TOKENS, out=tmp_path / "run", clients=clients, arms=["fedavg"]).model()
     first = next(part for part in model.members[0].net.modules() if isinstance(part, torch.nn.Embedding))

@@ -1,7 +1,4 @@
-"""Unlabeled sets have priors that are drawn, dealt, estimated and checked.
-
-The error for an input that cannot be used in training names this input.
-"""
+"""Unlabeled sets have priors that are drawn, dealt, estimated and checked."""
 
 from __future__ import annotations
 

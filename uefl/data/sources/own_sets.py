@@ -39,9 +39,7 @@ _PARTS = ("labeled", "validation", "test")
 
 
 def read(root: Path) -> UnlabeledData:
-    """Read a folder with the layout in the docstring of the module.
-
-    A note names files in it that are not read.
+    """Read a folder with the layout in the docstring of the module, and note files that are not read.
 
     Raises:
         UserError: files are missing, misplaced or unreadable.
@@ -85,9 +83,7 @@ def read(root: Path) -> UnlabeledData:
 
 
 def read_server(root: Path, classes: tuple[str, ...]) -> dict[str, LabeledRows]:
-    """Read ``labeled`` and ``validation``, if they exist.
-
-    Clients and test images are elsewhere.
+    """Read ``labeled`` and ``validation``, if they exist, without clients and test images.
 
     Raises:
         UserError: files are misplaced or unreadable.

@@ -96,9 +96,7 @@ def frame_of(path: Path, label: str = "label") -> pandas.DataFrame:
 
 
 def _check_csv(path: Path) -> None:
-    """Refuse a table that needs more than the memory, by the number of its cells.
-
-    Short cells take more bytes as numbers than as text.
+    """Refuse a table whose cells need more than the memory, because short cells take more as numbers.
 
     Raises:
         UserError: the table is too large.
