@@ -48,7 +48,7 @@ def places(key: str, table: dict[str, Any]) -> list[str]:
 
 
 def named(arms: Any) -> dict[str, Any]:
-    """Return the arms, which may be a list of names, as tables; anything else becomes an empty table."""
+    """Return the arms, or a list of their names, as tables, and anything else as an empty table."""
     names = [arms] if isinstance(arms, str) else arms
     table = (
         names

@@ -82,7 +82,11 @@ def build(data: Data, *, kind: DataKind, seed: int, data_root: Path | None = Non
 
 
 def read_source(data: Data, root: Path | None) -> DataSet:
-    """Return the data, or with ``first_classes`` the part of them, that ``source`` names, before the deal."""
+    """Return the data, or with ``first_classes`` the part of them, that ``source`` names, before the deal.
+
+    Raises:
+        UserError: the data set or file does not exist, or its files are missing or damaged.
+    """
     path = data.path
     if path is None:
         table = checked(SOURCES[data.source](root), data.source)

@@ -78,7 +78,7 @@ class Preparation:
         return rotate(pixels, angle, legacy_center=legacy_center) if len(pixels) else pixels
 
     def check_memory(self, count: int) -> None:
-        """Refuse ``count`` images that do not fit into the memory together; other inputs are there already.
+        """Refuse ``count`` images that do not fit into the memory together (other inputs are there already).
 
         Raises:
             UserError: the images do not fit.

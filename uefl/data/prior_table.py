@@ -25,7 +25,7 @@ class SetPriors(NamedTuple):
 
 
 class PriorTable(NamedTuple):
-    """Priors by client and set, and the classes in the order of their columns; all empty without a table."""
+    """Priors by client and set, and the classes in the order of their columns, all empty without a table."""
 
     file: str
     rows: dict[str, dict[str, SetPriors]]

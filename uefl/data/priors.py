@@ -71,7 +71,7 @@ def shares_of_all(count: int, weights: Matrix) -> npt.NDArray[np.int64]:
 
 
 def realized(labels: npt.NDArray[np.int64], sets: npt.NDArray[np.int64], count: int, classes: int) -> Matrix:
-    """Return the class shares of ``count`` sets from labels and sets of images; zeros for an empty set."""
+    """Return the class shares of ``count`` sets from labels and sets of images, zeros for an empty set."""
     table = np.zeros((count, classes))
     np.add.at(table, (sets, labels), 1)
     rows: Matrix = table / np.maximum(table.sum(1, keepdims=True), 1)

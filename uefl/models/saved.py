@@ -46,7 +46,7 @@ Samples = torch.Tensor | npt.NDArray[Any] | Sequence[str | Path]
 
 
 class Member(NamedTuple):
-    """One trained network; an ensemble has several."""
+    """One trained network, as a model has one, and an ensemble several."""
 
     net: nn.Module
     """if layers are private, with the mean of the clients' layers"""
@@ -192,7 +192,7 @@ class SavedModel:
         return min(errors, key=lambda name: errors[name]) if errors else None
 
     def misfits(self, images: Samples) -> dict[str, float]:
-        """Return the misfit of each client's codebook, summed over the images; empty without a measure."""
+        """Return the misfit of each client's codebook, summed over the images, if it can be measured."""
         with for_prediction(self.mean.device), torch.no_grad():
             return self._misfits(self._pixels(images))
 

@@ -68,7 +68,7 @@ class SetDeal:
 
 
 class Scheme(Section):
-    """A way to deal the images of a source, whose fields are the keys of ``[data.partition]``."""
+    """A way to deal the images of a source, with the keys of ``[data.partition]`` as fields."""
 
     name: ClassVar[str]
     """value of ``scheme``; set by :func:`partition`"""

@@ -68,7 +68,7 @@ def _table(
 
 
 def _parts(client: Path, layout: str) -> dict[str, list[tuple[Path, str]]]:
-    """Return files and their classes by split; a client without splits counts as ``train``."""
+    """Return files and their classes by split, where a client without splits counts as ``train``."""
     inside = subfolders(client, layout)
     # classes that are called train and test hold images, splits hold folders
     names = {f.name for f in inside}

@@ -197,7 +197,7 @@ def data_set(path: Path, frame: pandas.DataFrame, data: Data, client: str | None
     return _together(path, [_table(path, frame, data, client)])
 
 
-class _Table(NamedTuple):
+class _Columns(NamedTuple):
     """The columns of a file."""
 
     inputs: Vectors
@@ -208,7 +208,7 @@ class _Table(NamedTuple):
     """the client of each row; empty: a partition deals the rows"""
 
 
-def _table(path: Path, frame: pandas.DataFrame, data: Data, client: str | None) -> _Table:
+def _table(path: Path, frame: pandas.DataFrame, data: Data, client: str | None) -> _Columns:
     if data.label not in frame.columns:
         raise UserError(
             f"{path} has no column {data.label!r}; name the column with the classes as data.label. It has"
@@ -226,10 +226,10 @@ def _table(path: Path, frame: pandas.DataFrame, data: Data, client: str | None) 
                 " or put the rows of all clients into one file"
             )
         owners = [client] * len(labels)
-    return _Table(inputs_of(frame, path, data), labels, test, owners)
+    return _Columns(inputs_of(frame, path, data), labels, test, owners)
 
 
-def _together(path: Path, tables: list[_Table], notes: tuple[str, ...] = ()) -> DataSet:
+def _together(path: Path, tables: list[_Columns], notes: tuple[str, ...] = ()) -> DataSet:
     """Return one table, or put the tables of several clients one after the other."""
     labels, classes = numbered([label for table in tables for label in table.labels])
     owners = [owner for table in tables for owner in table.owners]
