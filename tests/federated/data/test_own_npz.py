@@ -44,12 +44,6 @@ def test_npz_client_names(make_npz, silo, names):
     assert list(own.groups) == names
 
 
-def test_npz_color_images_become_channels_first(make_npz):
-    images = np.random.default_rng(0).integers(0, 256, (40, 5, 7, 3), dtype=np.uint8)
-    own = npz_file(make_npz(images=images))
-    np.testing.assert_array_equal(splits(own, "south")[0].images.numpy(), images[:20].transpose(0, 3, 1, 2))
-
-
 def pool_arrays(**changes):
     rng = np.random.default_rng(1)
     arrays = {

@@ -7,7 +7,6 @@ import re
 import numpy as np
 import pytest
 import torch
-from pydantic import ValidationError
 
 from uefl.data import Split, priors, unlabeled_sets
 from uefl.data.partitions import unlabeled
@@ -365,18 +364,6 @@ def test_smoothing_does_not_hide_that_a_client_lacks_a_class(monkeypatch):
     assert any(re.search("client 'client-0' .*class 4$", note) for note in build(prior_smoothing=0.1).notes)
 
 
-def test_labels_of_one_class_are_refused(tmp_path):
-    images, labels = np.zeros((40, 8, 8), np.uint8), np.zeros(40, int)
-    np.savez(tmp_path / "same.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
-    with pytest.raises(UserError, match=r"same\.npz .*class, '0'"):
-        build(source=tmp_path / "same.npz", train_per_client=10, test_per_client=10, sets=2)
-
-
-def test_the_error_of_an_empty_set_has_advice():
-    with pytest.raises(InvalidPriors, match=r"set \d+: .*empty; .*train_per_client \(0 images"):
-        build(train_per_client=20, sets=40)
-
-
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
@@ -397,18 +384,3 @@ def test_data_that_are_refused(idx_root, keys, message):
 def test_own_clients_have_no_sets(make_npz):
     with pytest.raises(UserError, match=r"partition 'unlabeled' .*data.npz .*clients"):
         build(source=make_npz())
-
-
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({"sets": 1}, r"sets\s.*\b2\b"),
-        ({"split": "iidd"}, "'iid', 'noniid' or 'legacy_noniid'"),
-        ({"legacy_column_norm": True}, "legacy_column_norm: .*overlap = true .*split = 'iid'"),
-        ({"prior_noise": 1.0}, "prior_noise"),
-        ({"prior_smoothing": -0.1}, "prior_smoothing"),
-    ],
-)
-def test_settings_that_are_refused(keys, message):
-    with pytest.raises(ValidationError, match=message):
-        build(**keys)

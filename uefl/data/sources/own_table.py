@@ -170,13 +170,8 @@ def _read_csv(path: Path, label: str) -> pandas.DataFrame:
             raise UserError(f"{path}: its rows have more cells than its header; name every column") from None
 
 
-def inputs_of(frame: pandas.DataFrame, path: Path, data: Data) -> Vectors:
-    """Return the input columns of a table, without labels, clients and the split.
-
-    Raises:
-        UserError: an input differs from a column of these only in capitals or blanks, or
-            :func:`uefl.data.vectors.of_frame` raises the error.
-    """
+def _inputs(frame: pandas.DataFrame, path: Path, data: Data) -> Vectors:
+    """Return the input columns of a table, without labels, clients and the split."""
     others = (data.label, "silo", "test")
     inputs = frame.drop(columns=list(others), errors="ignore")
     for name in map(str, inputs.columns):
@@ -226,7 +221,7 @@ def _table(path: Path, frame: pandas.DataFrame, data: Data, client: str | None) 
                 " or put the rows of all clients into one file"
             )
         owners = [client] * len(labels)
-    return _Columns(inputs_of(frame, path, data), labels, test, owners)
+    return _Columns(_inputs(frame, path, data), labels, test, owners)
 
 
 def _together(path: Path, tables: list[_Columns], notes: tuple[str, ...] = ()) -> DataSet:
