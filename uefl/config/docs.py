@@ -115,13 +115,9 @@ def _default(field: FieldInfo) -> str:
         return "required"
     if value is None:
         return "none"
-    if isinstance(value, float) and (value == 0 or abs(value) >= 1e-3):
-        return repr(value)
-    return (
-        f"{value:g}"
-        if isinstance(value, float)
-        else json.dumps(list(value) if isinstance(value, tuple) else value)
-    )
+    if isinstance(value, float):
+        return repr(value) if value == 0 or abs(value) >= 1e-3 else f"{value:g}"
+    return json.dumps(value)
 
 
 def _values(schema: dict[str, Any], plural: str = "") -> str:

@@ -22,9 +22,7 @@ _MOST_WORDS = 8
 
 
 def check_names(what: str, names: Iterable[str]) -> None:
-    """Refuse names that are long, not printable or repeated.
-
-    Names appear in messages, tables, plots and file names.
+    """Refuse long, repeated or unprintable names, because tables, plots and file names have them.
 
     Raises:
         UserError: a name is not valid; the message has the first such name.

@@ -91,9 +91,7 @@ def images(path: Path, arrays: Mapping[str, npt.NDArray[np.generic]], x: str) ->
 
 
 def count_classes(path: Path, name: str, found: npt.NDArray[np.int64]) -> int:
-    """Return the number of classes.
-
-    The labels must be 0, 1, 2, ...: this finds stray labels and labels that start at 1.
+    """Return the number of classes, after a check that the labels are 0, 1, 2, ... without gaps.
 
     Raises:
         UserError: the labels are not consecutive.

@@ -201,9 +201,7 @@ def as_images(images: Any, where: str) -> tuple[torch.Tensor, Counter[str]]:
 
 
 def as_labels(labels: Any, count: int, where: str) -> torch.Tensor:
-    """Return labels ``[count]`` int64 from a sequence of integers.
-
-    The sequence is a tensor, an array of any byte order and strides, a Series or a list.
+    """Return labels ``[count]`` int64 from integers in a list, a tensor, a Series or any array.
 
     Raises:
         UserError: a label is not an integer (but a float, a bool or a text) or is negative, or the number of

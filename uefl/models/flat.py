@@ -106,10 +106,7 @@ class FlatModule:
         self.buffers.copy_(buffers)
 
     def reset(self) -> None:
-        """Set the buffers that are not floating-point to their first values.
-
-        Otherwise a client would affect the next client through these buffers.
-        """
+        """Set other buffers to their first values, so that no client affects the next one through them."""
         for buffer, first in self._other_buffers:
             buffer.copy_(first)
 

@@ -197,9 +197,7 @@ class SavedModel:
             return self._misfits(self._pixels(images))
 
     def read(self, paths: Sequence[str | Path]) -> torch.Tensor:
-        """Read image files as the model takes them.
-
-        The rules are in :mod:`uefl.data.pixels`. The images get the channels and the size of the model.
+        """Read image files by :mod:`uefl.data.pixels`, in the channels and the size of the model.
 
         Returns:
             ``[B, C, H, W]`` uint8.
@@ -265,10 +263,7 @@ class SavedModel:
             )
 
     def _shared(self) -> bool:
-        """Return True if there is a model without the private tensors of any client.
-
-        Then the private tensors are layers, which have a mean, and not all layers are private.
-        """
+        """Return True if private tensors are layers, which have a mean, but not all layers of the network."""
         net = {
             name for name, weight in self.members[0].net.state_dict().items() if weight.is_floating_point()
         }
@@ -336,9 +331,7 @@ class SavedModel:
         return self.table(inputs, "inputs").values
 
     def table(self, inputs: Any, where: str) -> Vectors:
-        """Return columns or tokens in the form that the model takes.
-
-        A DataFrame must have the columns of the training data. The columns are found by name.
+        """Return columns, found by name in a DataFrame, or tokens in the form that the model takes.
 
         Raises:
             UserError: a column is missing, or the inputs have another kind, length or vocabulary.

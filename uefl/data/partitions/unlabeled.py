@@ -128,9 +128,7 @@ def client_parts(
 
 
 def client_sets(labels: Rows, theta: Matrix, rng: np.random.Generator) -> tuple[Rows, Rows]:
-    """Return positions of images and the sets that they belong to, ``[n]`` each.
-
-    Every image of the client is in exactly one set.
+    """Return positions of images and the set of each, ``[n]``, with every image in exactly one set.
 
     The images of a class are dealt to the sets in proportion to the drawn priors ``theta [M, K]``. If all
     classes have equally many images and all columns of ``theta`` have equal sums, ``theta`` has the priors of

@@ -96,11 +96,7 @@ def frame_of(path: Path, label: str = "label") -> pandas.DataFrame:
 
 
 def _check_csv(path: Path) -> None:
-    """Refuse a table whose cells need more than the memory, because short cells take more as numbers.
-
-    Raises:
-        UserError: the table is too large.
-    """
+    """Refuse a table whose cells need more than the memory, because short cells take more as numbers."""
     with opened(path) as file:
         sample = file.read(_SAMPLE)
     cells = sample.count(b",") + sample.count(b"\n")
@@ -251,13 +247,7 @@ def _together(path: Path, tables: list[_Columns], notes: tuple[str, ...] = ()) -
 
 
 def _texts(frame: pandas.DataFrame, column: str, path: Path) -> list[str]:
-    """Return a column as texts, with whole numbers written as integers.
-
-    If a column had an empty cell, pandas stores its whole numbers as floats.
-
-    Raises:
-        UserError: a cell is empty, or holds a list or a dict.
-    """
+    """Return a column as texts, with whole numbers, also from floats, as integers."""
     import pandas
 
     missing = np.flatnonzero(frame[column].isna().to_numpy())

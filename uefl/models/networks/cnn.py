@@ -13,10 +13,7 @@ class CNN(Network):
     """Three residual stages."""
 
     def encoder(self) -> nn.Module:
-        """Make three groups of convolution, residual block and 2x2 max-pool, with widths w, 2w and 4w.
-
-        28x28 becomes 3x3.
-        """
+        """Make three stages of widths w, 2w and 4w, which map 28x28 to 3x3."""
         inputs, width = self.shape[0], self.settings.width
         stages: list[nn.Module] = []
         for channels in (width, 2 * width, 4 * width):
@@ -33,10 +30,7 @@ class CNN(Network):
 
 
 class BasicBlock(nn.Module):
-    """The residual block of ResNet-18 at constant width, without its last ReLU.
-
-    See He et al. 2016, figure 5, left.
-    """
+    """The residual block of ResNet-18 (He et al. 2016, figure 5) at constant width, without its last ReLU."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()

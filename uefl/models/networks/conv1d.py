@@ -20,11 +20,7 @@ class Conv1d(Network):
     inputs = "tokens"
 
     def encoder(self) -> nn.Module:
-        """Make an encoder of tokens [B, L] to features [B, width, L / 4, 1], rounded up.
-
-        The encoder has an embedding. Then convolution, batch norm, ReLU and max-pool of two positions follow,
-        two times.
-        """
+        """Make an encoder of tokens [B, L] to features [B, width, L / 4, 1], rounded up."""
         width = self.settings.width
         layers: list[nn.Module] = [Embedding(self.of.vocabulary, width)]
         for _ in range(2):
@@ -38,10 +34,7 @@ class Conv1d(Network):
 
 
 class Embedding(nn.Module):
-    """Look up the vector of each token.
-
-    Padding (token 0) has a vector of zeros.
-    """
+    """Look up the vector of each token, with zeros for padding (token 0)."""
 
     def __init__(self, vocabulary: int, dim: int) -> None:
         super().__init__()

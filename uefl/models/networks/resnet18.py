@@ -29,10 +29,7 @@ class ResNet18NoPool(Network):
     pretrained = True
 
     def encoder(self) -> nn.Module:
-        """Make a network without the max-pool after the stem: 32x32 becomes 2x2, D = 512.
-
-        A dropout follows the stem and every stage.
-        """
+        """Make the stages without the max-pool, and dropouts after them: 32x32 becomes 2x2, D = 512."""
         layers = [
             layer
             for layer in resnet18(self.shape[0], self.settings.pretrained)
@@ -62,10 +59,7 @@ class PooledHead(nn.Module):
 
 
 def resnet18(in_channels: int, pretrained: bool | str) -> nn.Sequential:
-    """Build ResNet-18 up to the feature map before global pooling, D = 512.
-
-    224x224 becomes 7x7, 28x28 and 32x32 become 1x1.
-    """
+    """Build ResNet-18 up to the map before pooling, D = 512: 224x224 becomes 7x7, 28x28 and 32x32 1x1."""
     from torchvision import models
 
     net = models.resnet18(weights=None)
