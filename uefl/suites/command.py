@@ -62,7 +62,7 @@ def run(
         errors = _finish(runs, before, console, side_by_side=at_a_time, device=device, data_root=data_root)
         if cost.MEASURES & set(suite.measures):
             for job in runs:
-                cost.measure(job.folder, gpu)
+                cost.measure(job.folder, gpu, data_root)
         result = report.collect(suite, scale, wanted, errors)
         report.write(result, out, data_root)
     console.print(*(one.rich(console.encoding) for one in report.table(result).split(console.width)))

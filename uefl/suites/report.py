@@ -19,7 +19,7 @@ from ..checkpoint import write_text
 from ..errors import UserError, nearest
 from ..report.compare import half_width, interval
 from ..report.content import Content, ReportElement, ReportSection
-from ..report.plots import drawings, marked, save, shares_file
+from ..report.plots import LABELS, LOSSES, drawings, marked, save, shares_file
 from ..report.run_folder import RunFolder, read_run
 from ..report.style import Drawing, Picture, canvas, legend, of_place, panels
 from ..report.tables import number
@@ -257,6 +257,7 @@ def _measures(result: SuiteResult) -> list[str]:
             "accuracy",
             "last_accuracy",
             "selected_accuracy",
+            "megabytes",
             *run.arms[arm],
             *cost.read(run.path),
             *run.of(arm)[-1],
@@ -345,6 +346,7 @@ def _value(run: RunFolder, arm: str, measure: str) -> float | None:
         "accuracy": outcome["accuracy_last4"]["mean"],
         "last_accuracy": outcome["accuracy"],
         "selected_accuracy": selected,
+        "megabytes": sum(outcome.get(key, 0) for key in ("bytes_sent", "bytes_received")) / 1e6,
     }
     found, column = outcome.get(measure), measure.removesuffix("_last4")
     if not isinstance(found, (int, float)) and any(
@@ -406,14 +408,11 @@ def _draw(result: SuiteResult) -> list[Drawing]:
     caption = (
         f"Lines: mean over clients and seeds; bands: from the least to the largest of the seeds; {marks}."
     )
-    # the last of arms with a codebook
-    for name, key in (("curves", "accuracy"), ("entropy", "entropy"), ("perplexity", "perplexity")):
-        made.append(
-            (
-                Picture(f"{name}.png", f"{key.capitalize()} over the rounds", caption),
-                _draw_curves(result, key),
-            )
-        )
+    losses = {key: label for key, label in LOSSES.items() if key in result.suite.measures}
+    for key, label in {**LABELS, "perplexity": "perplexity", **losses}.items():
+        name = "curves" if key == "accuracy" else key
+        title = f"{label[0].upper()}{label[1:].removesuffix(' (nats)')} over the rounds"
+        made.append((Picture(f"{name}.png", title, caption), _draw_curves(result, key, label)))
     return [(picture, figure) for picture, figure in made if figure.axes]
 
 
@@ -421,7 +420,7 @@ def _all_arms(result: SuiteResult) -> list[str]:
     return list(dict.fromkeys(arm for _, arm in result.runs))
 
 
-def _draw_curves(result: SuiteResult, key: str) -> Figure:
+def _draw_curves(result: SuiteResult, key: str, label: str) -> Figure:
     """Draw a panel per case."""
     arms = _all_arms(result)
     curves = {
@@ -459,7 +458,7 @@ def _draw_curves(result: SuiteResult, key: str) -> Figure:
         ax.set_title(case)
         ax.set_xlabel("round")
     for row in axes:
-        row[0].set_ylabel("entropy (nats)" if key == "entropy" else key)
+        row[0].set_ylabel(label)
     _legend(figure, arms)
     return figure
 
