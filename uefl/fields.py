@@ -11,7 +11,7 @@ from numbers import Integral
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from .errors import UserError, nearest
 
@@ -20,6 +20,17 @@ SectionsWith = Callable[[str], list[str]]
 """a function that returns the sections, partition schemes and algorithms that have a key"""
 _TYPES = frozenset({"bool", "int", "float", "str"})  # pydantic appends these to the location of a union
 _LONGEST = 80
+
+
+class Section(BaseModel):
+    """Keys with their types, ranges and meaning.
+
+    The text below a key is its description. Unknown keys and wrong values are refused.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
 
 def parse(

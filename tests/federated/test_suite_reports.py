@@ -134,11 +134,11 @@ def test_the_report_has_validated_and_final_accuracy(tmp_path: Path) -> None:
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a report of three seeds, without a fourth one."""
     folder = tmp_path_factory.mktemp("written")
-    result = replace(
-        _finished(folder, {"fedavg": [0.5] * 3, "uefl": [0.61234567] * 3}),
-        missing={"few/uefl/seed-3": "/some/where: why"},
+    found = _finished(folder, {"fedavg": [0.5] * 3, "uefl": [0.61234567] * 3})
+    with_loss = found.suite.model_copy(update={"measures": (*found.suite.measures, "nll", "megabytes")})
+    report.write(
+        replace(found, suite=with_loss, missing={"few/uefl/seed-3": "/some/where: why"}), folder / "out"
     )
-    report.write(result, folder / "out")
     return folder / "out"
 
 
@@ -146,14 +146,17 @@ def test_a_report_has_pages_pictures_and_numbers(written: Path) -> None:
     assert {path.name for path in (written / "plots").iterdir()} == {
         "curves.png",
         "entropy.png",
+        "nll.png",
         "perplexity.png",
         "sweep.png",
         "entropy-few-uefl.png",
         "usage-few-uefl.png",
     }
     assert "| few / uefl | 3 | 0.612 ± 0.000 | 0.920 |" in (written / "report.md").read_text()
-    assert (written / "report.html").read_text().count("data:image/png") == 6
+    assert (written / "report.html").read_text().count("data:image/png") == 7
     numbers = json.loads((written / "results.json").read_text())
+    rounds = len(sample_runs.records(("uefl",)))
+    assert numbers["cases"]["few"]["uefl"]["megabytes"]["0"] == pytest.approx(1500e-6 * rounds)
     assert numbers["cases"]["few"]["uefl"]["accuracy"] == {
         str(seed): pytest.approx(0.61234567) for seed in range(3)
     }
@@ -249,15 +252,17 @@ def test_tables_of_a_saved_page_match_its_numbers(name: str, tmp_path: Path) -> 
 
 
 def test_saved_results_are_small_and_complete(written: Path, tmp_path: Path) -> None:
-    """There are a table, numbers by seed and one picture, and missing numbers are named."""
+    """There are a table, numbers by seed and pictures, and missing numbers are named."""
     tool = _tool()
     tool.keep(written, tmp_path / "kept")
-    assert {path.name for path in (tmp_path / "kept").iterdir()} == {"tiny.md", "tiny.json", "tiny.png"}
+    pictures = {"tiny.png", "tiny-nll.png", "tiny-perplexity.png"}
+    assert {path.name for path in (tmp_path / "kept").iterdir()} == {"tiny.md", "tiny.json", *pictures}
     kept = json.loads((tmp_path / "kept" / "tiny.json").read_text())
     assert kept["cases"]["few"]["uefl"]["accuracy"] == {"0": 0.61235, "1": 0.61235, "2": 0.61235}
     page = (tmp_path / "kept" / "tiny.md").read_text()
     assert "| few / uefl | 3 | 0.612 ± 0.000 | 0.920 |" in page
     assert "![The sweep, tiny](tiny.png)" in page
+    assert "![Test loss over the rounds, tiny](tiny-nll.png)" in page
     assert page.endswith("- few/uefl/seed-3: ROOT: why\n")
     assert "/some/where" not in page + (tmp_path / "kept" / "tiny.json").read_text()
     assert "entropy-few-uefl.png" not in page

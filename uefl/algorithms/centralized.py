@@ -8,7 +8,6 @@ Clients only measure.
 from __future__ import annotations
 
 import torch
-from pydantic import Field
 
 from ..data.federation import Federation, LabeledData, ServerData, Split
 from ..server.teacher import Teacher
@@ -26,11 +25,9 @@ class Centralized(Algorithm):
     class Parameters(base.Parameters):
         """Parameters of centralized training."""
 
-        keep_optimizer: bool = Field(
-            True,
-            description="keep the optimizer's state between rounds; `false`: a new optimizer in every "
-            "round, as at clients",
-        )
+        keep_optimizer: bool = True
+        """keep the optimizer's state between rounds; `false`: a new optimizer in every round, as at
+        clients"""
 
     def check(self, federation: Federation, arm: str, net: torch.nn.Module) -> None:
         """Refuse a federation with images that cannot be read here."""

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from pydantic import BaseModel, ConfigDict
 from torch import nn
 
 from ..data.inputs import IMAGES, Inputs
 from ..errors import UserError
+from ..fields import Section
 from ..models.net import Net
 
 if TYPE_CHECKING:
@@ -22,13 +22,11 @@ Record = dict[str, Any]
 """The metrics of one client after one round: one line of metrics.jsonl."""
 
 
-class Parameters(BaseModel):
+class Parameters(Section):
     """Base of an algorithm's parameters.
 
     Fields with a range and a description become keys of its arms and lines of the documentation.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 @dataclass(frozen=True)

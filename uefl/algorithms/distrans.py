@@ -75,18 +75,13 @@ class DisTrans(Algorithm):
     class Parameters(base.Parameters):
         """Parameters of DisTrans."""
 
-        alpha: float = Field(0.2, ge=0, le=1, description="share of the offset in an image")
-        offset_lr: float = Field(
-            1e-3,
-            ge=0,
-            description="learning rate of the offset, for plain gradient descent; 0: the offset does not"
-            " change",
-        )
-        offsets: Literal["local", "mean"] = Field(
-            "local",
-            description="`local`: every client keeps its own offset, as in the published code; `mean`: the"
-            " offsets are averaged, as in the paper",
-        )
+        alpha: float = Field(0.2, ge=0, le=1)
+        """share of the offset in an image"""
+        offset_lr: float = Field(1e-3, ge=0)
+        """learning rate of the offset, for plain gradient descent; 0: the offset does not change"""
+        offsets: Literal["local", "mean"] = "local"
+        """`local`: every client keeps its own offset, as in the published code; `mean`: the offsets are
+        averaged, as in the paper"""
 
     def build_model(self, spec: ModelSpec) -> nn.Module:
         """Build the configured network on two mixtures.

@@ -20,9 +20,8 @@ class FedAvgWide(Algorithm):
     class Parameters(base.Parameters):
         """Parameters of the wider head."""
 
-        more_parameters: int = Field(
-            0, ge=0, description="additional parameters of the head, rounded up to whole hidden units"
-        )
+        more_parameters: int = Field(0, ge=0)
+        """additional parameters of the head, rounded up to whole hidden units"""
 
     def build_model(self, spec: ModelSpec) -> torch.nn.Module:
         """Build the network, with the encoder's initial weights of FedAvg."""

@@ -44,40 +44,20 @@ class FedBR(Algorithm):
     class Parameters(base.Parameters):
         """Parameters of FedBR."""
 
-        contrast: float = Field(
-            0.5,
-            ge=0,
-            description="mu, weight of the contrast between features of pseudo-images and of the "
-            "client's images",
-        )
-        uniform: float = Field(
-            1.0,
-            ge=0,
-            description="lambda, weight of the cross-entropy of pseudo-images with a uniform prediction",
-        )
-        pseudo: int = Field(
-            32,
-            ge=2,
-            le=10_000,
-            description="largest number of pseudo-images; each client makes one pseudo-image for every 50 of"
-            " its images",
-        )
-        pull: float = Field(
-            2.0, ge=0, description="tau 1, factor of the similarity to the received model, on pseudo-images"
-        )
-        push: float = Field(
-            2.0,
-            ge=0,
-            description="tau 2, factor of the similarity between pseudo-images and the client's images",
-        )
-        projection: Literal["paper", "code"] = Field(
-            "paper",
-            description="layers of the projection head on n features: `paper`: n-256-256-128; `code`:"
-            " n-2n-2n-n",
-        )
-        projection_lr: float = Field(
-            0.01, gt=0, description="learning rate of the projection head, which has its own plain SGD"
-        )
+        contrast: float = Field(0.5, ge=0)
+        """mu, weight of the contrast between features of pseudo-images and of the client's images"""
+        uniform: float = Field(1.0, ge=0)
+        """lambda, weight of the cross-entropy of pseudo-images with a uniform prediction"""
+        pseudo: int = Field(32, ge=2, le=10_000)
+        """largest number of pseudo-images; each client makes one pseudo-image for every 50 of its images"""
+        pull: float = Field(2.0, ge=0)
+        """tau 1, factor of the similarity to the received model, on pseudo-images"""
+        push: float = Field(2.0, ge=0)
+        """tau 2, factor of the similarity between pseudo-images and the client's images"""
+        projection: Literal["paper", "code"] = "paper"
+        """layers of the projection head on n features: `paper`: n-256-256-128; `code`: n-2n-2n-n"""
+        projection_lr: float = Field(0.01, gt=0)
+        """learning rate of the projection head, which has its own plain SGD"""
 
     def check(self, federation: Federation, arm: str, net: nn.Module) -> None:
         """Refuse a network without the usual head, which has the features."""

@@ -41,33 +41,17 @@ class FedCR(GaussianFeatures):
     class Parameters(GaussianParameters):
         """Parameters of FedCR."""
 
-        beta: float = Field(
-            1e-4,
-            ge=0,
-            description="weight of the divergence between the Gaussians of an image and of its class",
-        )
-        rate: float = Field(
-            1.0,
-            ge=0,
-            le=1,
-            description="share of the new product in the Gaussians of the classes; 0: these Gaussians stay"
-            " N(0, 1), as in VIB",
-        )
-        samples: int = Field(
-            18, ge=1, le=100_000, description="samples of the features of an image, in a training step"
-        )
-        head_epochs: int = Field(
-            10,
-            ge=0,
-            le=100_000,
-            description="epochs after the last round, in which every client trains only its head; 0: none",
-        )
-        gradient_bound: float = Field(
-            10.0,
-            ge=0,
-            description="largest L2 norm of the gradient of a step; a longer gradient is clipped; 0: no"
-            " limit",
-        )
+        beta: float = Field(1e-4, ge=0)
+        """weight of the divergence between the Gaussians of an image and of its class"""
+        rate: float = Field(1.0, ge=0, le=1)
+        """share of the new product in the Gaussians of the classes; 0: these Gaussians stay N(0, 1), as in
+        VIB"""
+        samples: int = Field(18, ge=1, le=100_000)
+        """samples of the features of an image, in a training step"""
+        head_epochs: int = Field(10, ge=0, le=100_000)
+        """epochs after the last round, in which every client trains only its head; 0: none"""
+        gradient_bound: float = Field(10.0, ge=0)
+        """largest L2 norm of the gradient of a step; a longer gradient is clipped; 0: no limit"""
 
         @model_validator(mode="after")
         def _diverges(self) -> Any:

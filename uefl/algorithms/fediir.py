@@ -36,22 +36,12 @@ class FedIIR(Algorithm):
     class Parameters(base.Parameters):
         """Parameters of FedIIR."""
 
-        invariance: float = Field(
-            1e-3,
-            ge=0,
-            description="gamma, weight of the squared distance between the head's gradient and the average",
-        )
-        layers: Literal["last", "head"] = Field(
-            "head",
-            description="the layers of the gradient: the whole `head`, as published, or the `last` "
-            "linear layer",
-        )
-        decay: float = Field(
-            0.95,
-            ge=0,
-            lt=1,
-            description="share of the old average of the gradients in the new average, in each round",
-        )
+        invariance: float = Field(1e-3, ge=0)
+        """gamma, weight of the squared distance between the head's gradient and the average"""
+        layers: Literal["last", "head"] = "head"
+        """the layers of the gradient: the whole `head`, as published, or the `last` linear layer"""
+        decay: float = Field(0.95, ge=0, lt=1)
+        """share of the old average of the gradients in the new average, in each round"""
 
     def check(self, federation: Federation, arm: str, net: nn.Module) -> None:
         """Refuse a network without the layers of the gradient."""

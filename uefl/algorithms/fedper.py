@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
 from torch import nn
 
 from ..models.layers import layers
@@ -24,11 +23,9 @@ class FedPer(Algorithm):
     class Parameters(base.Parameters):
         """Parameters of FedPer."""
 
-        personal: Literal["last", "head", "all", "none"] = Field(
-            "last",
-            description="the layers that stay with the client: the `last` linear layer, the whole "
-            "`head`, `all` (separate training), or `none`",
-        )
+        personal: Literal["last", "head", "all", "none"] = "last"
+        """the layers that stay with the client: the `last` linear layer, the whole `head`, `all` (separate
+        training), or `none`"""
 
     def build_model(self, spec: ModelSpec) -> nn.Module:
         """Build the usual network, and mark each layer that is personal."""

@@ -23,7 +23,8 @@ class FedProx(Algorithm):
     class Parameters(base.Parameters):
         """Parameters of FedProx."""
 
-        mu: float = Field(0.01, ge=0, description="weight of half the squared distance to the received model")
+        mu: float = Field(0.01, ge=0)
+        """weight of half the squared distance to the received model"""
 
     static_step = True
 

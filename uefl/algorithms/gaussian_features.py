@@ -20,10 +20,10 @@ from .base import Algorithm, ModelSpec
 class GaussianParameters(base.Parameters):
     """Parameters of Gaussian features."""
 
-    dim: int = Field(512, ge=1, le=65_536, description="features between encoder and head, each a Gaussian")
-    stochastic: bool = Field(
-        True, description="draw the features from their Gaussians; `false`: take the means"
-    )
+    dim: int = Field(512, ge=1, le=65_536)
+    """features between encoder and head, each a Gaussian"""
+    stochastic: bool = True
+    """draw the features from their Gaussians; `false`: take the means"""
 
 
 class GaussianFeatures(Algorithm):

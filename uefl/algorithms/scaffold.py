@@ -27,15 +27,10 @@ class Scaffold(Algorithm):
     class Parameters(base.Parameters):
         """Parameters of SCAFFOLD."""
 
-        global_step: float = Field(
-            1.0,
-            gt=0,
-            description="the server's step size: the model moves by this share of its distance to the"
-            " clients' mean",
-        )
-        correction: float = Field(
-            1.0, ge=0, le=1, description="weight of the correction c - c_k; 0: none, as with FedAvg"
-        )
+        global_step: float = Field(1.0, gt=0)
+        """the server's step size: the model moves by this share of its distance to the clients' mean"""
+        correction: float = Field(1.0, ge=0, le=1)
+        """weight of the correction c - c_k; 0: none, as with FedAvg"""
 
     static_step = True
     plain_means = True  # the changes of c_k are averaged in the same way as the model

@@ -60,15 +60,10 @@ class TPT(Algorithm):
     class Parameters(base.Parameters):
         """Parameters of the terminal phase."""
 
-        threshold: float = Field(
-            0.999,
-            gt=0,
-            le=1,
-            description="the phase begins when the training accuracy over all clients reaches this value",
-        )
-        extra: float = Field(
-            1.0, ge=0, description="iterations of the phase, as a multiple of the iterations before it"
-        )
+        threshold: float = Field(0.999, gt=0, le=1)
+        """the phase begins when the training accuracy over all clients reaches this value"""
+        extra: float = Field(1.0, ge=0)
+        """iterations of the phase, as a multiple of the iterations before it"""
 
     def check(self, federation: Federation, arm: str, net: nn.Module) -> None:
         """Refuse a network without a linear layer, which takes the features."""

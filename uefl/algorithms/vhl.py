@@ -37,27 +37,20 @@ class VHL(Algorithm):
     class Parameters(base.Parameters):
         """Parameters of VHL."""
 
-        virtual_batch: int = Field(
-            128,
-            ge=0,
-            description="virtual images in a step, at most the number of real images; 0: none, as with"
-            " FedAvg",
-        )
-        virtual_per_class: int = Field(200, ge=1, le=100_000, description="virtual images of each class")
-        virtual_weight: float = Field(1.0, ge=0, description="weight of the cross-entropy of virtual images")
-        pull: float = Field(
-            1.0,
-            ge=0,
-            description="weight of the term that pulls the features of real images towards the features of"
-            " virtual images",
-        )
-        virtual_contrast: float = Field(
-            0.1, ge=0, description="weight of the contrast between the features of virtual images"
-        )
-        pull_epochs: int = Field(
-            5, ge=0, description="number of epochs of a round in which the feature terms are part of the loss"
-        )
-        temperature: float = Field(0.07, gt=0, description="temperature of the feature terms")
+        virtual_batch: int = Field(128, ge=0)
+        """virtual images in a step, at most the number of real images; 0: none, as with FedAvg"""
+        virtual_per_class: int = Field(200, ge=1, le=100_000)
+        """virtual images of each class"""
+        virtual_weight: float = Field(1.0, ge=0)
+        """weight of the cross-entropy of virtual images"""
+        pull: float = Field(1.0, ge=0)
+        """weight of the term that pulls the features of real images towards the features of virtual images"""
+        virtual_contrast: float = Field(0.1, ge=0)
+        """weight of the contrast between the features of virtual images"""
+        pull_epochs: int = Field(5, ge=0)
+        """number of epochs of a round in which the feature terms are part of the loss"""
+        temperature: float = Field(0.07, gt=0)
+        """temperature of the feature terms"""
 
     def check(self, federation: Federation, arm: str, net: nn.Module) -> None:
         """Refuse a network without the usual head, which has the features."""

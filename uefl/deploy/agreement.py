@@ -17,7 +17,7 @@ from ..data.federation import ClientData, Federation, LabeledData, ServerData, S
 from ..data.notes import listed
 from ..data.partitions.leave_one_out import LeaveOneOut
 from ..data.partitions.natural import Natural
-from ..data.prepare import Preparation, prepare_for, statistics_of
+from ..data.prepare import Preparation
 from ..data.sources import own_sets
 from ..data.unlabeled_sets import LabeledRows, check_notes, notes_of_all
 from ..errors import UserError
@@ -130,11 +130,9 @@ def agree(reports: Reports, cfg: Config, place: str) -> Federation:
     notes = _notes(reports, cfg, classes, server)
     shape = _shape(reports, server, cfg.data.image_size)
     inputs = next(iter(reports.values())).inputs
-    held = {}
-    for part, rows in server.items():  # images for arms on unlabeled sets
-        channels, height, width = shape
-        held[part] = rows.load(Preparation(channels, cfg.data.image_size, (channels, height, width)))
-    statistics = statistics_of(shape, inputs, cfg.data.normalize == "standard")
+    prepare = Preparation(shape, inputs, cfg.data.image_size, cfg.data.normalize == "standard")
+    held = {part: rows.load(prepare) for part, rows in server.items()}  # images for arms on unlabeled sets
+    statistics = prepare.statistics()
     for report in reports.values():
         statistics.join(report.statistics)
     if "labeled" in held:
@@ -239,7 +237,7 @@ def _shape(reports: Reports, server: Mapping[str, LabeledRows], image_size: int)
         return example.shape
     shapes = {f"silo {name!r}": report.shape for name, report in reports.items()}
     if server:
-        shapes["the server"] = prepare_for([rows.images for rows in server.values()], image_size).shape
+        shapes["the server"] = Preparation.of([rows.images for rows in server.values()], image_size).shape
     who_is_first, (_, h0, w0) = next(iter(shapes.items()))
     for who, (_, h, w) in shapes.items():
         if (h, w) != (h0, w0):

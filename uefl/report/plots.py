@@ -43,8 +43,8 @@ _DASHED = (0, (7, 4))
 _THIN = 0.8
 _MARGIN = 0.03
 _MOST_PANELS = 12
-_LOSSES = {"train_loss": "training loss", "server_loss": "loss of the server's step", "nll": "NLL (nats)"}
-_LABEL = {"accuracy": "accuracy", "entropy": "entropy (nats)"}
+LOSSES = {"train_loss": "training loss", "server_loss": "loss of the server's step", "nll": "NLL (nats)"}
+LABELS = {"accuracy": "accuracy", "entropy": "entropy (nats)"}
 
 
 def write_plots(run: RunFolder) -> list[Picture]:
@@ -73,9 +73,9 @@ def draw_comparison(compared: Comparison) -> Iterator[Drawing]:
         source = f" on {group.config.data.source}" if len(compared.groups) > 1 else ""
         caption = "Lines: mean over the runs; bands: 10 % to 90 % quantile of the runs."
         yield Picture(f"arms-{i}.png", f"Arms{source} over several runs", caption), _draw_arms(group)
-        if any(group.measured(key) for key in _LOSSES):
+        if any(group.measured(key) for key in LOSSES):
             picture = Picture(f"loss-{i}.png", f"Losses{source} over several runs", caption)
-            yield picture, _draw_arms(group, _LOSSES)
+            yield picture, _draw_arms(group, LOSSES)
 
 
 def drawings(run: RunFolder) -> Iterator[Drawing]:
@@ -109,8 +109,8 @@ def drawings(run: RunFolder) -> Iterator[Drawing]:
 def _drawings_of_arms(run: RunFolder) -> Iterator[Drawing]:
     band = _band(run)
     yield Picture("arms.png", "Arms side by side", band), _draw_arms(run)
-    if any(run.measured(key) for key in _LOSSES):
-        yield Picture("loss.png", "Losses of the arms over the rounds", band), _draw_arms(run, _LOSSES)
+    if any(run.measured(key) for key in LOSSES):
+        yield Picture("loss.png", "Losses of the arms over the rounds", band), _draw_arms(run, LOSSES)
 
 
 def _band(run: RunFolder) -> str:
@@ -130,7 +130,7 @@ def shares_file(shares: Shares, arm: str) -> str:
     return f"{shares.name}-{arm}.png"
 
 
-def _draw_arms(run: Curves, labels: dict[str, str] = _LABEL) -> Figure:
+def _draw_arms(run: Curves, labels: dict[str, str] = LABELS) -> Figure:
     figure = canvas(8.4, 3.2)
     keys = [key for key in labels if run.measured(key)]
     for ax, key in zip(figure.subplots(1, len(keys), squeeze=False)[0], keys, strict=True):
@@ -165,7 +165,7 @@ def _draw_clients(run: RunFolder, key: str) -> Figure:
     for ax in axes[-1]:
         ax.set_xlabel("round")
     for row in axes:
-        row[0].set_ylabel(_LABEL[key])
+        row[0].set_ylabel(LABELS[key])
     _legend(figure, run, key)
     return figure
 
@@ -189,7 +189,7 @@ def _draw_many_clients(run: RunFolder, key: str) -> Figure:
         ax.tick_params(labelbottom=True)
     _limit(axes[0, 0], key)
     for row in axes:
-        row[0].set_ylabel(_LABEL[key])
+        row[0].set_ylabel(LABELS[key])
     _legend(figure, run, key)
     return figure
 

@@ -63,7 +63,7 @@ def run(
         errors = _finish(runs, before, console, start)
         if cost.MEASURES & set(suite.measures):
             for job in runs:
-                cost.measure(job.folder, gpu)
+                cost.measure(job.folder, gpu, data_root)
         result = report.collect(suite, scale, wanted, errors)
         report.write(result, out, data_root)
     console.print(*(one.rich(console.encoding) for one in report.table(result).split(console.width)))

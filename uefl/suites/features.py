@@ -17,15 +17,16 @@ from ..api import load
 from ..data import build
 from ..data.federation import LabeledData
 from ..models.net import Net
+from ..models.saved import SavedModel
 from ..report import style
 from ..report.style import Matrix, legend
 
 _IMAGES = 40  # of each client
 _MOST = 9  # clients
 _COLUMNS = 3
+_AT_ONCE = 256  # images
 
 
-@torch.no_grad()
 def draw(folder: Path, data_root: Path | None) -> Figure | None:
     """Draw a panel for each of the first clients of a finished run of one arm with a codebook.
 
@@ -48,9 +49,17 @@ def draw(folder: Path, data_root: Path | None) -> Figure | None:
     for client in [client for client in federation.clients if client.name in codebooks][:_MOST]:
         data = client.load()
         assert isinstance(data, LabeledData)
-        found[client.name] = net.eval().tokens((data.test.images[:_IMAGES] - model.mean) / model.std).numpy()
+        found[client.name] = tokens_of(model, data.test.images[:_IMAGES]).numpy()
     keys = run.config.table()["arms"][arm]
     return panels(found, codebooks, int(keys["codewords"]), residual=keys.get("extension") == "residual")
+
+
+@torch.no_grad()
+def tokens_of(model: SavedModel, images: torch.Tensor) -> torch.Tensor:
+    """Return the tokens [N, ..., D] of images [N, C, H, W], by the first member of an ensemble."""
+    net = model.members[0].net.eval()
+    assert isinstance(net, Net)
+    return torch.cat([net.tokens((some - model.mean) / model.std) for some in images.split(_AT_ONCE)])
 
 
 def panels(

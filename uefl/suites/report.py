@@ -20,7 +20,7 @@ from ..checkpoint import write_text
 from ..errors import UserError, nearest
 from ..report.compare import half_width, interval
 from ..report.content import Content, ReportElement, ReportSection
-from ..report.plots import drawings, marked, save, shares_file
+from ..report.plots import LABELS, LOSSES, drawings, marked, save, shares_file
 from ..report.run_folder import RunFolder, read_run
 from ..report.style import Drawing, Picture, canvas, handles, legend, line, panels
 from ..report.tables import number
@@ -242,6 +242,7 @@ def _measures(result: SuiteResult) -> list[str]:
             "accuracy",
             "last_accuracy",
             "selected_accuracy",
+            "megabytes",
             *run.arms[arm],
             *cost.read(run.path),
             *run.of(arm)[-1],
@@ -313,6 +314,7 @@ def _value(run: RunFolder, arm: str, measure: str) -> float | None:
         "accuracy": outcome["accuracy_last4"]["mean"],
         "last_accuracy": outcome["accuracy"],
         "selected_accuracy": selected,
+        "megabytes": sum(outcome.get(key, 0) for key in ("bytes_sent", "bytes_received")) / 1e6,
     }
     found, column = outcome.get(measure), measure.removesuffix("_last4")
     if not isinstance(found, (int, float)) and _is_measured(run, arm, column):
@@ -369,18 +371,20 @@ def _draw(result: SuiteResult) -> Iterator[Drawing]:
     caption = (
         f"Lines: mean over clients and seeds; bands: from the least to the largest of the seeds; {marks}."
     )
-    # the last of arms with a codebook
-    for name, key in (("curves", "accuracy"), ("entropy", "entropy"), ("perplexity", "perplexity")):
-        figure = _draw_curves(result, key)
+    losses = {key: label for key, label in LOSSES.items() if key in result.suite.measures}
+    for key, label in {**LABELS, "perplexity": "perplexity", **losses}.items():
+        name = "curves" if key == "accuracy" else key
+        title = f"{label[0].upper()}{label[1:].removesuffix(' (nats)')} over the rounds"
+        figure = _draw_curves(result, key, label)
         if figure.axes:
-            yield Picture(f"{name}.png", f"{key.capitalize()} over the rounds", caption), figure
+            yield Picture(f"{name}.png", title, caption), figure
 
 
 def _all_arms(result: SuiteResult) -> list[str]:
     return list(dict.fromkeys(arm for _, arm in result.runs))
 
 
-def _draw_curves(result: SuiteResult, key: str) -> Figure:
+def _draw_curves(result: SuiteResult, key: str, label: str) -> Figure:
     """Draw a panel per case."""
     arms = _all_arms(result)
     curves = {
@@ -408,7 +412,7 @@ def _draw_curves(result: SuiteResult, key: str) -> Figure:
         ax.set_title(case)
         ax.set_xlabel("round")
     for row in axes:
-        row[0].set_ylabel("entropy (nats)" if key == "entropy" else key)
+        row[0].set_ylabel(label)
     legend(figure, handles(arms))
     return figure
 

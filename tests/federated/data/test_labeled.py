@@ -1,13 +1,10 @@
-"""The tests cover federations of labeled images: the order of dealt images, splits, mean and deviation.
-
-They also cover clients with the user's own data.
-"""
+"""Federations of labeled images: order of dealt images, splits, mean and deviation, own clients."""
 
 import numpy as np
 import pytest
 import torch
 
-from uefl.data import Split, build
+from uefl.data import Sizes, Split, build
 from uefl.data.rotate import rotate
 from uefl.data.settings import Data
 from uefl.data.sources.digits import digits
@@ -38,11 +35,7 @@ def test_demo_is_nine_clients_of_rotated_digits():
 def test_sizes_are_known_before_a_pixel_is_read():
     for client in labeled(clients=3).clients:
         data = client.load()
-        assert (
-            (client.sizes.train, client.sizes.holdout, client.sizes.test)
-            == (len(data.train), len(data.holdout), len(data.test))
-            == (18, 2, 10)
-        )
+        assert client.sizes == Sizes.of(data) == Sizes(18, 2, 10)
         assert same(client.load().train, data.train)
 
 
@@ -96,12 +89,8 @@ def test_holdout_that_takes_everything_is_refused():
 
 def test_mean_and_deviation_over_the_training_images():
     federation = labeled(angles=[0, 120])
-    images = (
-        torch.cat(
-            [split.images for client in load(federation) for split in (client.train, client.holdout)]
-        ).double()
-        / 255
-    )
+    parts = [split.images for client in load(federation) for split in (client.train, client.holdout)]
+    images = torch.cat(parts).double() / 255
     assert federation.mean == pytest.approx([images.mean().item()], rel=1e-12)
     assert federation.std == pytest.approx([images.std(correction=0).item()], rel=1e-12)
 
@@ -319,23 +308,15 @@ def test_keys_of_unlabeled_sets_are_refused(keys, message):
 
 @pytest.mark.data
 @pytest.mark.parametrize(
-    ("name", "shape"), [("gtsrb32_subset", (3, 32, 32)), ("cifar10_subset", (3, 32, 32))]
+    ("file", "name", "classes"), [("gtsrb32_subset.npz", "gtsrb", 43), ("cifar10_subset.npz", "cifar10", 10)]
 )
-def test_real_npz_is_dealt(data_root, name, shape):
-    federation = labeled(
-        data_root / f"{name}.npz", angles=[0, 0, 15], train_per_client=800, test_per_client=200
-    )
-    by_name = labeled(
-        name.split("_")[0].rstrip("32") if "gtsrb" in name else "cifar10",
-        angles=[0, 0, 15],
-        data_root=data_root,
-    )
-    assert federation.shape == by_name.shape == shape
-    assert len(federation.classes) == (43 if "gtsrb" in name else 10)
-    assert any(f"{name}.npz" in note for note in by_name.notes)
-    assert all(
-        len(client.train.labels.unique()) > len(federation.classes) * 0.8 for client in load(federation)
-    )
+def test_real_npz_is_dealt(data_root, file, name, classes):
+    federation = labeled(data_root / file, angles=[0, 0, 15], train_per_client=800, test_per_client=200)
+    by_name = labeled(name, angles=[0, 0, 15], data_root=data_root)
+    assert federation.shape == by_name.shape == (3, 32, 32)
+    assert len(federation.classes) == classes
+    assert any(file in note for note in by_name.notes)
+    assert all(len(client.train.labels.unique()) > classes * 0.8 for client in load(federation))
 
 
 @pytest.mark.data

@@ -105,7 +105,10 @@ def test_class_folders_in_another_case_or_empty(make_images, tmp_path):
     for name in ("a/cat", "a/dog", "b/Cat", "b/dog"):
         make_images(f"silos/{name}")
     (tmp_path / "silos/a/emu").mkdir()
-    notes = labeled(tmp_path / "silos").notes
+    federation = labeled(tmp_path / "silos")
+    notes = federation.notes
+    assert federation.classes == ("Cat", "cat", "dog")
+    assert len(notes) == 3
     assert notes[0].endswith(f": {tmp_path}/silos/a/emu")
     assert "'Cat' and 'cat'" in notes[1]
     assert re.match("client 'a' .*class 'Cat', .*1 more .*2 clients", notes[2])

@@ -106,23 +106,6 @@ def test_hidden_files_and_notes_next_to_clients_are_skipped(make_images, tmp_pat
     assert re.search(f": {tmp_path / 'silos/README.txt'} .*1 more", note)
 
 
-def test_an_empty_class_folder_is_no_class_and_noted(make_images, tmp_path):
-    make_images("silos/a/cat")
-    make_images("silos/a/dog")
-    (tmp_path / "silos/a/emu").mkdir()
-    own = read(tmp_path / "silos")
-    assert own.classes == ("cat", "dog")
-    assert [note.endswith(f": {tmp_path / 'silos/a/emu'}") for note in own.notes] == [True]
-
-
-def test_classes_that_differ_in_case_only_are_noted(make_images, tmp_path):
-    for folder in ("silos/a/Cat", "silos/a/dog", "silos/b/cat", "silos/b/dog"):
-        make_images(folder)
-    own = read(tmp_path / "silos")
-    assert own.classes == ("Cat", "cat", "dog")
-    assert ["'Cat' and 'cat'" in note for note in own.notes] == [True]
-
-
 def test_classes_that_look_the_same_are_noted(make_images, tmp_path):
     for folder in ("a/caf\u00e9", "a/dog", "b/cafe\u0301", "b/dog "):
         make_images(f"silos/{folder}")
@@ -162,19 +145,6 @@ def truncate(path):
             lambda root: [(root / f"b/{part}/cat").mkdir(parents=True) for part in ("train", "test")],
             "b/(train|test) .*image",
         ),
-    ],
-    ids=[
-        "truncated",
-        "not-an-image",
-        "float-pixels",
-        "a-program",
-        "claims-10-gigapixels",
-        "image-in-silo",
-        "image-in-root",
-        "nested",
-        "no-class",
-        "no-image",
-        "no-image-in-split",
     ],
 )
 def test_unusable_files_are_named_and_never_skipped(make_images, tmp_path, spoil, message):

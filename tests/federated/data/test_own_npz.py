@@ -44,12 +44,6 @@ def test_npz_client_names(make_npz, silo, names):
     assert list(own.groups) == names
 
 
-def test_npz_color_images_become_channels_first(make_npz):
-    images = np.random.default_rng(0).integers(0, 256, (40, 5, 7, 3), dtype=np.uint8)
-    own = npz_file(make_npz(images=images))
-    np.testing.assert_array_equal(splits(own, "south")[0].images.numpy(), images[:20].transpose(0, 3, 1, 2))
-
-
 def pool_arrays(**changes):
     rng = np.random.default_rng(1)
     arrays = {
@@ -101,25 +95,6 @@ def test_npz_pool_keeps_its_pairs_in_one_random_order(make_npz):
         (pool_arrays(y_test=np.full(9, 3)), r"y_test .*label 3; .*\b0 to 2\b"),
         (pool_arrays(x_test=np.zeros((9, 5, 6, 3), np.uint8)), "x_train .*x_test .*shape"),
         (pool_arrays(y_test=np.arange(9) % 3 - 1), r"y_test: .*\b0\b.*-1"),
-    ],
-    ids=[
-        "silo-missing",
-        "nothing",
-        "int-images",
-        "four-channels",
-        "empty",
-        "float-labels",
-        "lengths-differ",
-        "negative-label",
-        "labels-from-one",
-        "stray-label",
-        "float-silo",
-        "silo-length",
-        "test-not-bool",
-        "objects",
-        "unseen-test-label",
-        "shapes-differ",
-        "negative-test-label",
     ],
 )
 def test_npz_that_does_not_fit_is_refused_in_one_line(make_npz, changes, message):

@@ -18,10 +18,7 @@ ROWS = {"berlin": {"a": (0.75, 0.25), "b": (0.25, 0.75)}, "madrid": {"9": (0.5, 
 
 
 def write(root, rows=ROWS, table="csv", npz=True, server=("test", "labeled", "validation")):
-    """Write two clients, one folder and one .npz, with bright cats and dark dogs.
-
-    The table has the true shares.
-    """
+    """Write two clients, a folder and an .npz, with bright cats and dark dogs, and a table of the shares."""
     rng = np.random.default_rng(0)
 
     def pictures(cats, dogs):

@@ -29,31 +29,24 @@ class FedUL(SetAlgorithm):
     class Parameters(Labeled):
         """Parameters of FedUL."""
 
-        server: Literal["none", "finetune", "blend"] = Field(
-            "none",
-            description="the server's step: `none`; `finetune` the average on labeled images (M1); `blend`"
-            " it with a model f' (M2)",
-        )
-        server_epochs: int = Field(1, ge=1, description="epochs over the server's labeled images in a round")
-        h: float = Field(0.5, ge=0, le=1, description="with `blend`: the broadcast model is (1 - h) f + h f'")
-        h_schedule: Literal["constant", "rise", "fall"] = Field(
-            "constant",
-            description="how h changes over the rounds: `constant`; `rise`: linearly, up to h in the last"
-            " round; `fall`: linearly, down from h",
-        )
-        recalibrate: bool = Field(
-            False,
-            description="with `blend`: measure the running statistics of batch norm with (1 - h) f + h "
-            "f' on the labeled images",
-        )
-        resync: bool = Field(
-            False,
-            description="with `blend`: f' starts every round from the broadcast model with a new optimizer;"
-            " `false`: f' starts from its state after the last round",
-        )
-        test_prior: tuple[Annotated[float, Field(gt=0)], ...] = Field(
-            (), description="class shares under which the model's output is a posterior; `[]`: uniform"
-        )
+        server: Literal["none", "finetune", "blend"] = "none"
+        """the server's step: `none`; `finetune` the average on labeled images (M1); `blend` it with a model
+        f' (M2)"""
+        server_epochs: int = Field(1, ge=1)
+        """epochs over the server's labeled images in a round"""
+        h: float = Field(0.5, ge=0, le=1)
+        """with `blend`: the broadcast model is (1 - h) f + h f'"""
+        h_schedule: Literal["constant", "rise", "fall"] = "constant"
+        """how h changes over the rounds: `constant`; `rise`: linearly, up to h in the last round; `fall`:
+        linearly, down from h"""
+        recalibrate: bool = False
+        """with `blend`: measure the running statistics of batch norm with (1 - h) f + h f' on the labeled
+        images"""
+        resync: bool = False
+        """with `blend`: f' starts every round from the broadcast model with a new optimizer; `false`: f'
+        starts from its state after the last round"""
+        test_prior: tuple[Annotated[float, Field(gt=0)], ...] = ()
+        """class shares under which the model's output is a posterior; `[]`: uniform"""
 
         @model_validator(mode="after")
         def _sums_to_one(self) -> Any:

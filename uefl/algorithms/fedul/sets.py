@@ -22,31 +22,19 @@ from ..base import Algorithm, Record, State
 class SetParameters(base.Parameters):
     """Parameters of every algorithm on unlabeled sets."""
 
-    client_weights: Literal["uniform", "examples"] = Field(
-        "uniform", description="weights of the clients in the average"
-    )
-    global_step: float = Field(
-        1.0,
-        gt=0,
-        description="the server's step size: the model moves by this share of its distance to the clients'"
-        " mean",
-    )
-    penalty: float = Field(
-        0.0,
-        ge=0,
-        description="weight of the sum of absolute parameters (in `fedpl`: weight decay of the optimizer), as"
-        " published",
-    )
+    client_weights: Literal["uniform", "examples"] = "uniform"
+    """weights of the clients in the average"""
+    global_step: float = Field(1.0, gt=0)
+    """the server's step size: the model moves by this share of its distance to the clients' mean"""
+    penalty: float = Field(0.0, ge=0)
+    """weight of the sum of absolute parameters (in `fedpl`: weight decay of the optimizer), as published"""
 
 
 class Labeled(SetParameters):
     """Parameters of algorithms with the proper or the published loss on labels."""
 
-    loss: Literal["nll", "legacy_double_softmax"] = Field(
-        "nll",
-        description="`nll`: the proper loss; `legacy_double_softmax`: the published loss, which applies the"
-        " softmax twice",
-    )
+    loss: Literal["nll", "legacy_double_softmax"] = "nll"
+    """`nll`: the proper loss; `legacy_double_softmax`: the published loss, which applies the softmax twice"""
 
 
 class SetAlgorithm(Algorithm):

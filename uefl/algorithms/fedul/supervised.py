@@ -25,7 +25,8 @@ class Supervised(SetAlgorithm):
     class Parameters(Labeled):
         """Parameters of training on the server only."""
 
-        server_epochs: int = Field(1, ge=1, description="epochs over the server's labeled images in a round")
+        server_epochs: int = Field(1, ge=1)
+        """epochs over the server's labeled images in a round"""
 
     def check(self, federation: Federation, arm: str, net: torch.nn.Module) -> None:
         """Refuse a federation without labeled images at the server."""
