@@ -16,7 +16,6 @@ from uefl.errors import UserError
 from uefl.models.flat import FlatModule
 from uefl.models.layers import FrozenStatistics
 from uefl.models.net import Net
-from uefl.models.networks.cnn import small_cnn
 
 TINY = Model(width=4, hidden=16)
 
@@ -98,10 +97,7 @@ def small_images(*sizes):
     [*(pytest.param(name, marks=pytest.mark.slow) for name in ("vgg16_bn", "resnet18")), "resnet18_nopool"],
 )
 def test_the_large_encoders_train_on_a_last_batch_of_one(encoder):
-    """There are nine images in batches of eight.
-
-    The images are so small that batch norm would see one value per channel in the last batch.
-    """
+    """Nine images in batches of eight are so small that batch norm would see one value per channel."""
     own_head = encoder == "resnet18_nopool"
     base = KEYS | {"model": {"encoder": encoder} | ({} if own_head else {"hidden": 16})}
     one, _, _ = arm(
@@ -224,7 +220,7 @@ def test_one_token_has_one_output_per_codeword():
 
 
 def test_the_small_network_equals_its_blocks():
-    net, x = small_cnn(1, 4), torch.randn(6, 1, 12, 12)
+    net, x = Net(TINY, (1, 12, 12), 10).encoder, torch.randn(6, 1, 12, 12)
     gradients = []
     for rectified_first in (False, True):
         net.zero_grad()

@@ -17,7 +17,7 @@ from ..data.federation import ClientData, Federation, LabeledData, ServerData, S
 from ..data.notes import listed
 from ..data.partitions.leave_one_out import LeaveOneOut
 from ..data.partitions.natural import Natural
-from ..data.prepare import Preparation, prepare_for, statistics_of
+from ..data.prepare import Preparation
 from ..data.sources import own_sets
 from ..data.unlabeled_sets import LabeledRows, check_notes, notes_of_all
 from ..errors import UserError
@@ -119,11 +119,9 @@ def agree(reports: Reports, cfg: Config, place: str) -> Federation:
     server = own_sets.read_server(cfg.data.path, classes) if sets and cfg.data.path is not None else {}
     notes = _notes(reports, cfg, classes, server)
     shape, inputs = _shape(example, reports, server, cfg.data.image_size), example.inputs
-    held = {}
-    for part, rows in server.items():  # images for arms on unlabeled sets
-        channels, height, width = shape
-        held[part] = rows.load(Preparation(channels, cfg.data.image_size, (channels, height, width)))
-    statistics = statistics_of(shape, inputs, cfg.data.normalize == "standard")
+    prepare = Preparation(shape, inputs, cfg.data.image_size, cfg.data.normalize == "standard")
+    held = {part: rows.load(prepare) for part, rows in server.items()}  # images for arms on unlabeled sets
+    statistics = prepare.statistics()
     for report in reports.values():
         statistics.join(report.statistics)
     if "labeled" in held:
@@ -195,7 +193,7 @@ def _shape(
         return example.shape
     shapes = [report.shape for report in reports.values()]
     if server:
-        shapes.append(prepare_for([rows.images for rows in server.values()], image_size).shape)
+        shapes.append(Preparation.of([rows.images for rows in server.values()], image_size).shape)
         if shapes[-1][1:] != example.shape[1:]:
             raise UserError(_sizes("the server", shapes[-1], f"silo {example.client!r}", example.shape))
     return max(channels for channels, *_ in shapes), *example.shape[1:]

@@ -26,7 +26,7 @@ from ..config import from_toml
 from ..data.federation import Federation, SetData
 from ..data.labeled import trained_on
 from ..data.notes import of_clients
-from ..data.prepare import statistics_of
+from ..data.prepare import Preparation
 from ..data.unlabeled_sets import PriorCoverage
 from ..engines import faults
 from ..engines.base import Message, Reply, join, member, split
@@ -137,7 +137,8 @@ class SiloProgram:
             reach = PriorCoverage.of(found.priors.numpy(), found.sizes.numpy())._asdict()
         else:
             trained = trained_on(found)
-        statistics = statistics_of(federation.shape, federation.inputs, cfg.data.normalize == "standard")
+        standard = cfg.data.normalize == "standard"
+        statistics = Preparation(federation.shape, federation.inputs, standard=standard).statistics()
         statistics.add(*trained)
         report: dict[str, Any] = {
             "client": client.name,

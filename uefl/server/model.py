@@ -236,7 +236,7 @@ class ServerModel:
 
     def network(self, workspace: Workspace) -> tuple[Tensors, Lazy[Tensors]]:
         """Return the weights by name, with means of the private weights, and the tensors of each client."""
-        model = {name: self.state.tensors[name] for name in ("values", "buffers")}
+        model = self.state.model
         trained = sorted(self._have_trained)
         mean = (
             dict(self.private.start)

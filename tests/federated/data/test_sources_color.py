@@ -1,7 +1,4 @@
-"""Data sets of color images are read: CIFAR, GTSRB and PACS.
-
-The tests write small files of the published formats, or one .npz.
-"""
+"""Data sets of color images are read from small files of the published formats, or from one .npz."""
 
 import io
 import pickle
@@ -130,10 +127,7 @@ def test_an_npz_of_other_arrays_is_refused(tmp_path):
 
 
 def gtsrb_root(root):
-    """Return a folder like the published one.
-
-    It has signs of different sizes, in 3 classes with 4 training and 2 test images each.
-    """
+    """Return a folder like the published one, with 4 training and 2 test images of 3 classes, of any size."""
     rng = np.random.default_rng(0)
     base = root / "gtsrb" / "GTSRB"
     lines = ["Filename;Width;Height;Roi.X1;Roi.Y1;Roi.X2;Roi.Y2;ClassId"]
