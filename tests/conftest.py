@@ -114,19 +114,20 @@ def data_root():
 
 @pytest.fixture
 def make_images(tmp_path):
-    """Write ``count`` random images of a PIL mode to tmp_path/folder.
+    """Write random images of a PIL mode to folders of tmp_path/silos, and return tmp_path/silos.
 
-    The pixels depend only on the folder.
+    The pixels of a folder depend only on its name.
     """
 
-    def make(folder, count=5, size=(8, 6), mode="L"):
-        path = tmp_path / folder
-        path.mkdir(parents=True, exist_ok=True)
-        rng = np.random.default_rng(list(folder.encode()))
+    def make(*folders, count=5, size=(8, 6), mode="L"):
         shape = (size[1], size[0]) if mode == "L" else (size[1], size[0], 3)
-        for i in range(count):
-            Image.fromarray(rng.integers(0, 256, shape, dtype=np.uint8)).save(path / f"{i}.png")
-        return path
+        for folder in folders:
+            path = tmp_path / "silos" / folder
+            path.mkdir(parents=True, exist_ok=True)
+            rng = np.random.default_rng(list(folder.encode()))
+            for i in range(count):
+                Image.fromarray(rng.integers(0, 256, shape, dtype=np.uint8)).save(path / f"{i}.png")
+        return tmp_path / "silos"
 
     return make
 

@@ -188,7 +188,7 @@ class FedBR(Algorithm):
         optimizer.step()
 
     def contrast_of(self, work: Work, features: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        """Return the contrast of features ``[m, n]``: of pseudo-images, of own and of received ones."""
+        """Return the contrast of three features ``[m, n]``: pseudo, own, and pseudo by the received model."""
         return contrast(
             *map(work.memory["projector"], features), pull=self.parameters.pull, push=self.parameters.push
         )

@@ -175,26 +175,22 @@ def test_error_without_mnist_names_the_fetch_command(monkeypatch):
         labeled("mnist", clients=2)
 
 
-def test_own_clients_keep_their_number_size_and_angle(make_images, tmp_path):
+def test_own_clients_keep_their_number_size_and_angle(make_images):
     for client, count in (("a", 6), ("b", 12), ("c", 30)):
-        for label in ("cat", "dog"):
-            make_images(f"silos/{client}/{label}", count=count, size=(8, 8))
-    federation = labeled(tmp_path / "silos")
-    clients = load(federation)
+        root = make_images(f"{client}/cat", f"{client}/dog", count=count, size=(8, 8))
+    clients = load(labeled(root))
     assert [len(s.train) + len(s.holdout) + len(s.test) for s in clients] == [12, 24, 60]
     # a third of the images, because 10 is a third of 20 + 10
     assert [len(s.test) for s in clients] == [4, 8, 20]
-    table = read_folder(tmp_path / "silos")
+    table = read_folder(root)
     assert [whole(client) for client in clients] == [
         pairs(split_of(table, table.of_group(name)[0])) for name in "abc"
     ]
 
 
 @pytest.mark.parametrize("folder", [True, False], ids=["folder", "npz"])
-def test_keys_of_clients_that_are_dealt_are_refused(make_images, make_npz, tmp_path, folder):
-    for client in ("a/cat", "a/dog", "b/cat", "b/dog"):
-        make_images(f"silos/{client}")
-    path = tmp_path / "silos" if folder else make_npz()
+def test_keys_of_clients_that_are_dealt_are_refused(make_images, make_npz, folder):
+    path = make_images("a/cat", "a/dog", "b/cat", "b/dog") if folder else make_npz()
     with pytest.raises(UserError, match=r"key 'clients': .*\b2 clients.*\b5$"):
         labeled(path, clients=5)
     assert len(labeled(path, clients=2).clients) == 2
@@ -266,12 +262,9 @@ def test_npz_pool_is_dealt_and_turned(make_npz):
     )
 
 
-def test_client_of_one_class_is_refused(make_images, tmp_path):
-    make_images("silos/a/cat")
-    make_images("silos/b/cat")
-    make_images("silos/b/dog")
+def test_client_of_one_class_is_refused(make_images):
     with pytest.raises(UserError, match=r"client 'a': .*\b3 training.*class 'cat'"):
-        labeled(tmp_path / "silos")
+        labeled(make_images("a/cat", "b/cat", "b/dog"))
 
 
 @pytest.mark.parametrize("everything_is_test", [True, False], ids=["no-train", "no-test"])
@@ -281,12 +274,10 @@ def test_client_with_an_empty_split_is_refused(make_npz, everything_is_test):
         labeled(make_npz(test=mask))
 
 
-def test_a_client_is_read_without_the_others(make_images, tmp_path):
-    for client in ("a", "b"):
-        for label in ("cat", "dog"):
-            make_images(f"silos/{client}/{label}")
-    federation = labeled(tmp_path / "silos")
-    for path in (tmp_path / "silos" / "b").rglob("*.png"):
+def test_a_client_is_read_without_the_others(make_images):
+    root = make_images("a/cat", "a/dog", "b/cat", "b/dog")
+    federation = labeled(root)
+    for path in (root / "b").rglob("*.png"):
         path.unlink()
     assert len(federation.clients[0].load().train) == 6
     with pytest.raises(UserError, match=r": .*silos/b/"):

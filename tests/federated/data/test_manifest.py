@@ -45,10 +45,9 @@ def test_hash_covers_images_and_labels():
 
 
 def test_file_names_do_not_depend_on_the_place_of_the_source(make_images, tmp_path):
-    for name in ("a/cat", "a/dog", "b/train/cat", "b/train/dog", "b/test/cat"):
-        make_images(f"silos/{name}")
-    here = labeled(tmp_path / "silos")
-    shutil.copytree(tmp_path / "silos", tmp_path / "elsewhere")
+    root = make_images("a/cat", "a/dog", "b/train/cat", "b/train/dog", "b/test/cat")
+    here = labeled(root)
+    shutil.copytree(root, tmp_path / "elsewhere")
     there = labeled(tmp_path / "elsewhere")
     files = here.manifest["silos"]["b"]["test"]["files"]
     assert files == [f"b/test/cat/{i}.png" for i in range(5)]

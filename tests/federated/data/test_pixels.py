@@ -125,24 +125,23 @@ def check_notes(federation, count, kind):
     assert all(note.startswith(f"{count} images") and kind in note for note in notes)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_a_file(tmp_path, case, recwarn):
-    _, _, pixels, kind = CASES[case]
-    federation = labeled(folder(tmp_path, case))
-    assert not recwarn.list  # Pillow's warnings name no file
-    assert has(everything(federation), pixels)
-    check_notes(federation, "1 of 13", kind)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_a_dataset_of_pil_images_gives_what_the_files_give(tmp_path, case, recwarn):
-    image, suffix, pixels, kind = CASES[case]
+def dataset(tmp_path, case):
+    """Return the images of :func:`folder` as a Dataset of PIL images."""
+    image, suffix, _, _ = CASES[case]
     write(tmp_path / f"special.{suffix}", image)
     plain = [(Image.fromarray(COLOR + i), i % 2) for i in range(12)]
-    federation = from_arrays(
-        {"a": ([*plain, (Image.open(tmp_path / f"special.{suffix}"), np.int64(1))], None)}
-    )
-    assert {shown.category for shown in recwarn} <= {ResourceWarning}  # of the file opened here
+    return [*plain, (Image.open(tmp_path / f"special.{suffix}"), np.int64(1))]
+
+
+@pytest.mark.parametrize("way", ["files", "dataset"])
+@pytest.mark.parametrize("case", CASES)
+def test_an_image_of_every_kind(tmp_path, case, way, recwarn):
+    _, _, pixels, kind = CASES[case]
+    if way == "files":
+        federation, allowed = labeled(folder(tmp_path, case)), set()  # Pillow's warnings name no file
+    else:
+        federation, allowed = from_arrays({"a": (dataset(tmp_path, case), None)}), {ResourceWarning}
+    assert {shown.category for shown in recwarn} <= allowed
     assert has(everything(federation), pixels)
     check_notes(federation, "1 of 13", kind)
 
