@@ -117,7 +117,7 @@ def test_a_damaged_run_is_named_and_the_others_are_reported(tmp_path: Path) -> N
 
 def test_the_report_has_validated_and_final_accuracy(tmp_path: Path) -> None:
     def validated(job: suite.Job, line: dict) -> dict:
-        """The second round of fedavg is the best one on validation images."""
+        """Make the second round of fedavg the best one on validation images."""
         best = 0.9 if line["round"] == 1 else 0.8
         return {"validation_accuracy": best} if job.arm == "fedavg" else {}
 
