@@ -104,10 +104,7 @@ def unused_paths(folders: Collection[Path], used: Collection[Path] = ()) -> tupl
 
 
 def case_conflicts(classes: Sequence[str]) -> tuple[str, ...]:
-    """Return a note on each pair of classes that differ only in form.
-
-    The form is case, outer spaces, leading zeros or Unicode's form.
-    """
+    """Return a note on each pair of classes that differ only in case, outer spaces, zeros or Unicode form."""
     first: dict[str, str] = {}
     pairs = [(first.setdefault(_folded(name), name), name) for name in classes]
     return tuple(

@@ -13,7 +13,7 @@ from PIL import Image
 from ..errors import UserError
 from ..isolation import isolate
 from . import labeled
-from .dataset import DataSet, numbers
+from .dataset import DataSet, numbered, numbers
 from .federation import Federation, Split
 from .images import ImageList, copied
 from .partitions.base import Deal, Share
@@ -128,14 +128,13 @@ def _numbered(
         )
     if named:
         known = classes or tuple(sorted({text for _, part in named for text in part}))
-        place = {name: i for i, name in enumerate(known)}
         for where, part in named:
-            unknown = sorted(set(part) - place.keys())
+            unknown = sorted(set(part) - set(known))
             if unknown:
                 raise UserError(
                     f"{where}: label {unknown[0]!r} is not a class; expected one of {', '.join(known)}"
                 )
-        return np.array([place[text] for _, part in named for text in part], np.int64), known
+        return numbered([text for _, part in named for text in part], known)
     everything = torch.cat([part for _, part in integers]).numpy()
     count, found = int(everything.max()) + 1, len(np.unique(everything))
     if classes is None and count > max(_MANY, 2 * found):
@@ -179,8 +178,8 @@ def _read(
             _check_order(part[0], part[1], where)
             inputs = of_array(part[0], where, vocabulary)
             return inputs, _labels(part[1], inputs.count, where)
-        images, kind = as_images(part[0], where)
-        kinds.update({kind: len(images)} if kind else {})
+        images, changed = as_images(part[0], where)
+        kinds.update(changed)
         return list(images), _labels(part[1], len(images), where)
     if not (hasattr(part, "__getitem__") and hasattr(part, "__len__")) or isinstance(part, (str, dict)):
         raise UserError(

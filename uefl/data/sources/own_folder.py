@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import UserError
-from ..dataset import DataSet
+from ..dataset import DataSet, numbered
 from ..folder_listing import case_conflicts, labeled, subfolders, unused_paths, visible
 from ..images import on_disk
 
@@ -48,18 +48,18 @@ def _table(
         for part, inside in parts.items()
         for path, label in inside
     ]
-    classes = tuple(sorted({label for _, label, _, _ in files}))
-    groups = tuple(clients)
+    labels, classes = numbered([label for _, label, _, _ in files])
+    group_of, groups = numbered([name for _, _, name, _ in files], tuple(clients))
     is_test = np.array([part == "test" for *_, part in files])
     return DataSet(
         str(root),
         on_disk(root, [path for path, *_ in files]),
-        np.array([classes.index(label) for _, label, _, _ in files]),
+        labels,
         classes,
         np.flatnonzero(~is_test),
         np.flatnonzero(is_test),
         groups,
-        np.array([groups.index(name) for _, _, name, _ in files]),
+        group_of,
         frozenset(name for name, parts in clients.items() if "test" not in parts),
         parts={"files": len(files)},
         notes=(*strays, *case_conflicts(classes)),
@@ -67,10 +67,7 @@ def _table(
 
 
 def _parts(client: Path, layout: str) -> dict[str, list[tuple[Path, str]]]:
-    """Return files and their classes by split.
-
-    A client without splits counts as ``train``.
-    """
+    """Return files and their classes by split, where a client without splits counts as ``train``."""
     inside = subfolders(client, layout)
     # classes that are called train and test hold images, splits hold folders
     names = {f.name for f in inside}

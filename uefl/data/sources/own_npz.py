@@ -9,6 +9,7 @@ import numpy as np
 from ...errors import UserError
 from .. import npz
 from ..dataset import DataSet, numbers
+from ..pixels import as_labels
 
 _OWN = ("images", "labels", "silo")
 
@@ -38,7 +39,7 @@ def read(path: Path) -> DataSet:
 
 def _silos(path: Path, arrays: npz.Arrays) -> DataSet:
     images = npz.images(path, arrays, "images")
-    labels = npz.labels(path, arrays, "labels", images.count)
+    labels = as_labels(arrays["labels"], images.count, f"{path}: labels").numpy()
     owners, test, count = arrays["silo"], arrays.get("test"), images.count
     if owners.dtype.kind not in "iuSU" or owners.shape != (count,):
         raise UserError(
