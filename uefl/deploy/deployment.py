@@ -177,7 +177,7 @@ class _Admission:
             if not report.has_data_of(self.reports[name]):
                 return f"silo {name!r} connected again with other data"
             before = self.reports[name].program
-            _note_change(name, before, report.program, "before it connected again", self._notice)
+            self.note_change(name, before, report.program, "before it connected again")
             self.reports[name] = report
             return None
         if self.begun:
@@ -196,6 +196,15 @@ class _Admission:
     def late(self, name: str) -> str:
         """Return the reason to refuse a silo that the run does not need."""
         return f"silo {name!r} connected after the run had its {self._silos} silos"
+
+    def note_change(self, name: str, before: Mapping[str, str], now: Mapping[str, str], when: str) -> None:
+        """Note that a silo has another precision or version of torch than before."""
+        for key, words in (("precision", "in"), ("torch", "with torch")):
+            if before.get(key, now[key]) != now[key]:
+                self._notice(
+                    f"silo {name} computes {words} {now[key]}, {when} {words} {before[key]}: the results"
+                    " differ in the last bits from a run without this change"
+                )
 
 
 def gather(
@@ -255,17 +264,5 @@ def gather(
         if name in found:
             found[name]["key"] = key
     for name, facts in found.items():
-        _note_change(name, known.get(name, {}), facts, "before the run was resumed", notice)
+        admission.note_change(name, known.get(name, {}), facts, "before the run was resumed")
     return federation, partial(FlowerEngine, link, roster), found
-
-
-def _note_change(
-    name: str, before: Mapping[str, str], now: Mapping[str, str], when: str, notice: Notice
-) -> None:
-    """Note that a silo has another precision or version of torch than before."""
-    for key, words in (("precision", "in"), ("torch", "with torch")):
-        if before.get(key, now[key]) != now[key]:
-            notice(
-                f"silo {name} computes {words} {now[key]}, {when} {words} {before[key]}: the results"
-                " differ in the last bits from a run without this change"
-            )

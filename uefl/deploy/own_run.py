@@ -51,8 +51,8 @@ class InRun(Flower):
                 return gather(cfg, link, address, self.silos, self.wait, notice, known, check)
             if not nodes:
                 raise UserError(f"no node is connected to {_PLACE}; start SuperNodes, or a simulation")
-            federation, places = simulated(cfg, root), cycle((node.number, node.activation) for node in nodes)
-            roster = Roster(dict(zip(federation.by_name, places, strict=False)))
+            federation, numbers = simulated(cfg, root), cycle(node.number for node in nodes)
+            roster = Roster(dict(zip(federation.by_name, numbers, strict=False)))
             return federation, partial(FlowerEngine, link, roster), {}
 
         try:

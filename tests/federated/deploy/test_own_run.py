@@ -175,7 +175,7 @@ def test_each_client_has_a_node(nodes):
             return
         names = list(run.federation(cfg, None, {}).by_name)
         _, roster = run._engine.args
-    assert roster.nodes == {name: (i % 2, "1") for i, name in enumerate(names)}
+    assert roster.nodes == {name: i % 2 for i, name in enumerate(names)}
 
 
 def test_a_run_needs_a_folder():

@@ -29,10 +29,10 @@ class Roster:
     """Which node stands for which client: here always the same nodes, which can each reply for any client.
 
     Args:
-        nodes: by name, the node and its activation.
+        nodes: the number of the node by name.
     """
 
-    def __init__(self, nodes: dict[str, tuple[int, str]]) -> None:
+    def __init__(self, nodes: dict[str, int]) -> None:
         self.nodes = nodes
 
     def refresh(self) -> list[str]:
@@ -65,10 +65,8 @@ class ClientNodes(Roster):
         self._link, self._greeting, self._admit = link, greeting, admit
         self.keys: dict[str, str] | None = None if bound is None else dict(bound)
         """by name, the hash of its key"""
-        self._key_of: dict[int, str] = {}
-        """by node, the hash of its key"""
         self._greeted: dict[str, tuple[int, str]] = {}
-        """by the number of the greeting, the node and its activation"""
+        """by the number of the greeting, the node and the hash of its key"""
         self._known: dict[int, str] = {}
         """the last activation of each node that was greeted"""
         self._looked = 0.0
@@ -83,10 +81,9 @@ class ClientNodes(Roster):
         for node, activation, key in self._link.nodes():
             if self._known.get(node) != activation:
                 self._known[node] = activation
-                self._key_of[node] = hashlib.sha256(bytes.fromhex(key)).hexdigest()
                 number = self._send(node, self._greeting, _LIFE)
                 if number is not None:
-                    self._greeted[number] = (node, activation)
+                    self._greeted[number] = node, hashlib.sha256(bytes.fromhex(key)).hexdigest()
         heard = self._link.arrived(self._greeted, 0)
         names = [self._accept_report(number, found) for number, found in heard.items()]
         return [name for name in names if name is not None]
@@ -95,24 +92,23 @@ class ClientNodes(Roster):
         return self._link.push(node, Packet(header, {}), life, bounds.REPORT)
 
     def _accept_report(self, number: str, report: Packet | str) -> str | None:
-        node = self._greeted.pop(number)
+        node, key = self._greeted.pop(number)
         if report == GONE:  # a new process of this node has another activation, and is greeted again
             return None
         if isinstance(report, str):
-            self.refused[node[0]] = "it does not reply as a silo of uefl does"
+            self.refused[node] = "it does not reply as a silo of uefl does"
             return None
         name = report.header.get("client")
         if not isinstance(name, str):
-            self._refuse(node[0], "its report cannot be read")
+            self._refuse(node, "its report cannot be read")
             return None
-        key = self._key_of[node[0]]
         why = self._key_conflict(name, key) or self._admit(report)
         if why is not None:
-            self._refuse(node[0], why)
+            self._refuse(node, why)
             return None
         if self.keys is not None:
             self.keys[name] = key
-        self.refused.pop(node[0], None)
+        self.refused.pop(node, None)
         moved = name in self.nodes
         self.nodes[name] = node
         return name if moved else None
@@ -131,8 +127,7 @@ class ClientNodes(Roster):
 
     def refuse(self, name: str, why: str) -> None:
         """Refuse a client that was admitted."""
-        node, _ = self.nodes.pop(name)
-        self._refuse(node, why)
+        self._refuse(self.nodes.pop(name), why)
 
     def _refuse(self, node: int, why: str) -> None:
         """Refuse a node and send it the reason, without waiting for its reply."""
@@ -226,5 +221,4 @@ class FlowerEngine:
     def _send(self, name: str, message: Message, end: float) -> str | None:
         packet = packed_message(message, self._header | {"client": name})
         life = None if end == math.inf else max(end - time.monotonic(), 0) + _MARGIN
-        node, _ = self._roster.nodes[name]
-        return self._link.push(node, packet, life, bounds.largest_reply(message))
+        return self._link.push(self._roster.nodes[name], packet, life, bounds.largest_reply(message))

@@ -216,16 +216,14 @@ class Messenger:
             return self._limit_memory(header["most"])
         while True:
             try:
-                return self._nodes() if header["do"] == "nodes" else self._push(header, frame)
+                if header["do"] == "push":
+                    return self._push(header, frame)
+                nodes = self._grid.get_nodes()
+                return [[node.node_id, node.last_activated_at, node.public_key.hex()] for node in nodes]
             except Exception as error:
                 if not _may_pass(error):
                     raise
             time.sleep(_PAUSES[1])
-
-    def _nodes(self) -> list[list[Any]]:
-        return [
-            [info.node_id, info.last_activated_at, info.public_key.hex()] for info in self._grid.get_nodes()
-        ]
 
     def _push(self, header: dict[str, Any], frame: bytearray) -> str | None:
         """Send a message, and return its number, or None if its node does not exist."""
