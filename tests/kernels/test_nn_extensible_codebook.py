@@ -166,9 +166,9 @@ def test_refuses():
         codebook(capacity=5)
     with pytest.raises(ValueError, match=r"clients.*distinct.*\['a', 'a'\]"):
         codebook(clients=["a", "a"])
-    with pytest.raises(ValueError, match="clients.*'ab'"):
+    with pytest.raises(ValueError, match=r"clients.*'ab'"):
         codebook(clients="ab")
-    with pytest.raises(ValueError, match="capacity.*'9'"):
+    with pytest.raises(ValueError, match=r"capacity.*'9'"):
         codebook(capacity="9")
     extensible = codebook()
     for call in (

@@ -520,8 +520,12 @@ def _rows(values: Sequence[Any]) -> int | None:
 
 
 def _without_values(values: Sequence[Any]) -> bool:
-    """Return True for tensors on the meta device and fake ones, as in torch.export."""
-    return any(isinstance(value, FakeTensor) or getattr(value, "is_meta", False) for value in values)
+    """Return True for tensors on the meta device, of vmap, and fake ones, as in torch.export."""
+    return any(
+        isinstance(value, FakeTensor) or value.is_meta or torch._C._functorch.is_batchedtensor(value)
+        for value in values
+        if isinstance(value, torch.Tensor)
+    )
 
 
 def _agree(expected: torch.Tensor, call: Callable[..., torch.Tensor], *args: Any) -> bool:
