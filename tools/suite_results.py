@@ -1,7 +1,8 @@
 """Save the results of a suite: ``python tools/suite_results.py runs/table1-cpu ...``.
 
-The program writes three files into reproduction/results: NAME.json has the numbers of every seed, NAME.md the
-tables of the report, and NAME.png the curve of a sweep or the accuracy over the rounds.
+The program writes files into reproduction/results: NAME.json has the numbers of every seed, NAME.md the
+tables of the report, and NAME.png the curve of a sweep or the accuracy over the rounds. If the suite drew a
+Pareto front, or the perplexity or a loss over the rounds, these pictures are NAME-KEY.png.
 
 If the averages of a suite or the numbers of a paper have changed, ``python tools/suite_results.py
 reproduction/results/NAME.json`` writes the tables of NAME.md again from the saved numbers.
@@ -23,6 +24,12 @@ from uefl.suites.suite import load
 
 PLACE = Path(__file__).parents[1] / "reproduction" / "results"
 LARGEST = 60_000  # bytes of a picture
+MORE = {
+    "front": "The Pareto front",
+    "perplexity": "Perplexity over the rounds",
+    "train_loss": "Training loss over the rounds",
+    "nll": "Test loss over the rounds",
+}
 _COLORS = 64  # of a picture that would be larger
 _PATH = re.compile(r"(?<!\S)/[^\s:,]+")  # of the machine that the suite ran on
 
@@ -57,6 +64,10 @@ def keep(folder: Path, place: Path = PLACE) -> None:
     if picture is not None and _kept(picture, place / f"{name}.png"):
         what = "The sweep" if picture.stem == "sweep" else "Accuracy over the rounds"
         pages.append(f"![{what}, {name}]({name}.png)")
+    for key, what in MORE.items():
+        picture = folder / "plots" / f"{key}.png"
+        if picture.exists() and _kept(picture, place / f"{name}-{key}.png"):
+            pages.append(f"![{what}, {name}]({name}-{key}.png)")
     pages.append(f"Every number by seed: [{name}.json]({name}.json)")
     if found["missing"]:
         pages += ["## Missing runs", "\n".join(f"- {line}" for line in report.reasons(found["missing"]))]

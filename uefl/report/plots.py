@@ -43,8 +43,8 @@ _DASHED = (0, (7, 4))
 _THIN = 0.8
 _MARGIN = 0.03
 _MOST_PANELS = 12
-_LOSSES = {"train_loss": "training loss", "server_loss": "loss of the server's step", "nll": "NLL (nats)"}
-_LABEL = {"accuracy": "accuracy", "entropy": "entropy (nats)"}
+LOSSES = {"train_loss": "training loss", "server_loss": "loss of the server's step", "nll": "NLL (nats)"}
+LABELS = {"accuracy": "accuracy", "entropy": "entropy (nats)"}
 
 
 def write_plots(run: RunFolder) -> list[Picture]:
@@ -73,9 +73,9 @@ def draw_comparison(compared: Comparison) -> Iterator[Drawing]:
         source = f" on {group.config.data.source}" if len(compared.groups) > 1 else ""
         caption = "Lines: mean over the runs; bands: 10 % to 90 % quantile of the runs."
         yield Picture(f"arms-{i}.png", f"Arms{source} over several runs", caption), _draw_arms(group)
-        if any(group.measured(key) for key in _LOSSES):
+        if any(group.measured(key) for key in LOSSES):
             picture = Picture(f"loss-{i}.png", f"Losses{source} over several runs", caption)
-            yield picture, _draw_arms(group, _LOSSES)
+            yield picture, _draw_arms(group, LOSSES)
 
 
 def drawings(run: RunFolder) -> Iterator[Drawing]:
@@ -109,8 +109,8 @@ def drawings(run: RunFolder) -> Iterator[Drawing]:
 def _drawings_of_arms(run: RunFolder) -> Iterator[Drawing]:
     band = _band(run)
     yield Picture("arms.png", "Arms side by side", band), _draw_arms(run)
-    if any(run.measured(key) for key in _LOSSES):
-        yield Picture("loss.png", "Losses of the arms over the rounds", band), _draw_arms(run, _LOSSES)
+    if any(run.measured(key) for key in LOSSES):
+        yield Picture("loss.png", "Losses of the arms over the rounds", band), _draw_arms(run, LOSSES)
 
 
 def _band(run: RunFolder) -> str:
@@ -130,19 +130,19 @@ def shares_file(shares: Shares, arm: str) -> str:
     return f"{shares.name}-{arm}.png"
 
 
-def _draw_arms(run: Curves, labels: dict[str, str] = _LABEL) -> Figure:
+def _draw_arms(run: Curves, labels: dict[str, str] = LABELS) -> Figure:
     figure = canvas(8.4, 3.2)
     keys = [key for key in labels if run.measured(key)]
     for ax, key in zip(figure.subplots(1, len(keys), squeeze=False)[0], keys, strict=True):
         series = {arm: run.series(arm, key) for arm in run.arms}
         for arm, values in series.items():
-            _draw_band(ax, values, line(run, arm))
+            _draw_band(ax, values, line(run.arms, arm))
         draw(ax, run, {arm: _mean(values) for arm, values in series.items()}, _marker)
         _finish(ax, run)
         _limit(ax, key)
         ax.set_ylabel(labels[key])
         ax.set_xlabel("round")
-    legend(figure, handles(run))
+    legend(figure, handles(run.arms))
     return figure
 
 
@@ -165,7 +165,7 @@ def _draw_clients(run: RunFolder, key: str) -> Figure:
     for ax in axes[-1]:
         ax.set_xlabel("round")
     for row in axes:
-        row[0].set_ylabel(_LABEL[key])
+        row[0].set_ylabel(LABELS[key])
     _legend(figure, run, key)
     return figure
 
@@ -178,8 +178,8 @@ def _draw_many_clients(run: RunFolder, key: str) -> Figure:
         shown = marked(run, arm)
         who = [i for i, name in enumerate(run.measured_clients) if name in {r["client"] for r in shown}]
         ax.plot(_rounds(values), values[:, who], color="#888888", linewidth=0.6, alpha=0.6)
-        _draw_band(ax, values, line(run, arm))
-        ax.plot(_rounds(values), _mean(values), marker=_marker(values), **line(run, arm))
+        _draw_band(ax, values, line(run.arms, arm))
+        ax.plot(_rounds(values), _mean(values), marker=_marker(values), **line(run.arms, arm))
         _finish(ax, run)
         _draw_levels(ax, run, key, arm)
         _mark(ax, run, arm, sorted({r["round"] for r in shown}))
@@ -189,7 +189,7 @@ def _draw_many_clients(run: RunFolder, key: str) -> Figure:
         ax.tick_params(labelbottom=True)
     _limit(axes[0, 0], key)
     for row in axes:
-        row[0].set_ylabel(_LABEL[key])
+        row[0].set_ylabel(LABELS[key])
     _legend(figure, run, key)
     return figure
 
@@ -283,15 +283,9 @@ def _finish(ax: Axes, run: Curves) -> None:
 
 
 def _limit(ax: Axes, key: str) -> None:
-    """Set the natural limits of a metric, with a margin for the width of a line.
-
-    Call this function last, because it ends the automatic scaling of all panels. Entropies far above 0 keep
-    the automatic limits.
-    """
+    """Set the natural limits of a metric at the end, because this ends the scaling of all panels."""
     low, high = ax.get_ylim()
-    if key == "entropy" and low > high / 2:
-        return
-    if key == "entropy":
+    if key == "entropy" and low <= high / 2:  # entropies far above 0 keep the automatic limits
         ax.set_ylim(-_MARGIN * high, (1 + _MARGIN) * high)
     elif key == "accuracy":  # a loss has no natural limit
         ax.set_ylim(low, 1 + _MARGIN * (1 - low))
@@ -299,17 +293,10 @@ def _limit(ax: Axes, key: str) -> None:
 
 def _mark(ax: Axes, run: RunFolder, arm: str, rounds: list[int]) -> None:
     """Draw a triangle between each of the rounds and the round before it."""
+    own, top = color(run, arm), ax.get_xaxis_transform()
     for round in rounds:
-        ax.axvline(round - 0.5, color=color(run, arm), linewidth=0.9)
-        ax.plot(
-            [round - 0.5],
-            [1],
-            marker="v",
-            color=color(run, arm),
-            markersize=6,
-            transform=ax.get_xaxis_transform(),
-            clip_on=False,
-        )
+        ax.axvline(round - 0.5, color=own, linewidth=0.9)
+        ax.plot([round - 0.5], [1], marker="v", color=own, markersize=6, transform=top, clip_on=False)
 
 
 def _legend(figure: Figure, run: RunFolder, key: str) -> None:
@@ -324,7 +311,7 @@ def _legend(figure: Figure, run: RunFolder, key: str) -> None:
         for arm in run.arms
         for name in dict.fromkeys(level.name for level in _levels(run, key, arm))
     ]
-    legend(figure, [*handles(run), *marks, *levels])
+    legend(figure, [*handles(run.arms), *marks, *levels])
 
 
 def _marker(values: Matrix) -> str:

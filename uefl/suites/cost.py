@@ -1,28 +1,36 @@
-"""The costs of a trained model: its parameters, and the time of a prediction."""
+"""The costs of a trained model: its parameters, the time of a prediction, and the time of k-means."""
 
 from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-from ..api import load
+import uefl_kernels
+
+from ..api import Run, load
 from ..checkpoint import write_json
+from ..data import build
+from ..data.federation import LabeledData
 from ..json_text import parse_json
 from ..models.normalization import blank
 from ..models.saved import SavedModel
 from ..paths import read_text
+from .features import tokens_of
 
 ON_GPU = "milliseconds_gpu"
-MEASURES = frozenset({"parameters_millions", "milliseconds", ON_GPU})
+KMEANS = "kmeans_milliseconds"
+MEASURES = frozenset({"parameters_millions", "milliseconds", ON_GPU, KMEANS})
 _WARM, _REPEATS = 20, 200
 
 
-def measure(folder: Path, gpu: bool) -> None:
+def measure(folder: Path, gpu: bool, data_root: Path | None = None) -> None:
     """Write ``cost.json`` into the folder of a finished run if it is missing.
 
     The file has the millions of parameters, including the codebook, and the median milliseconds to predict
-    one image on this machine's CPU and, on request, GPU.
+    one image on this machine's CPU and, on request, GPU. For a model with a codebook, it also has the median
+    milliseconds of the k-means that makes new codewords from the features of the first client.
     """
     known = read(folder)
     if not (folder / "summary.json").exists() or (known and (ON_GPU in known or not gpu)):
@@ -39,20 +47,34 @@ def measure(folder: Path, gpu: bool) -> None:
     found = {"parameters_millions": parameters / 1e6, "milliseconds": milliseconds(model, client)}
     if gpu:
         found[ON_GPU] = milliseconds(model.to("cuda"), client)
+    if client and "codebook" in own[client]:
+        found[KMEANS] = _kmeans_milliseconds(run, arm, model, client, data_root)
     write_json(folder / "cost.json", found)
 
 
 def milliseconds(model: SavedModel, client: str | None) -> float:
-    """Return the median time of a prediction of one image.
-
-    The time includes the transfer of the image and of the result.
-    """
+    """Return the median time of a prediction of one image, with the transfer of image and result."""
     image = blank(1, model.shape, model.inputs)
+    return _median(lambda: model.predict(image, client=client), _WARM, _REPEATS)
+
+
+def _kmeans_milliseconds(run: Run, arm: str, model: SavedModel, client: str, data_root: Path | None) -> float:
+    federation = build(run.config.data, kind="labeled", seed=run.config.run.seed, data_root=data_root)
+    data = next(one for one in federation.clients if one.name == client).load()
+    assert isinstance(data, LabeledData)
+    width = model.members[0].clients[client]["codebook"].shape[-1]
+    rows = tokens_of(model, data.train.images).reshape(-1, width)
+    codewords = int(run.config.table()["arms"][arm]["codewords"])
+    return _median(lambda: uefl_kernels.kmeans(rows, codewords, seed=0), 1, 5)
+
+
+def _median(call: Callable[[], object], warm: int, repeats: int) -> float:
+    """Return the median milliseconds of a call."""
     times = []
-    for i in range(_WARM + _REPEATS):
+    for i in range(warm + repeats):
         begun = time.perf_counter()
-        model.predict(image, client=client)
-        if i >= _WARM:
+        call()
+        if i >= warm:
             times.append(time.perf_counter() - begun)
     return 1e3 * statistics.median(times)
 
