@@ -475,6 +475,7 @@ class _Run:
         own = dict.fromkeys(key for columns in report.own_columns(self.cfg).values() for key in columns)
         with _events(self.out, self.metrics, own, self.cfg.run.metrics) as events:
             names = list(self.cfg.arms)
+            self._check_models(names[: plain["arm"]])
             for index in range(plain["arm"], len(names)):
                 arm, workspace = self._arm(names[index])
                 if index == plain["arm"] and tensors:
@@ -523,6 +524,16 @@ class _Run:
                 "the results may differ in the last bits from a run without interruption, because these"
                 f" changed: {', '.join(changed)}"
             )
+
+    def _check_models(self, arms: Iterable[str]) -> None:
+        """Note the models of arms that have ended and that cannot be read, because no turn writes them again."""
+        for arm in arms:
+            if self._clients_keep_states and _keeps_what_predicts(self.workspace(arm)):
+                continue
+            try:
+                saved.load(self.out / f"model-{arm}.safetensors", self.network)
+            except UserError as error:
+                self.observer.notice(f"note: arm {arm!r} has ended, and its model cannot be used: {error}")
 
     def _arm(self, name: str) -> tuple[ServerLoop, Workspace]:
         workspace, seed = self.workspace(name), self.cfg.run.seed

@@ -210,6 +210,15 @@ def test_a_model_whose_description_is_damaged_is_refused_by_name(tmp_path, descr
         saved.load(tmp_path)
 
 
+def test_a_changed_byte_of_a_model_is_found(folder, tmp_path):
+    whole = (folder / "model-fedper.safetensors").read_bytes()
+    path = tmp_path / "model-fedper.safetensors"
+    for place in (whole.index(b'[\\"a\\"') + 3, len(whole) // 2, len(whole) - 1):  # a class, and two weights
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(UserError, match=rf"^{path} .*checksum"):
+            saved.load(path)
+
+
 def test_a_model_moves_as_a_whole_and_the_first_stays(model):
     there = model.to("meta")
     (net, clients), before = there.members[0], model.predict(IMAGES, "silo-0")
@@ -280,10 +289,10 @@ def replaced(key, value, about):
 )
 def test_untrusted_file_needs_only_its_size_in_memory(folder, tmp_path, change, reason):
     with safe_open(str(folder / "model-fedavg.safetensors"), "pt") as file:
-        ((key, text),) = file.metadata().items()
+        text = file.metadata()["uefl-model-4"]
     path = tmp_path / "model.safetensors"
     checkpoint.save_tensors(
-        path, load_file(folder / "model-fedavg.safetensors"), {key: change(json.loads(text))}
+        path, load_file(folder / "model-fedavg.safetensors"), {"uefl-model-4": change(json.loads(text))}
     )
     with pytest.raises(UserError, match=reason):
         saved.load(path)

@@ -543,6 +543,8 @@ def load(path: str | Path, network: Callable[[], nn.Module] | None = None) -> Sa
             f"{path} is not a model of this version of uefl (expected {_FORMAT!r}, found"
             f" {', '.join(metadata) or 'nothing'})"
         )
+    if checkpoint.SUM in metadata and metadata[checkpoint.SUM] != checkpoint.checksum(tensors, metadata):
+        raise UserError(f"{path} is damaged (its checksum does not match); restore it, or train again")
     try:
         about = parse(_Description, "description", parse_json(metadata[_FORMAT]))
         if network is not None or about.model.get("encoder") != "given":

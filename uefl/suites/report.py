@@ -115,8 +115,7 @@ def write(result: SuiteResult, out: Path, data_root: Path | None = None) -> None
 
     The pictures of features need the images again.
     """
-    drawings = (*_draw(result), *_draw_clients(result), *_draw_features(result, data_root))
-    write_pages(content(result, save(drawings, out)), out)
+    write_pages(content(result, save(_all_drawings(result, data_root), out)), out)
     write_text(out / "results.json", json.dumps(plain(result), indent=1) + "\n")
 
 
@@ -379,6 +378,13 @@ def _spread(values: Sequence[float]) -> str:
 
 
 # --- pictures ---------------------------------------------------------------------------------------------
+
+
+def _all_drawings(result: SuiteResult, data_root: Path | None) -> Iterator[Drawing]:
+    """Draw while the pictures are saved, because the style is set only then."""
+    yield from _draw(result)
+    yield from _draw_clients(result)
+    yield from _draw_features(result, data_root)
 
 
 def _draw(result: SuiteResult) -> list[Drawing]:
