@@ -526,7 +526,7 @@ class _Run:
             )
 
     def _check_models(self, arms: Iterable[str]) -> None:
-        """Note the models of arms that have ended and that cannot be read, because no turn writes them again."""
+        """Note models of ended arms that cannot be read, because no turn writes them again."""
         for arm in arms:
             if self._clients_keep_states and _keeps_what_predicts(self.workspace(arm)):
                 continue

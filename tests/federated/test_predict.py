@@ -108,7 +108,7 @@ def test_the_members_of_an_ensemble_are_its_uncertainty(models):
     torch.testing.assert_close(said.mutual_info.double(), expected, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("passes", [0, -1, 1.5, True])
+@pytest.mark.parametrize("passes", [0, -1, 1.5, True, 10**20])
 def test_a_prediction_has_one_pass_or_more(models, passes):
     with pytest.raises(UserError, match="passes"):
         models["fedavg"][0].predict(IMAGES, uncertainty=True, passes=passes)

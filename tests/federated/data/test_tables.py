@@ -327,13 +327,16 @@ def test_a_table_has_clients_in_a_column_or_is_dealt(tmp_path):
         ("a,label,silo \n1,x,n\n2,y,s\n", "'silo ' .*'silo'"),
         ("a,label\n1,0.5\n2,0.25\n", "'label' .*0.5"),
         ("a,label\n1,'x '\n2,NA\n", "'label' .*row 2.*NA"),
+        ("a,label\n1,x\n2,1.5E+3\n", r"'label' .*1\.5E\+3"),
+        ("a,label\n1,x\n2,2e-3\n", "'label' .*2e-3"),
+        ("a,label\n1,x\n2,y\n".encode("utf-16"), "UTF-8"),
         ("a;label\n1,5;x\n2;y\n", "';'"),
         ("a\tlabel\n1\tx\n2\ty\n", r"t\.csv .*'\\t'"),
     ],
 )
 def test_a_damaged_table_is_refused(text, said, tmp_path):
     path = tmp_path / "t.csv"
-    path.write_text(text)
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(UserError, match=said):
         build(Data(source=str(path), clients=2), kind="labeled", seed=0)
 
