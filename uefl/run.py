@@ -446,6 +446,8 @@ class _Run:
     def go(self, tensors: dict[str, torch.Tensor], plain: dict[str, Any], pages: bool) -> dict[str, Any]:
         """Finish the arm that the checkpoint is in, then the arms after it."""
         self.check_origin(plain.get("made_with", self.made_with))
+        if "made_with" in plain:  # the report at the end needs it, and it may be damaged
+            checkpoint.write_json(self.out / "manifest.json", self.federation.manifest)
         self.seconds: dict[str, float] = dict(plain["seconds"])
         self.cpu_seconds: dict[str, float] = dict(plain["cpu_seconds"])
         self.metrics.cut(plain["metrics_bytes"])
