@@ -19,9 +19,7 @@ if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
 
 import atexit
 import gc
-import hashlib
 import importlib
-import pickle
 import random
 import shutil
 import signal
@@ -44,7 +42,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.files import write_idx
+from tests.files import write_idx, write_pickle
 from tests.interpreter import patch_once_a_launch
 from uefl_kernels._library import triton_available
 
@@ -114,19 +112,20 @@ def data_root():
 
 @pytest.fixture
 def make_images(tmp_path):
-    """Write ``count`` random images of a PIL mode to tmp_path/folder.
+    """Write random images of a PIL mode to folders of tmp_path/silos, and return tmp_path/silos.
 
-    The pixels depend only on the folder.
+    The pixels of a folder depend only on its name.
     """
 
-    def make(folder, count=5, size=(8, 6), mode="L"):
-        path = tmp_path / folder
-        path.mkdir(parents=True, exist_ok=True)
-        rng = np.random.default_rng(list(folder.encode()))
+    def make(*folders, count=5, size=(8, 6), mode="L"):
         shape = (size[1], size[0]) if mode == "L" else (size[1], size[0], 3)
-        for i in range(count):
-            Image.fromarray(rng.integers(0, 256, shape, dtype=np.uint8)).save(path / f"{i}.png")
-        return path
+        for folder in folders:
+            path = tmp_path / "silos" / folder
+            path.mkdir(parents=True, exist_ok=True)
+            rng = np.random.default_rng(list(folder.encode()))
+            for i in range(count):
+                Image.fromarray(rng.integers(0, 256, shape, dtype=np.uint8)).save(path / f"{i}.png")
+        return tmp_path / "silos"
 
     return make
 
@@ -167,17 +166,13 @@ def cifar_root(tmp_path, monkeypatch):
     folder = tmp_path / "root" / CIFAR10.base_folder
     folder.mkdir(parents=True)
 
-    def store(name, content):
-        data = pickle.dumps(content)
-        (folder / name).write_bytes(data)
-        return hashlib.md5(data).hexdigest()
-
     def batch(name, start):
         pixels = np.random.default_rng(start).integers(0, 256, (40, 3 * 32 * 32), dtype=np.uint8)
-        return [name, store(name, {"data": pixels, "labels": [i % 10 for i in range(start, start + 40)]})]
+        labels = [i % 10 for i in range(start, start + 40)]
+        return [name, write_pickle(folder / name, {"data": pixels, "labels": labels})]
 
     names = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
-    meta = CIFAR10.meta | {"md5": store(CIFAR10.meta["filename"], {"label_names": names})}
+    meta = CIFAR10.meta | {"md5": write_pickle(folder / CIFAR10.meta["filename"], {"label_names": names})}
     monkeypatch.setattr(CIFAR10, "meta", meta)
     monkeypatch.setattr(CIFAR10, "train_list", [batch(f"data_batch_{i}", 100 * i + i) for i in range(1, 6)])
     monkeypatch.setattr(CIFAR10, "test_list", [batch("test_batch", 0)])

@@ -8,6 +8,7 @@ import importlib
 import inspect
 import itertools
 import os
+import pydoc
 import re
 import shlex
 import shutil
@@ -118,6 +119,23 @@ def test_entries_have_shapes_errors_source_and_equivalent(name):
     if name not in ("uefl_kernels.backend", "uefl_kernels.collision_report"):  # these have no paper
         pieces += ["[", "Source:"]
     assert [piece for piece in pieces if piece not in inspect.getdoc(thing)] == []
+
+
+def is_there(name: str) -> bool:
+    """Return True if a module or one of its members has a dotted name."""
+    try:
+        return pydoc.locate(name) is not None
+    except pydoc.ErrorDuringImport:  # the module needs a package of an extra
+        return True
+
+
+def test_every_dotted_name_of_a_page_exists():
+    groups = {"uefl.sources", "uefl.partitions", "uefl.networks"}  # of entry points
+    pages = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    names = set(re.findall(r"`(uefl(?:_kernels)?(?:\.[A-Za-z_]\w*)+)", text))
+    assert {name for name in names if not is_there(name)} <= groups
+    assert len(names) > 20
 
 
 def test_the_reference_has_no_private_members():

@@ -48,9 +48,7 @@ def arm(cfg: Config, fed: Federation | None = None, **more: Any) -> Any:
 
 
 def smallest_surrogate_loss(data: SetData, *, legacy: bool = False) -> float:
-    """Return the loss of a perfect classifier on a client's sets, in nats.
-
-    It is the minimum that training can reach.
+    """Return the loss of a perfect classifier on a client's sets, the minimum of training, in nats.
 
     A perfect classifier gives the class k of an image the probability 1. Set m then has the posterior pi_m
     priors[m, k] / sum, and the result is the mean loss of these posteriors. The published loss, ``legacy``,

@@ -8,7 +8,6 @@ Clients only measure.
 from __future__ import annotations
 
 import torch
-from pydantic import Field
 
 from ..data.federation import Federation, LabeledData, ServerData, Split
 from ..server.teacher import Teacher
@@ -19,21 +18,16 @@ from .base import Algorithm, Record, State, register
 
 @register("centralized")
 class Centralized(Algorithm):
-    """One model on the training images of all clients.
-
-    The images leave the clients, so it is a baseline for experiments on one machine.
-    """
+    """One model on the training images of all clients, a baseline for experiments on one machine."""
 
     trains_clients = False
 
     class Parameters(base.Parameters):
         """Parameters of centralized training."""
 
-        keep_optimizer: bool = Field(
-            True,
-            description="keep the optimizer's state between rounds; `false`: a new optimizer in every "
-            "round, as at clients",
-        )
+        keep_optimizer: bool = True
+        """keep the optimizer's state between rounds; `false`: a new optimizer in every round, as at
+        clients"""
 
     def check(self, federation: Federation, arm: str, net: torch.nn.Module) -> None:
         """Refuse a federation with images that cannot be read here."""
@@ -49,10 +43,7 @@ class Centralized(Algorithm):
         return ServerData(pooled, None)
 
     def server_state(self, values: torch.Tensor, buffers: torch.Tensor, net: torch.nn.Module) -> State:
-        """Return the state of FedAvg and the loss of the last round.
-
-        The first round adds the optimizer's state.
-        """
+        """Return the state of FedAvg and the loss of the last round."""
         state = super().server_state(values, buffers, net)
         state.plain["server_loss"] = None
         return state

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from pydantic import BaseModel, ConfigDict
 from torch import nn
 
 from ..data.inputs import IMAGES, Inputs
 from ..errors import UserError
+from ..fields import Section
 from ..models.net import Net
 
 if TYPE_CHECKING:
@@ -22,13 +22,11 @@ Record = dict[str, Any]
 """The metrics of one client after one round: one line of metrics.jsonl."""
 
 
-class Parameters(BaseModel):
+class Parameters(Section):
     """Base of an algorithm's parameters.
 
     Fields with a range and a description become keys of its arms and lines of the documentation.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 @dataclass(frozen=True)
@@ -97,10 +95,7 @@ class Context:
 
 @dataclass
 class State:
-    """The server's state between two turns.
-
-    A checkpoint holds it and the clients' private states.
-    """
+    """The server's state between two turns, which is in a checkpoint."""
 
     tensors: dict[str, torch.Tensor]
     """``values`` ``[P]`` and ``buffers`` ``[Q]``, the flat model without its private tensors, and further
@@ -109,3 +104,8 @@ class State:
     """values that JSON can hold"""
     scratch: dict[str, Any] = field(default_factory=dict)
     """values for the methods of one exchange; cleared before each, never written to disk"""
+
+    @property
+    def model(self) -> dict[str, torch.Tensor]:
+        """Return ``values`` and ``buffers``."""
+        return {name: self.tensors[name] for name in ("values", "buffers")}

@@ -24,10 +24,7 @@ from .base import Algorithm, ModelSpec, register
 
 
 class TwinHead(Head):
-    """The usual head with its hidden layer applied to two feature maps.
-
-    The last layer takes both results.
-    """
+    """The usual head with its hidden layer on two feature maps, and a last layer that takes both."""
 
     def __init__(self, single: Head, classes: int) -> None:
         nn.Module.__init__(self)
@@ -40,9 +37,7 @@ class TwinHead(Head):
 
 
 class TwinNet(Net):
-    """Encoder and head on two mixtures of each image and ``offset``.
-
-    The offset ``[C, H, W]`` is a buffer outside of the optimizer.
+    """Encoder and head on two mixtures of each image and ``offset [C, H, W]``, which no optimizer has.
 
     Raises:
         UserError: the network is not an encoder with the usual head.
@@ -80,21 +75,13 @@ class DisTrans(Algorithm):
     class Parameters(base.Parameters):
         """Parameters of DisTrans."""
 
-        alpha: float = Field(0.2, ge=0, le=1, description="share of the offset in an image")
-        offset_lr: float = Field(
-            1e-3,
-            ge=0,
-            description=(
-                "learning rate of the offset, for plain gradient descent; 0: the offset does not change"
-            ),
-        )
-        offsets: Literal["local", "mean"] = Field(
-            "local",
-            description=(
-                "`local`: every client keeps its own offset, as in the published code; `mean`: the offsets"
-                " are averaged, as in the paper"
-            ),
-        )
+        alpha: float = Field(0.2, ge=0, le=1)
+        """share of the offset in an image"""
+        offset_lr: float = Field(1e-3, ge=0)
+        """learning rate of the offset, for plain gradient descent; 0: the offset does not change"""
+        offsets: Literal["local", "mean"] = "local"
+        """`local`: every client keeps its own offset, as in the published code; `mean`: the offsets are
+        averaged, as in the paper"""
 
     def build_model(self, spec: ModelSpec) -> nn.Module:
         """Build the configured network on two mixtures.
@@ -144,10 +131,7 @@ class DisTrans(Algorithm):
 
 
 def mixtures(images: torch.Tensor, offset: torch.Tensor, alpha: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the mixtures (1 - alpha) x + alpha t and (1 + alpha) x - alpha t.
-
-    Images x are ``[B, C, H, W]``, the offset t is ``[C, H, W]``.
-    """
+    """Return (1 - alpha) x + alpha t and (1 + alpha) x - alpha t for x ``[B, C, H, W]``, t ``[C, H, W]``."""
     shift = alpha * (offset - images)
     return images + shift, images - shift
 

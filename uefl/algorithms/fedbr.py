@@ -36,64 +36,31 @@ _SHARE = 50
 
 @register("fedbr")
 class FedBR(Algorithm):
-    """FedAvg with loss terms on pseudo-images.
-
-    ``contrast = uniform = 0`` is FedAvg bit for bit.
-    """
+    """FedAvg with loss terms on pseudo-images, and FedAvg bit for bit with ``contrast = uniform = 0``."""
 
     images_only: ClassVar[str] = "sends means of images"
+    asks_all = True  # all clients make their mean images before the first round
 
     class Parameters(base.Parameters):
         """Parameters of FedBR."""
 
-        contrast: float = Field(
-            0.5,
-            ge=0,
-            description="mu, weight of the contrast between features of pseudo-images and of the "
-            "client's images",
-        )
-        uniform: float = Field(
-            1.0,
-            ge=0,
-            description="lambda, weight of the cross-entropy of pseudo-images with a uniform prediction",
-        )
-        pseudo: int = Field(
-            32,
-            ge=2,
-            le=10_000,
-            description=(
-                "largest number of pseudo-images; each client makes one pseudo-image for every 50 of its"
-                " images"
-            ),
-        )
-        pull: float = Field(
-            2.0, ge=0, description="tau 1, factor of the similarity to the received model, on pseudo-images"
-        )
-        push: float = Field(
-            2.0,
-            ge=0,
-            description="tau 2, factor of the similarity between pseudo-images and the client's images",
-        )
-        projection: Literal["paper", "code"] = Field(
-            "paper",
-            description=(
-                "layers of the projection head on n features: `paper`: n-256-256-128; `code`: n-2n-2n-n"
-            ),
-        )
-        projection_lr: float = Field(
-            0.01, gt=0, description="learning rate of the projection head, which has its own plain SGD"
-        )
-
-    @property
-    def asks_all(self) -> bool:
-        """Return True: all clients make their mean images before the first round."""
-        return True
+        contrast: float = Field(0.5, ge=0)
+        """mu, weight of the contrast between features of pseudo-images and of the client's images"""
+        uniform: float = Field(1.0, ge=0)
+        """lambda, weight of the cross-entropy of pseudo-images with a uniform prediction"""
+        pseudo: int = Field(32, ge=2, le=10_000)
+        """largest number of pseudo-images; each client makes one pseudo-image for every 50 of its images"""
+        pull: float = Field(2.0, ge=0)
+        """tau 1, factor of the similarity to the received model, on pseudo-images"""
+        push: float = Field(2.0, ge=0)
+        """tau 2, factor of the similarity between pseudo-images and the client's images"""
+        projection: Literal["paper", "code"] = "paper"
+        """layers of the projection head on n features: `paper`: n-256-256-128; `code`: n-2n-2n-n"""
+        projection_lr: float = Field(0.01, gt=0)
+        """learning rate of the projection head, which has its own plain SGD"""
 
     def check(self, federation: Federation, arm: str, net: nn.Module) -> None:
-        """Refuse a network without the usual head.
-
-        Its hidden units are the features.
-        """
+        """Refuse a network without the usual head, which has the features."""
         usual(net, f"arm {arm!r}: the features of fedbr need")
         super().check(federation, arm, net)
         if self._on and not any(most_means(client.sizes.train) for client in federation.clients):
@@ -134,10 +101,7 @@ class FedBR(Algorithm):
         state.tensors["pseudo"] = torch.cat(made).to(state.tensors["values"].device)
 
     def broadcast(self, state: State, client: str, turn: Turn) -> Message:
-        """Return the message of FedAvg.
-
-        Training clients also get the pseudo-images and the projection head.
-        """
+        """Return the message of FedAvg, in training with the pseudo-images and the projection head."""
         message = super().broadcast(state, client, turn)
         if self._on and turn.train:
             message.tensors["projection"] = state.tensors["projection"]
@@ -217,20 +181,14 @@ class FedBR(Algorithm):
         return total
 
     def ascend(self, work: Work, features: tuple[torch.Tensor, ...]) -> None:
-        """Take a step of the projection head.
-
-        The network stays as it is.
-        """
+        """Take a step of the projection head, and leave the network as it is."""
         projection, optimizer = work.memory["projection"], work.memory["optimizer"]
         projection.grad.zero_()
         (-self.contrast_of(work, tuple(each.detach() for each in features))).backward()
         optimizer.step()
 
     def contrast_of(self, work: Work, features: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        """Return the contrast of three groups of features ``[m, n]``.
-
-        They are features of pseudo-images, of own images, and of pseudo-images under the received model.
-        """
+        """Return the contrast of three features ``[m, n]``: pseudo, own, and pseudo by the received model."""
         return contrast(
             *map(work.memory["projector"], features), pull=self.parameters.pull, push=self.parameters.push
         )
@@ -255,10 +213,7 @@ class FedBR(Algorithm):
         return super().update(work) | own
 
     def projector(self, net: nn.Module) -> nn.Sequential:
-        """Build a projection head for this network.
-
-        torch's generator draws the weights.
-        """
+        """Build a projection head for this network, with drawn weights."""
         _, head = usual(net, "the features of fedbr need")
         n = head.fc2.in_features
         hidden, outputs = (256, 128) if self.parameters.projection == "paper" else (2 * n, n)
@@ -268,20 +223,14 @@ class FedBR(Algorithm):
 
 
 def most_means(images: int) -> int:
-    """Return the largest number of pseudo-images of a client.
-
-    It is one for each 50 images, rounded up, and 0 below 20 images.
-    """
+    """Return the largest number of pseudo-images: one for 50 images, rounded up, and none below 20."""
     return -(-images // _SHARE) if images >= 2 * _MIXED else 0
 
 
 def contrast(
     pseudo: torch.Tensor, own: torch.Tensor, received: torch.Tensor, *, pull: float, push: float
 ) -> torch.Tensor:
-    """Return the mean of ln(1 + exp(push cos(pseudo, own) - pull cos(pseudo, received))).
-
-    The mean is over the rows of three ``[m, n]``.
-    """
+    """Return the mean of ln(1 + exp(push cos(pseudo, own) - pull cos(pseudo, received))) over ``[m, n]``."""
     return softplus(push * cosine_similarity(pseudo, own) - pull * cosine_similarity(pseudo, received)).mean()
 
 

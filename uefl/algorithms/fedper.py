@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
 from torch import nn
 
 from ..models.layers import layers
@@ -19,21 +18,14 @@ from .base import Algorithm, ModelSpec, register
 
 @register("fedper")
 class FedPer(Algorithm):
-    """FedAvg of all layers except the head or its last layer.
-
-    ``personal = "none"`` is FedAvg bit for bit.
-    """
+    """FedAvg of all layers except the head or its last layer, or of all with ``personal = "none"``."""
 
     class Parameters(base.Parameters):
         """Parameters of FedPer."""
 
-        personal: Literal["last", "head", "all", "none"] = Field(
-            "last",
-            description=(
-                "the layers that stay with the client: the `last` linear layer, the whole "
-                "`head`, `all` (separate training), or `none`"
-            ),
-        )
+        personal: Literal["last", "head", "all", "none"] = "last"
+        """the layers that stay with the client: the `last` linear layer, the whole `head`, `all` (separate
+        training), or `none`"""
 
     def build_model(self, spec: ModelSpec) -> nn.Module:
         """Build the usual network, and mark each layer that is personal."""

@@ -18,15 +18,13 @@ from .base import Algorithm, register
 
 @register("fedprox")
 class FedProx(Algorithm):
-    """FedAvg with a proximal term.
-
-    ``mu = 0`` is FedAvg bit for bit.
-    """
+    """FedAvg with a proximal term, and FedAvg bit for bit with ``mu = 0``."""
 
     class Parameters(base.Parameters):
         """Parameters of FedProx."""
 
-        mu: float = Field(0.01, ge=0, description="weight of half the squared distance to the received model")
+        mu: float = Field(0.01, ge=0)
+        """weight of half the squared distance to the received model"""
 
     static_step = True
 

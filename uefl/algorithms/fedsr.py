@@ -37,24 +37,15 @@ class FedSR(GaussianFeatures):
     class Parameters(GaussianParameters):
         """Parameters of FedSR."""
 
-        norm_weight: float = Field(0.01, ge=0, description="weight of the mean norm of the drawn features")
-        norm: Literal["l2", "l2sq"] = Field(
-            "l2",
-            description="`l2`: the norm, as in the published code; `l2sq`: its square, as derived in "
-            "the paper",
-        )
-        divergence_weight: float = Field(
-            1e-3,
-            ge=0,
-            description="weight of the divergence between the Gaussians of an image and of its class",
-        )
-        class_gaussians: Literal["local", "shared"] = Field(
-            "local",
-            description=(
-                "the Gaussians of the classes stay with each client, as published (`local`), or are averaged"
-                " (`shared`)"
-            ),
-        )
+        norm_weight: float = Field(0.01, ge=0)
+        """weight of the mean norm of the drawn features"""
+        norm: Literal["l2", "l2sq"] = "l2"
+        """`l2`: the norm, as in the published code; `l2sq`: its square, as derived in the paper"""
+        divergence_weight: float = Field(1e-3, ge=0)
+        """weight of the divergence between the Gaussians of an image and of its class"""
+        class_gaussians: Literal["local", "shared"] = "local"
+        """the Gaussians of the classes stay with each client, as published (`local`), or are averaged
+        (`shared`)"""
 
         @model_validator(mode="after")
         def _diverges(self) -> Any:
@@ -121,13 +112,10 @@ class FedSR(GaussianFeatures):
             norms = features.norm(dim=1) if p.norm == "l2" else features.square().sum(1)
             loss = loss + p.norm_weight * norms.mean()
         if p.divergence_weight > 0:
-            mean, std = (
-                work.trained["class_mean"][batch.labels],
-                nn.functional.softplus(work.trained["class_std"][batch.labels]),
-            )
-            loss = loss + p.divergence_weight * divergence(
-                gaussian, mean, std, nn.functional.softplus(work.trained["scale"])
-            )
+            mean = work.trained["class_mean"][batch.labels]
+            std = nn.functional.softplus(work.trained["class_std"][batch.labels])
+            scale = nn.functional.softplus(work.trained["scale"])
+            loss = loss + p.divergence_weight * divergence(gaussian, mean, std, scale)
         return loss
 
     def update(self, work: Work) -> dict[str, torch.Tensor]:

@@ -30,54 +30,35 @@ _GRID = 8  # side of the noise that an image is made of
 
 @register("vhl")
 class VHL(Algorithm):
-    """FedAvg on real and virtual images.
-
-    ``virtual_batch = 0`` is FedAvg bit for bit.
-    """
+    """FedAvg on real and virtual images, and FedAvg bit for bit with ``virtual_batch = 0``."""
 
     images_only: ClassVar[str] = "makes virtual images"
 
     class Parameters(base.Parameters):
         """Parameters of VHL."""
 
-        virtual_batch: int = Field(
-            128,
-            ge=0,
-            description=(
-                "virtual images in a step, at most the number of real images; 0: none, as with FedAvg"
-            ),
-        )
-        virtual_per_class: int = Field(200, ge=1, le=100_000, description="virtual images of each class")
-        virtual_weight: float = Field(1.0, ge=0, description="weight of the cross-entropy of virtual images")
-        pull: float = Field(
-            1.0,
-            ge=0,
-            description=(
-                "weight of the term that pulls the features of real images towards the features of virtual"
-                " images"
-            ),
-        )
-        virtual_contrast: float = Field(
-            0.1, ge=0, description="weight of the contrast between the features of virtual images"
-        )
-        pull_epochs: int = Field(
-            5, ge=0, description="number of epochs of a round in which the feature terms are part of the loss"
-        )
-        temperature: float = Field(0.07, gt=0, description="temperature of the feature terms")
+        virtual_batch: int = Field(128, ge=0)
+        """virtual images in a step, at most the number of real images; 0: none, as with FedAvg"""
+        virtual_per_class: int = Field(200, ge=1, le=100_000)
+        """virtual images of each class"""
+        virtual_weight: float = Field(1.0, ge=0)
+        """weight of the cross-entropy of virtual images"""
+        pull: float = Field(1.0, ge=0)
+        """weight of the term that pulls the features of real images towards the features of virtual images"""
+        virtual_contrast: float = Field(0.1, ge=0)
+        """weight of the contrast between the features of virtual images"""
+        pull_epochs: int = Field(5, ge=0)
+        """number of epochs of a round in which the feature terms are part of the loss"""
+        temperature: float = Field(0.07, gt=0)
+        """temperature of the feature terms"""
 
     def check(self, federation: Federation, arm: str, net: nn.Module) -> None:
-        """Refuse a network without the usual head.
-
-        Its hidden units are the features.
-        """
+        """Refuse a network without the usual head, which has the features."""
         usual(net, f"arm {arm!r}: virtual images need")
         super().check(federation, arm, net)
 
     def build_model(self, spec: ModelSpec) -> nn.Module:
-        """Build the usual network with a second last layer for the virtual classes.
-
-        Only the first one predicts.
-        """
+        """Build the usual network, and a second last layer for the virtual classes that never predicts."""
         net = super().build_model(spec)
         if isinstance(net, Net) and isinstance(net.head, Head):
             net.head.virtual = nn.Linear(net.head.fc2.in_features, spec.classes)
@@ -91,10 +72,7 @@ class VHL(Algorithm):
             work.memory["virtual"] = images.to(work.workspace.device)
 
     def loss(self, work: Work, batch: Batch) -> torch.Tensor:
-        """Return the cross-entropy of real and virtual images over all their classes, plus two terms.
-
-        The terms are the pull of the real images and the contrast of the virtual ones.
-        """
+        """Return the cross-entropy of real and virtual images, plus the pull and the contrast of features."""
         p, real = self.parameters, len(batch.labels)
         if p.virtual_batch == 0:
             return super().loss(work, batch)
@@ -120,9 +98,7 @@ class VHL(Algorithm):
 
 @lru_cache(maxsize=4)
 def virtual_images(seed: int, shape: tuple[int, int, int], classes: int, count: int) -> Split:
-    """Generate ``count`` images of each class, uint8 ``[classes * count, C, H, W]``, class by class.
-
-    Each call with the same seed returns the same images.
+    """Generate the ``count`` images of each class for a seed, uint8 ``[classes * count, C, H, W]``.
 
     The mean of a class is drawn from N(0, 1) on a grid of 8 x 8, an image of it from N(mean, 0.5^2); it is
     enlarged (bilinear) and clamped to [0, 1], where 1 is white.

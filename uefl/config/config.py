@@ -42,10 +42,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class Config:
-    """The whole configuration of a run.
-
-    The device and the location of the data are not part of the configuration.
-    """
+    """The whole configuration of a run, without the device and the location of the data."""
 
     run: RunSection
     data: Data
@@ -61,10 +58,7 @@ class Config:
         return find(next(iter(self.arms.values())).algorithm).kind
 
     def table(self) -> dict[str, Any]:
-        """Return plain values for TOML and JSON.
-
-        All defaults are written out; keys without a value are left out.
-        """
+        """Return plain values for TOML and JSON, with all defaults, and without keys that have no value."""
         sections = {name: getattr(self, name).model_dump(mode="json", exclude_none=True) for name in SECTIONS}
         arms = {
             name: {"algorithm": arm.algorithm, **arm.parameters.model_dump(mode="json")}
@@ -81,10 +75,7 @@ class Config:
         return replace(self, run=self.run.model_copy(update=keys))
 
     def absolute(self) -> Config:
-        """Return the same configuration with absolute paths to the user's own data and weights.
-
-        A configuration without such paths stays as it is.
-        """
+        """Return the same configuration with absolute paths to the user's own data and weights, if any."""
         data, weights, changed = self.data.path, self.model.pretrained, self
         if data is not None:
             check_name(data, "key 'source':")

@@ -1,7 +1,4 @@
-"""Generate the tables of docs/configuration.md from the models.
-
-Usage: ``python -m uefl.config.docs docs/configuration.md``.
-"""
+"""Generate the tables of a document: ``python -m uefl.config.docs docs/configuration.md``."""
 
 from __future__ import annotations
 
@@ -85,7 +82,7 @@ def _table(kind: type[BaseModel]) -> Iterator[str]:
     yield "|---|---|---|---|"
     schemas = kind.model_json_schema()["properties"]
     for key, field in kind.model_fields.items():
-        meaning = (field.description or "").replace("|", "\\|")
+        meaning = " ".join((field.description or "").split()).replace("|", "\\|")
         yield f"| `{key}` | `{_default(field)}` | {_values(schemas[key])} | {meaning}{_only(field)} |"
 
 
@@ -118,13 +115,9 @@ def _default(field: FieldInfo) -> str:
         return "required"
     if value is None:
         return "none"
-    if isinstance(value, float) and (value == 0 or abs(value) >= 1e-3):
-        return repr(value)
-    return (
-        f"{value:g}"
-        if isinstance(value, float)
-        else json.dumps(list(value) if isinstance(value, tuple) else value)
-    )
+    if isinstance(value, float):
+        return repr(value) if value == 0 or abs(value) >= 1e-3 else f"{value:g}"
+    return json.dumps(value)
 
 
 def _values(schema: dict[str, Any], plural: str = "") -> str:

@@ -48,26 +48,15 @@ def places(key: str, table: dict[str, Any]) -> list[str]:
 
 
 def named(arms: Any) -> dict[str, Any]:
-    """Return the arms as tables.
-
-    A list of names is valid; the check of the arms refuses anything else.
-    """
+    """Return the arms, or a list of their names, as tables, and anything else as an empty table."""
+    if isinstance(arms, dict):
+        return {str(name): keys if isinstance(keys, dict) else {} for name, keys in arms.items()}
     names = [arms] if isinstance(arms, str) else arms
-    table = (
-        names
-        if isinstance(names, dict)
-        else {str(name): {} for name in names}
-        if isinstance(names, (list, tuple))
-        else {}
-    )
-    return {str(name): keys if isinstance(keys, dict) else {} for name, keys in table.items()}
+    return {str(name): {} for name in names} if isinstance(names, (list, tuple)) else {}
 
 
 def fields(table: dict[str, Any]) -> dict[str, set[str]]:
-    """Return the keys of every section.
-
-    ``[data.partition]`` has the keys of its scheme.
-    """
+    """Return the keys of every section, in ``[data.partition]`` the keys of its scheme."""
     from ..data.partitions.base import PARTITIONS
     from ..data.settings import Data
 

@@ -148,10 +148,7 @@ def load_whole(path: Path) -> Config:
 
 
 def _put(table: dict[str, Any], key: str, value: Any, places_of: dict[str, Any] | None = None) -> None:
-    """Set one key of a table by its full or bare name.
-
-    The places of a bare key come from ``places_of`` if it is given.
-    """
+    """Set one key of a table by its full name, or by its bare name in the places of ``places_of``."""
     section, dot, rest = key.partition(".")
     if section == "arms":
         _put_arm(table, rest, value)
@@ -255,10 +252,7 @@ def _with_base(table: dict[str, Any], given: bool = False) -> dict[str, Any]:
 
 
 def merged(before: Any, now: Any) -> Any:
-    """Merge two tables key by key.
-
-    A partition of another scheme replaces the old one.
-    """
+    """Merge two tables key by key, but replace a partition of another scheme."""
     if (
         not isinstance(before, Mapping)
         or not isinstance(now, Mapping)

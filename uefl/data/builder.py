@@ -68,8 +68,8 @@ def build(data: Data, *, kind: DataKind, seed: int, data_root: Path | None = Non
         for key in _DEALT:
             check_unused(data, key, "a folder of sets has its own")
         return unlabeled_sets.federate(own_sets.read(path), {"scheme": "given"}, data, seed)
-    table = read_source(data, root)
-    scheme = data.partition or default_scheme(table, kind)
+    table = _read_source(data, root)
+    scheme = data.partition or _default_scheme(table, kind)
     _check_scheme(table, scheme)
     partition = scheme.model_dump(mode="json")
     if kind == "sets":
@@ -83,14 +83,8 @@ def build(data: Data, *, kind: DataKind, seed: int, data_root: Path | None = Non
     return labeled.federate(table, deal, data, seed, partition=partition, one_class=scheme.one_class)
 
 
-def read_source(data: Data, root: Path | None) -> DataSet:
-    """Return the data that ``source`` names, before they are dealt.
-
-    With ``first_classes``, return only a part of them.
-
-    Raises:
-        UserError: the data set or file does not exist, or its files are missing or damaged.
-    """
+def _read_source(data: Data, root: Path | None) -> DataSet:
+    """Return the data, or with ``first_classes`` the part of them, that ``source`` names, before the deal."""
     path = data.path
     if path is None:
         table = checked(SOURCES[data.source](root), data.source)
@@ -118,7 +112,7 @@ def read_source(data: Data, root: Path | None) -> DataSet:
     return table.first_classes(data.first_classes) if data.first_classes else table
 
 
-def default_scheme(table: DataSet, kind: DataKind) -> Scheme:
+def _default_scheme(table: DataSet, kind: DataKind) -> Scheme:
     """Return the partition if none is named: clients as they are, or a data set dealt in equal parts."""
     if kind == "sets":
         return Unlabeled()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -10,6 +10,7 @@ import torch
 
 from ..errors import UserError
 from .images import ImageList, Rows, check_rows
+from .pixels import described
 from .vectors import Vectors
 
 
@@ -45,10 +46,7 @@ class DataSet:
     """notes on the files for the user"""
 
     def of_group(self, group: str) -> tuple[Rows, Rows | None]:
-        """Return training and test images of a group, in order.
-
-        A group without a test part has no test images.
-        """
+        """Return training and test images of a group, in order, with None for a group without a test part."""
         assert self.group_of is not None
         in_group = self.group_of == self.groups.index(group)
         train = self.train[in_group[self.train]]
@@ -89,12 +87,7 @@ def checked(table: object, source: str) -> DataSet:
         )
     labels = table.labels
     if not isinstance(labels, np.ndarray) or labels.dtype != np.int64 or labels.ndim != 1:
-        got = (
-            f"{labels.dtype} {list(labels.shape)}"
-            if isinstance(labels, (np.ndarray, torch.Tensor))
-            else type(labels).__name__
-        )
-        raise TypeError(f"{place}: expected labels as a NumPy array [N] of int64, got {got}")
+        raise TypeError(f"{place}: expected labels as a NumPy array [N] of int64, got {described(labels)}")
     if len(labels) != table.images.count:
         raise ValueError(
             f"{place}: {len(labels)} labels for {table.images.count} images; expected one for each"
@@ -114,19 +107,20 @@ def numbers(count: int) -> tuple[str, ...]:
     return tuple(str(i) for i in range(count))
 
 
-def fixed_order(count: int) -> Rows:
-    """Return a random order of ``count`` images that is the same for every run.
+def numbered(names: Sequence[str], known: Sequence[str] = ()) -> tuple[Rows, tuple[str, ...]]:
+    """Return the position ``[n]`` of each name in ``known``, by default the sorted names, and ``known``."""
+    known = tuple(known) or tuple(sorted(set(names)))
+    place = {name: i for i, name in enumerate(known)}
+    return np.array([place[name] for name in names], np.int64), known
 
-    So clients do not change with the seed of the run.
-    """
+
+def fixed_order(count: int) -> Rows:
+    """Return a random order of ``count`` images that is the same for every run and every seed."""
     order: Rows = torch.randperm(count, generator=torch.Generator().manual_seed(0)).numpy()
     return order
 
 
 def two_parts(train: int, test: int, *, shuffle: bool) -> tuple[Rows, Rows]:
-    """Return the rows of a training part and of the test part that follows it.
-
-    Each part is in file order or in :func:`fixed_order`.
-    """
+    """Return the rows of two parts, training first, in the order of the file or of :func:`fixed_order`."""
     first, second = (fixed_order(n) if shuffle else np.arange(n) for n in (train, test))
     return first, train + second

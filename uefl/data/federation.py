@@ -52,10 +52,7 @@ class LabeledData:
 
 @dataclass(frozen=True)
 class SetData:
-    """The unlabeled sets of one client.
-
-    ``labels`` exist in experiments only, for labeled baselines.
-    """
+    """The unlabeled sets of one client, with ``labels`` in experiments only, for labeled baselines."""
 
     images: torch.Tensor
     """``[n, C, H, W]`` uint8"""
@@ -79,10 +76,7 @@ class SetData:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Numbers of images of a client.
-
-    The images of sets count as ``train``.
-    """
+    """Numbers of images of a client, where the images of sets count as ``train``."""
 
     train: int
     holdout: int

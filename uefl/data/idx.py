@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,10 @@ import torch
 
 from ..errors import UserError
 from ..paths import read_bytes
+from . import npz
 from .dataset import DataSet, two_parts
-from .images import in_memory
+from .images import ImageList, Rows, in_memory
+from .sources.base import need_root, torchvision_advice
 
 _BYTES = b"\0\0\x08"
 """the first bytes of an IDX file whose values are unsigned bytes; the number of dimensions follows"""
@@ -21,30 +24,39 @@ _BYTES = b"\0\0\x08"
 
 def read(
     name: str,
-    raw: Path,
-    stems: tuple[str, str],
+    root: Path | None,
+    folder: str,
     classes: tuple[str, ...],
-    advice: str,
     *,
+    prefix: str = "",
+    parts: tuple[str, str] = ("train", "t10k"),
+    arguments: str = "ROOT, download=True",
     first_label: int = 0,
-    shuffle: bool = False,
+    transposed: bool = False,
 ) -> DataSet:
-    """Read a data set of two parts.
+    """Read a data set of two parts from ``ROOT/FOLDER/raw``, or without this folder from ``ROOT/NAME*.npz``.
 
-    They are ``STEM-images-idx3-ubyte`` and ``STEM-labels-idx1-ubyte``, with or without ``.gz``.
-
-    The files are only read, never downloaded or unpacked.
+    The parts are ``PREFIXPART-images-idx3-ubyte`` and ``PREFIXPART-labels-idx1-ubyte``, with or without
+    ``.gz``. The files are only read, never downloaded or unpacked.
 
     Args:
-        stems: first parts of the file names, for the training and the test part.
-        advice: how to get the files, for messages.
+        folder: the folder, which has the name of torchvision's class.
+        prefix, parts: the file names begin with them, for the training and the test part.
+        arguments: arguments of torchvision's class that get the files, for messages.
         first_label: the label of the first class in the files.
-        shuffle: deal the images in a fixed random order, for files that are sorted by class.
+        transposed: whether the files hold the images transposed, and sorted by class. Then the images are
+            dealt in a fixed random order.
 
     Raises:
         UserError: files are missing, damaged, or do not belong to one data set.
     """
-    pixels, labels = [], []
+    files = f"{folder}/raw/{prefix}{{{','.join(parts)}}}-{{images-idx3,labels-idx1}}-ubyte.gz"
+    advice = torchvision_advice(folder, files, arguments)
+    root = need_root(root, folder, advice)
+    raw = root / folder / "raw"
+    if not raw.exists():
+        return npz.find_pool(name, root, f"{name}*.npz", classes, advice)
+    stems, pixels, labels = [prefix + part for part in parts], [], []
     for stem in stems:
         x, y = (_array(raw / f"{stem}-{part}", advice) for part in ("images-idx3-ubyte", "labels-idx1-ubyte"))
         if x.ndim != 3 or y.shape != x.shape[:1]:
@@ -60,10 +72,18 @@ def read(
         labels.append(y.astype(np.int64) - first_label)
     if pixels[0].shape[1:] != pixels[1].shape[1:]:
         raise UserError(f"{raw}: images of {stems[0]} and {stems[1]} differ in size; {advice}")
-    train, test = two_parts(len(pixels[0]), len(pixels[1]), shuffle=shuffle)
+    train, test = two_parts(len(pixels[0]), len(pixels[1]), shuffle=transposed)
     images = in_memory(torch.from_numpy(np.concatenate(pixels))[:, None], str(raw))
-    parts = {"train": len(train), "test": len(test)}
-    return DataSet(name, images, np.concatenate(labels), classes, train, test, parts=parts)
+    images = _upright(images) if transposed else images
+    counts = {"train": len(train), "test": len(test)}
+    return DataSet(name, images, np.concatenate(labels), classes, train, test, parts=counts)
+
+
+def _upright(images: ImageList) -> ImageList:
+    def read(rows: Rows, size: int) -> torch.Tensor:
+        return images.read(rows, size).transpose(2, 3).contiguous()
+
+    return replace(images, read=read, shapes=images.shapes[:, ::-1])
 
 
 def _array(path: Path, advice: str) -> npt.NDArray[np.uint8]:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -34,8 +34,8 @@ def check_rows(place: str, rows: object, count: int) -> None:
         ValueError: a position is below 0, or no image has it.
     """
     if not isinstance(rows, np.ndarray) or rows.ndim != 1 or rows.dtype != np.int64:
-        got = f"{rows.dtype} {list(rows.shape)}" if isinstance(rows, np.ndarray) else type(rows).__name__
-        raise TypeError(f"{place}: expected positions of images, a NumPy array [n] of int64; got {got}")
+        expected = "expected positions of images, a NumPy array [n] of int64"
+        raise TypeError(f"{place}: {expected}; got {pixels.described(rows)}")
     if len(rows) and not 0 <= rows.min() <= rows.max() < count:
         raise ValueError(
             f"{place}: positions {rows.min()} to {rows.max()}; expected 0 to {count - 1}, there are {count}"
@@ -90,20 +90,6 @@ class ImageList:
         """Return the name of an image for a message."""
         return str(Path(self.place) / self.files[row]) if self.files else self.place
 
-    def check_one_size(self) -> None:
-        """Refuse images that differ in size from the first one.
-
-        Call this method for images that are not resized.
-
-        Raises:
-            UserError: the images differ in size; the message names two of them.
-        """
-        different = np.flatnonzero((self.shapes != self.shapes[0]).any(1))
-        if len(different):
-            (h0, w0), (h, w) = self.shapes[0], self.shapes[different[0]]
-            pair = f"{self.name(int(different[0]))} is {w}x{h} and {self.name(0)} is {w0}x{h0}"
-            raise UserError(f"{pair}; set image_size to resize all images to one square")
-
 
 def in_memory(
     values: torch.Tensor, place: str = "", files: tuple[str, ...] = (), kinds: Mapping[str, int] | None = None
@@ -119,14 +105,10 @@ def in_memory(
         TypeError: ``values`` is something else.
     """
     if not isinstance(values, torch.Tensor) or values.dtype != torch.uint8 or values.ndim != 4:
-        got = (
-            f"{values.dtype} {list(values.shape)}"
-            if isinstance(values, (torch.Tensor, np.ndarray))
-            else type(values).__name__
-        )
         kind = "a NumPy array of " if isinstance(values, np.ndarray) else ""
         raise TypeError(
-            f"{place or 'images'}: expected pixels as a torch tensor [N, C, H, W] of uint8; got {kind}{got}"
+            f"{place or 'images'}: expected pixels as a torch tensor [N, C, H, W] of uint8; got"
+            f" {kind}{pixels.described(values)}"
         )
 
     def read(rows: Rows, size: int) -> torch.Tensor:
@@ -152,10 +134,7 @@ def in_memory(
 
 
 def copied(values: Sequence[torch.Tensor], files: tuple[str, ...], kinds: Mapping[str, int]) -> ImageList:
-    """Copy images ``[C, H, W]`` uint8 that may differ in size and channels.
-
-    Later changes do not reach the copies.
-    """
+    """Copy images ``[C, H, W]`` uint8 that may differ in size and channels."""
     channels = max(len(image) for image in values)
     even = [image.expand(channels, -1, -1) for image in values]
     if len({image.shape for image in even}) == 1:
@@ -183,30 +162,20 @@ class File(NamedTuple):
     open: Callable[[], BinaryIO]
 
 
-def _opener(path: Path) -> Callable[[], BinaryIO]:
-    return lambda: opened(path)
-
-
 def on_disk(root: Path, paths: Sequence[Path]) -> ImageList:
-    """List image files in a folder.
-
-    See :func:`from_files`.
-    """
-    files = [File(str(path.relative_to(root)), _opener(path)) for path in paths]
-    return from_files(str(root), files)
+    """List image files in a folder, as :func:`from_files` does."""
+    return from_files(str(root), [File(str(path.relative_to(root)), partial(opened, path)) for path in paths])
 
 
 def on_files(paths: Sequence[Path]) -> ImageList:
-    """List image files at any place, under the names that are given.
-
-    See :func:`from_files`.
+    """List image files at any place, under the names that are given, as :func:`from_files` does.
 
     Raises:
         UserError: a path is not a file, or :func:`from_files` raises the error.
     """
     for path in paths:
         check_file(path, "the image", "expected an image file")
-    return from_files("", [File(str(path), _opener(path)) for path in paths])
+    return from_files("", [File(str(path), partial(opened, path)) for path in paths])
 
 
 def from_files(place: str, files: Sequence[File]) -> ImageList:
@@ -259,10 +228,7 @@ def from_files(place: str, files: Sequence[File]) -> ImageList:
 
 
 class DamagedImages(UserError):
-    """Image files that cannot be read.
-
-    The message names all of them.
-    """
+    """Image files that cannot be read, all named in the message."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -15,7 +15,7 @@ from .dataset import DataSet
 from .federation import ClientData, Federation, LabeledData, Sizes, Split
 from .images import DamagedImages, Rows
 from .partitions.base import Deal, Share
-from .prepare import NoPreparation, Preparation, prepare_for
+from .prepare import Preparation
 
 if TYPE_CHECKING:
     from .settings import Data
@@ -51,7 +51,7 @@ def federate(
     notes.check_names("client", (share.name for share in (*deal.clients, *deal.unseen)))
     notes.check_names("class", table.classes)
     splits = _split(table, deal.clients, data, seed, one_class=one_class)
-    prepare = prepare_for([table.images], data.image_size, data.normalize == "standard")
+    prepare = Preparation.of([table.images], data.image_size, data.normalize == "standard")
     unseen = [_unseen(share) for share in deal.unseen]
     notes.check_names("column", prepare.inputs.names)
     measured = sum(len(split.test) for split in (*splits, *unseen))
@@ -89,7 +89,10 @@ def federate(
         prepare.shape,
         mean,
         std,
-        tuple(_measured(table, prepare, split) for split in unseen),
+        tuple(
+            ClientData(split.share.name, Sizes(0, 0, len(split.test)), partial(_load, table, prepare, split))
+            for split in unseen
+        ),
         None,
         _notes(table, prepare, splits, content, data.image_size),
         manifest,
@@ -99,11 +102,7 @@ def federate(
 
 
 def _notes(
-    table: DataSet,
-    prepare: Preparation | NoPreparation,
-    splits: list[_ClientSplit],
-    content: record.ImageHashes,
-    size: int,
+    table: DataSet, prepare: Preparation, splits: list[_ClientSplit], content: record.ImageHashes, size: int
 ) -> tuple[str, ...]:
     """Return what the user should know about the clients and their images."""
     train = np.array([_counts(table, split.share.train) for split in splits])
@@ -127,11 +126,6 @@ def _unseen(share: Share) -> _ClientSplit:
     """Return the split of a client that is only measured."""
     assert share.test is not None
     return _ClientSplit(share, share.test, share.train, share.train[:0])
-
-
-def _measured(table: DataSet, prepare: Preparation | NoPreparation, split: _ClientSplit) -> ClientData:
-    """Return a client that is only measured."""
-    return ClientData(split.share.name, Sizes(0, 0, len(split.test)), partial(_load, table, prepare, split))
 
 
 def _split(
@@ -176,10 +170,7 @@ def _split(
 
 
 def _stratified(labels: Rows, share: float, generator: torch.Generator) -> tuple[Rows, Rows]:
-    """Return the positions of the rest and of round(share * n) random images.
-
-    Each class has its exact share, to within one image.
-    """
+    """Return the positions of the rest and of round(share * n) random images, the share of each class."""
     order = torch.randperm(len(labels), generator=generator)
     order = order[torch.from_numpy(labels)[order].argsort(stable=True)]
     # sorted by class, evenly spaced positions visit every class in proportion
@@ -187,7 +178,7 @@ def _stratified(labels: Rows, share: float, generator: torch.Generator) -> tuple
     return order[~chosen].numpy(), order[chosen].numpy()
 
 
-def _load(table: DataSet, prepare: Preparation | NoPreparation, client: _ClientSplit) -> LabeledData:
+def _load(table: DataSet, prepare: Preparation, client: _ClientSplit) -> LabeledData:
     """Read the images of one client."""
 
     def split(rows: Rows) -> Split:

@@ -81,9 +81,7 @@ def digest(manifest: ManifestEntry) -> str:
 
 
 def check_disjoint(manifest: ManifestEntry) -> None:
-    """Refuse an image in two places.
-
-    The places are two clients, two splits of one client, or a client and the server.
+    """Refuse an image in two places, such as two clients, two splits, or a client and the server.
 
     Two settings allow this: ``legacy_holdout`` takes the test split as the holdout, and sets may ``overlap``.
 

@@ -22,9 +22,7 @@ _MOST_WORDS = 8
 
 
 def check_names(what: str, names: Iterable[str]) -> None:
-    """Refuse names that are long, not printable or repeated.
-
-    Names appear in messages, tables, plots and file names.
+    """Refuse long, repeated or unprintable names, because tables, plots and file names have them.
 
     Raises:
         UserError: a name is not valid; the message has the first such name.
@@ -70,10 +68,7 @@ def of_resizing(sources: Iterable[Source], image_size: int) -> list[str]:
 
 
 def of_kinds(sources: Iterable[Source]) -> list[str]:
-    """Return one note for each kind of change that reading makes in the values of images.
-
-    Each note has the number of these images.
-    """
+    """Return a note with the number of images for each kind of change that reading makes in values."""
     kinds, total = Counter[str](), 0
     for images in sources:
         kinds.update(images.kinds)

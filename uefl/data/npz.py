@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import zipfile
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -87,25 +86,15 @@ def images(path: Path, arrays: Mapping[str, npt.NDArray[np.generic]], x: str) ->
     Raises:
         UserError: the array has another type or shape, or is empty.
     """
-    values, kind = as_images(arrays[x], f"{path}: {x}")
-    return in_memory(values, str(path), kinds={kind: len(values)} if kind else {})
+    values, kinds = as_images(arrays[x], f"{path}: {x}")
+    return in_memory(values, str(path), kinds=kinds)
 
 
-def labels(
-    path: Path, arrays: Mapping[str, npt.NDArray[np.generic]], y: str, count: int
-) -> npt.NDArray[np.int64]:
-    """Read an integer label for each image, ``[count]`` int64.
+def count_classes(path: Path, name: str, found: npt.NDArray[np.int64], clients: Sequence[str] = ()) -> int:
+    """Return the number of classes, after a check that the labels are 0, 1, 2, ... without gaps.
 
-    Raises:
-        UserError: the labels have another type, shape or number, or are negative.
-    """
-    return as_labels(arrays[y], count, f"{path}: {y}").numpy()
-
-
-def count_classes(path: Path, name: str, found: npt.NDArray[np.int64]) -> int:
-    """Return the number of classes.
-
-    The labels must be 0, 1, 2, ...: this finds stray labels and labels that start at 1.
+    Args:
+        clients: the client of each label, if there are several.
 
     Raises:
         UserError: the labels are not consecutive.
@@ -114,9 +103,10 @@ def count_classes(path: Path, name: str, found: npt.NDArray[np.int64]) -> int:
     low, high = int(found.min()), int(found.max())
     if low < 0 or high >= classes:
         stray = low if low < 0 else high
+        owner = f" of client {clients[found.tolist().index(stray)]!r}" if clients else ""
         raise UserError(
-            f"{path}: {name} holds label {stray}; its {classes} different labels must be 0 to {classes - 1},"
-            " renumber them"
+            f"{path}: {name} holds label {stray}{owner}; its {classes} different labels must be 0 to"
+            f" {classes - 1}, renumber them"
         )
     return classes
 
@@ -133,10 +123,11 @@ def pool(name: str, path: Path, arrays: Arrays, classes: tuple[str, ...] = ()) -
     Raises:
         UserError: an array has another type or length, or shapes or labels differ between the parts.
     """
-    (x, kind), (x_test, test_kind) = (
+    (x, kinds), (x_test, test_kinds) = (
         as_images(arrays[name], f"{path}: {name}") for name in ("x_train", "x_test")
     )
-    y, y_test = labels(path, arrays, "y_train", len(x)), labels(path, arrays, "y_test", len(x_test))
+    y = as_labels(arrays["y_train"], len(x), f"{path}: y_train").numpy()
+    y_test = as_labels(arrays["y_test"], len(x_test), f"{path}: y_test").numpy()
     if x.shape[1:] != x_test.shape[1:]:
         raise UserError(
             f"{path}: images of x_train and x_test differ in shape: {arrays['x_train'].shape} and"
@@ -149,10 +140,7 @@ def pool(name: str, path: Path, arrays: Arrays, classes: tuple[str, ...] = ()) -
             as_in = "" if classes else ", as in y_train"
             raise UserError(f"{path}: {part} holds label {strange.min()}; expected 0 to {known - 1}{as_in}")
     train, test = two_parts(len(x), len(x_test), shuffle=True)
-    kinds = Counter[str]()
-    for changed, count in ((kind, len(x)), (test_kind, len(x_test))):
-        kinds.update({changed: count} if changed else {})
-    images = in_memory(torch.cat([x, x_test]), str(path), kinds=kinds)
+    images = in_memory(torch.cat([x, x_test]), str(path), kinds=kinds + test_kinds)
     parts = {"train": len(x), "test": len(x_test)}
     return DataSet(
         name, images, np.concatenate([y, y_test]), classes or numbers(known), train, test, parts=parts

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -47,10 +48,7 @@ def _quiet() -> Iterator[None]:
 
 
 def is_gray(image: Image.Image) -> bool:
-    """Return True if an image that Pillow has opened has no colors.
-
-    The pixels need not be decoded for this.
-    """
+    """Return True if an image that Pillow has opened, but not decoded, has no colors."""
     return image.mode in _GRAY
 
 
@@ -89,9 +87,7 @@ def kinds_of(image: Image.Image) -> list[str]:
 
 @_quiet()
 def pixels_of(image: Image.Image) -> torch.Tensor:
-    """Return the pixels ``[C, H, W]`` uint8 of an opened image, C = 1 or 3.
-
-    The image is upright, and on white if it is transparent.
+    """Return the upright pixels ``[C, H, W]`` uint8 of an opened image, C = 1 or 3, on white if transparent.
 
     Raises:
         ValueError: :func:`kinds_of` raises it. OSError, SyntaxError: the file is damaged.
@@ -120,10 +116,7 @@ def pixels_of(image: Image.Image) -> torch.Tensor:
 
 
 def gray(images: torch.Tensor) -> torch.Tensor:
-    """Convert RGB images ``[N, 3, H, W]`` uint8 to gray ones ``[N, 1, H, W]``.
-
-    The values are ITU-R 601 luma, bit for bit as Pillow computes it.
-    """
+    """Convert RGB images ``[N, 3, H, W]`` uint8 to ITU-R 601 luma ``[N, 1, H, W]``, as Pillow does."""
     red, green, blue = images.to(torch.int64).unbind(1)
     return ((19595 * red + 38470 * green + 7471 * blue + 0x8000) >> 16).to(torch.uint8)[:, None]
 
@@ -133,6 +126,13 @@ def is_array(value: Any) -> bool:
     return isinstance(value, torch.Tensor) or (
         hasattr(value, "__array__") and not isinstance(value, (Image.Image, np.generic))
     )
+
+
+def described(value: Any) -> str:
+    """Return the dtype and the shape of an array or a tensor, or the type of another value."""
+    if isinstance(value, (np.ndarray, torch.Tensor)):
+        return f"{value.dtype} {list(value.shape)}"
+    return type(value).__name__
 
 
 def as_bytes(images: Any, where: str) -> tuple[torch.Tensor, str | None]:
@@ -172,8 +172,8 @@ def as_bytes(images: Any, where: str) -> tuple[torch.Tensor, str | None]:
     return (tensor * 255).round().to(torch.uint8), FLOATS
 
 
-def as_images(images: Any, where: str) -> tuple[torch.Tensor, str | None]:
-    """Return images as uint8 ``[N, C, H, W]``, C = 1 or 3, and the kind of change, if there is one.
+def as_images(images: Any, where: str) -> tuple[torch.Tensor, Counter[str]]:
+    """Return images as uint8 ``[N, C, H, W]``, C = 1 or 3, and their number by the kind of change, if any.
 
     Args:
         images: as for :func:`as_bytes`, with shape ``[N, H, W]``, ``[N, C, H, W]`` or ``[N, H, W, C]``.
@@ -198,17 +198,14 @@ def as_images(images: Any, where: str) -> tuple[torch.Tensor, str | None]:
         )
     if 0 in pixels.shape:
         raise UserError(f"{where}: there is no image: {list(pixels.shape)}")
-    return pixels.contiguous(), kind
+    return pixels.contiguous(), Counter({kind: len(pixels)} if kind else {})
 
 
 def as_labels(labels: Any, count: int, where: str) -> torch.Tensor:
-    """Return labels ``[count]`` int64 from a sequence of integers.
-
-    The sequence is a tensor, an array of any byte order and strides, a Series or a list.
+    """Return labels ``[count]`` int64 from integers in a list, a tensor, a Series or any array.
 
     Raises:
-        UserError: a label is not an integer (but a float, a bool or a text) or is negative, or the number of
-            labels differs.
+        UserError: a label is not an integer (but a float, a bool or a text), or the number of labels differs.
     """
     expected = f"{where}: expected labels as {count} integers"
     if str(getattr(labels, "dtype", None)) == "object" and np.ndim(labels) == 1:
@@ -225,7 +222,8 @@ def as_labels(labels: Any, count: int, where: str) -> torch.Tensor:
         except (TypeError, ValueError):  # rows of different lengths
             raise UserError(f"{expected}, got {type(labels).__name__}") from None
         if array.dtype.kind not in "iu" or (array.dtype == np.uint64 and array.size and array.max() >= 2**63):
-            raise UserError(f"{expected}, got {array.dtype} {list(array.shape)}")
+            advice = _conversion(array, "labels.astype(int)")
+            raise UserError(f"{expected}, got {array.dtype} {list(array.shape)}{advice}")
         found = torch.from_numpy(array.astype(np.int64))
     if (
         found.is_floating_point()
@@ -233,11 +231,11 @@ def as_labels(labels: Any, count: int, where: str) -> torch.Tensor:
         or found.dtype == torch.bool
         or found.shape != (count,)
     ):
-        raise UserError(f"{expected}, got {found.dtype} {list(found.shape)}")
-    found = found.long()
-    if count and int(found.min()) < 0:
-        raise UserError(f"{where}: expected labels of 0 or more, got {int(found.min())}")
-    return found
+        advice = "" if found.is_complex() else _conversion(found.double().numpy(), "labels.long()")
+        raise UserError(
+            f"{expected}, got {found.dtype} {list(found.shape)}{advice if found.shape == (count,) else ''}"
+        )
+    return found.long()
 
 
 def as_label(label: Any, where: str) -> int:
@@ -251,8 +249,18 @@ def as_label(label: Any, where: str) -> int:
     array = np.asarray(label)
     if array.ndim or array.dtype.kind not in "iu" or array > np.iinfo(np.int64).max:
         got = f"{label!r:.40}" if not array.ndim else f"{array.dtype} {list(array.shape)}"
-        raise UserError(f"{where}: expected an integer label, got {got} of type {type(label).__name__}")
+        advice = _conversion(array, "int(label)")
+        raise UserError(
+            f"{where}: expected an integer label, got {got} of type {type(label).__name__}{advice}"
+        )
     return int(array)
+
+
+def _conversion(labels: np.ndarray[Any, Any], call: str) -> str:
+    """Return the advice to convert floats or bools by a call, or an empty string if this changes values."""
+    return (
+        f"; convert with {call}" if labels.dtype.kind in "fb" and (labels == np.floor(labels)).all() else ""
+    )
 
 
 def dense(values: torch.Tensor, where: str) -> torch.Tensor:

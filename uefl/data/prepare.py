@@ -1,7 +1,4 @@
-"""Convert the inputs of a source to the form that all clients of a federation share.
-
-The preparation also measures the mean and the deviation of the inputs.
-"""
+"""Convert the inputs of a source to the form that a federation shares, and measure mean and deviation."""
 
 from __future__ import annotations
 
@@ -24,110 +21,70 @@ ReportedStatistics = dict[str, dict[str, torch.Tensor]]
 """tensors of a report by group and name"""
 
 
-def prepare_for(
-    sources: Sequence[Source], image_size: int, standard: bool = True
-) -> Preparation | NoPreparation:
-    """Return the preparation for the inputs of several sources.
-
-    Args:
-        image_size: side of the square that images are resized to; 0: images are not resized.
-        standard: whether columns are standardized, and so measured.
-
-    Raises:
-        UserError: the inputs have different sizes or kinds, or a key needs images.
-    """
-    images = [source for source in sources if isinstance(source, ImageList)]
-    if len(images) == len(sources):
-        return Preparation.of(images, image_size)
-    vectors = [source for source in sources if isinstance(source, Vectors)]
-    assert len(vectors) == len(sources)
-    if image_size:
-        kind = vectors[0].inputs.kind
-        raise UserError(f"key 'image_size': only images are resized, and the data are {kind}; omit the key")
-    return NoPreparation(vectors[0].inputs, tuple(vectors[0].values.shape[1:]), standard)
-
-
 @dataclass(frozen=True)
-class NoPreparation:
-    """Return the columns of a table or sequences of tokens, which need no preparation."""
+class Preparation:
+    """Reads images in one number of channels and one size, and columns and tokens without a change."""
 
-    inputs: Inputs
     shape: tuple[int, ...]
-    """(F,) or (L,)"""
+    """shape of a prepared input: (C, H, W), (F,) or (L,)"""
+    inputs: Inputs = IMAGES
+    image_size: int = 0
+    """side of the square that images are resized to; 0: images are not resized"""
     standard: bool = True
-    """whether columns are standardized"""
+    """whether columns are standardized, and so measured"""
+
+    @classmethod
+    def of(cls, sources: Sequence[Source], image_size: int, standard: bool = True) -> Preparation:
+        """Return the preparation for the inputs of several sources, in color if an image of one is in color.
+
+        Raises:
+            UserError: images differ in size and are not resized, or ``image_size`` is set for other inputs.
+        """
+        first = sources[0]
+        if isinstance(first, Vectors):
+            if image_size:
+                kind = first.inputs.kind
+                raise UserError(
+                    f"key 'image_size': only images are resized, and the data are {kind}; omit the key"
+                )
+            return cls(tuple(first.values.shape[1:]), first.inputs, standard=standard)
+        images = [source for source in sources if isinstance(source, ImageList)]
+        channels = max(source.channels for source in images)
+        if image_size:
+            return cls((channels, image_size, image_size), image_size=image_size)
+        h0, w0 = first.shapes[0].tolist()
+        for source in images:
+            different = np.flatnonzero((source.shapes != first.shapes[0]).any(1))
+            if len(different):
+                h, w = source.shapes[different[0]]
+                pair = f"{source.name(int(different[0]))} is {w}x{h} and {first.name(0)} is {w0}x{h0}"
+                raise UserError(f"{pair}; set image_size to resize all images to one square")
+        return cls((channels, h0, w0))
 
     def __call__(
         self, source: Source, rows: Rows, angle: float = 0.0, *, legacy_center: bool = False
     ) -> torch.Tensor:
-        """Return the inputs ``[n, F]`` float64 or ``[n, L]`` int64.
+        """Return the inputs ``[n, ...]``: images resized, then turned by ``angle`` degrees counter-clockwise.
 
         Raises:
-            UserError: ``angle`` is not 0.
+            UserError: ``angle`` is not 0, and the inputs are not images.
         """
-        assert isinstance(source, Vectors)
-        if angle:
-            kind = self.inputs.kind
-            raise UserError(f"key 'data.partition.angles': only images can be turned; omit it for {kind}")
-        return source.values[torch.from_numpy(rows)]
-
-    def check_memory(self, count: int) -> None:
-        """Do nothing: the inputs are in memory already."""
-
-    def statistics(self) -> PixelCounts | Moments:
-        """Return new statistics, without any client."""
-        return statistics_of(self.shape, self.inputs, self.standard)
-
-
-@dataclass(frozen=True)
-class Preparation:
-    """Reads images in one number of channels and one size."""
-
-    channels: int
-    image_size: int
-    """0: not resized"""
-    shape: tuple[int, int, int]
-    """(C, H, W) of a prepared image"""
-
-    @classmethod
-    def of(cls, sources: Sequence[ImageList], image_size: int) -> Preparation:
-        """Return the preparation for images of several sources.
-
-        All become color images if one of them is in color.
-
-        Raises:
-            UserError: the images differ in size and are not resized.
-        """
-        channels = max(images.channels for images in sources)
-        if image_size:
-            return cls(channels, image_size, (channels, image_size, image_size))
-        first = sources[0]
-        for images in sources:
-            images.check_one_size()
-            (h, w), (h0, w0) = images.shapes[0].tolist(), first.shapes[0].tolist()
-            if (h, w) != (h0, w0):
-                pair = f"{images.name(0)} is {w}x{h} and {first.name(0)} is {w0}x{h0}"
-                raise UserError(f"{pair}; set image_size to resize all images to one square")
-        return cls(channels, 0, (channels, h0, w0))
-
-    inputs = IMAGES
-
-    def __call__(
-        self, images: Source, rows: Rows, angle: float = 0.0, *, legacy_center: bool = False
-    ) -> torch.Tensor:
-        """Resize the images ``[n, C, H, W]`` uint8, then turn them by ``angle`` degrees counter-clockwise."""
-        assert isinstance(images, ImageList)
-        pixels = images.read(rows, self.image_size).expand(-1, self.channels, -1, -1).contiguous()
+        if isinstance(source, Vectors):
+            if angle:
+                kind = self.inputs.kind
+                raise UserError(f"key 'data.partition.angles': only images can be turned; omit it for {kind}")
+            return source.values[torch.from_numpy(rows)]
+        pixels = source.read(rows, self.image_size).expand(-1, self.shape[0], -1, -1).contiguous()
         return rotate(pixels, angle, legacy_center=legacy_center) if len(pixels) else pixels
 
     def check_memory(self, count: int) -> None:
-        """Refuse ``count`` images that do not fit into the memory of this machine together.
+        """Refuse ``count`` images that do not fit into the memory together (other inputs are there already).
 
         Raises:
             UserError: the images do not fit.
         """
-        needed, there = count * int(np.prod(self.shape)), memory()
-        if needed > there:
+        needed, there = count * math.prod(self.shape), memory()
+        if self.inputs.kind == "images" and needed > there:
             c, h, w = self.shape
             raise UserError(
                 f"{count} images of {c} x {h} x {w} take {needed / 1e9:.0f} GB, this machine has"
@@ -136,14 +93,9 @@ class Preparation:
 
     def statistics(self) -> PixelCounts | Moments:
         """Return new statistics, without any client."""
-        return statistics_of(self.shape, self.inputs)
-
-
-def statistics_of(shape: tuple[int, ...], inputs: Inputs, standard: bool = True) -> PixelCounts | Moments:
-    """Return new statistics of inputs, without any client."""
-    if inputs.kind == "images":
-        return PixelCounts(shape[0])
-    return Moments(shape[0] if inputs.kind == "columns" else 0, standard)
+        if self.inputs.kind == "images":
+            return PixelCounts(self.shape[0])
+        return Moments(self.shape[0] if self.inputs.kind == "columns" else 0, self.standard)
 
 
 class PixelCounts:
@@ -164,10 +116,7 @@ class PixelCounts:
         return {"pixels": {"counts": self.counts}}
 
     def join(self, report: ReportedStatistics) -> None:
-        """Add the report of a silo.
-
-        Gray images count as color images if other silos have color.
-        """
+        """Add the report of a silo, with gray images as color images if other silos have color."""
         self.counts += report["pixels"]["counts"].expand(len(self.counts), -1)
 
     def mean_and_std(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -206,10 +155,7 @@ class Moments:
         self.clients.append(torch.from_numpy(np.stack(of_client)))
 
     def report(self) -> ReportedStatistics:
-        """Return the statistics of one client for its report.
-
-        The report is empty where columns are not standardized.
-        """
+        """Return the statistics of one client for its report, none where columns are not standardized."""
         return {"columns": {"moments": self.clients[0]}} if self.clients else {}
 
     def join(self, report: ReportedStatistics) -> None:

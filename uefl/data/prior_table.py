@@ -25,10 +25,7 @@ class SetPriors(NamedTuple):
 
 
 class PriorTable(NamedTuple):
-    """Priors by client and set, and the classes in the order of their columns.
-
-    Without a table, all fields are empty.
-    """
+    """Priors by client and set, and the classes in the order of their columns, all empty without a table."""
 
     file: str
     rows: dict[str, dict[str, SetPriors]]

@@ -71,10 +71,7 @@ def shares_of_all(count: int, weights: Matrix) -> npt.NDArray[np.int64]:
 
 
 def realized(labels: npt.NDArray[np.int64], sets: npt.NDArray[np.int64], count: int, classes: int) -> Matrix:
-    """Return the class shares of ``count`` sets from each image's true label and set.
-
-    An empty set gives a row of zeros.
-    """
+    """Return the class shares of ``count`` sets from labels and sets of images, zeros for an empty set."""
     table = np.zeros((count, classes))
     np.add.at(table, (sets, labels), 1)
     rows: Matrix = table / np.maximum(table.sum(1, keepdims=True), 1)
@@ -82,18 +79,12 @@ def realized(labels: npt.NDArray[np.int64], sets: npt.NDArray[np.int64], count: 
 
 
 def noisy(priors: Matrix, amount: float, rng: np.random.Generator) -> Matrix:
-    """Multiply every entry by a factor from U(1 - amount, 1 + amount) and normalize the rows.
-
-    The result simulates priors that are known only roughly.
-    """
+    """Multiply every entry by a factor from U(1 - amount, 1 + amount) and normalize the rows."""
     return normalized(priors * rng.uniform(1 - amount, 1 + amount, priors.shape))
 
 
 def smoothed(priors: Matrix, amount: float) -> Matrix:
-    """Return (1 - amount) priors + amount / K.
-
-    Then no class is impossible, which bounds the loss under wrong priors.
-    """
+    """Return (1 - amount) priors + amount / K, with which no class is impossible and the loss is bounded."""
     mixed: Matrix = (1 - amount) * priors + amount / priors.shape[1]
     return mixed
 

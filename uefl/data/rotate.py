@@ -10,9 +10,7 @@ import torch
 
 
 def rotate(images: torch.Tensor, degrees: float, *, legacy_center: bool = False) -> torch.Tensor:
-    """Rotate images with bilinear interpolation.
-
-    The size stays the same, and pixels from outside are black.
+    """Rotate images with bilinear interpolation, in their size, with black pixels from outside.
 
     Args:
         images: ``[N, C, H, W]`` uint8, on any device.
@@ -36,9 +34,7 @@ def rotate(images: torch.Tensor, degrees: float, *, legacy_center: bool = False)
 
 
 def resize(images: torch.Tensor, size: int | tuple[int, int]) -> torch.Tensor:
-    """Resize images with bilinear interpolation and antialiasing.
-
-    The aspect ratio may change.
+    """Resize images with bilinear interpolation and antialiasing, to any aspect ratio.
 
     Args:
         images: ``[..., C, H, W]`` uint8, on any device.
@@ -75,9 +71,7 @@ def augment(images: torch.Tensor, how: str) -> torch.Tensor:
 
 
 def rotate_each(images: torch.Tensor, degrees: torch.Tensor) -> torch.Tensor:
-    """Rotate each image about its center, with the nearest pixel.
-
-    Pixels from outside are black.
+    """Rotate each image about its center, with the nearest pixel, or black from outside.
 
     Args:
         images: ``[B, C, H, W]`` uint8.

@@ -23,7 +23,7 @@ from .dataset import DataSet
 from .federation import ClientData, Federation, ServerData, SetData, Sizes, Split
 from .images import Rows
 from .partitions.base import Scheme, SetDeal
-from .prepare import NoPreparation, Preparation, Source, prepare_for
+from .prepare import Preparation, Source
 from .priors import Matrix
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class LabeledRows:
         """Return the rows at some positions."""
         return LabeledRows(self.images, self.rows[positions], self.labels[positions])
 
-    def load(self, prepare: Preparation | NoPreparation) -> Split:
+    def load(self, prepare: Preparation) -> Split:
         """Read the images and their labels."""
         return Split(prepare(self.images, self.rows), torch.from_numpy(self.labels))
 
@@ -138,7 +138,7 @@ def federate(
     notes.check_names("class", made.classes)
     server = {"labeled": made.labeled, "validation": made.validation}
     sources = _sources(made)
-    prepare = prepare_for(sources, data.image_size, data.normalize == "standard")
+    prepare = Preparation.of(sources, data.image_size, data.normalize == "standard")
     prepare.check_memory(sum(len(client.rows) for client in made.clients))
     held = {part: rows.load(prepare) if rows else None for part, rows in server.items()}
 
@@ -197,10 +197,7 @@ class _Priors:
         self.corrected: list[str] = []
 
     def __call__(self, client: ClientSets, images: torch.Tensor) -> tuple[Matrix, Matrix | None]:
-        """Return the priors ``[M, K]`` of a client, and the weights of the deal of its sets.
-
-        Weights are given only if the priors are exact.
-        """
+        """Return the priors ``[M, K]`` of a client, and the weights of its deal if the priors are exact."""
         data, names = self._data, client.set_names
         table = self._estimate(client, images) if data.priors == "estimated" else client.priors
         if table is None:
@@ -337,11 +334,7 @@ def _sources(made: UnlabeledData) -> list[Source]:
 
 
 def _load(
-    prepare: Preparation | NoPreparation,
-    client: ClientSets,
-    table: Matrix,
-    weights: Matrix | None,
-    test: LabeledRows | None,
+    prepare: Preparation, client: ClientSets, table: Matrix, weights: Matrix | None, test: LabeledRows | None
 ) -> SetData:
     """Read the images of one client."""
     return SetData(

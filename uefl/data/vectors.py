@@ -106,9 +106,7 @@ def is_frame(values: Any) -> bool:
 
 
 def of_frame(frame: pandas.DataFrame, where: str, vocabulary: int = 0) -> Vectors:
-    """Return the columns of a DataFrame as numbers, or as the tokens of a sequence.
-
-    Empty cells at the end of a row of tokens are padding.
+    """Return the columns of a DataFrame as numbers, or as tokens, where empty cells at the end are padding.
 
     Raises:
         UserError: a column has another type than numbers, or a missing value.
@@ -171,9 +169,7 @@ def _tokens(values: torch.Tensor, where: str, vocabulary: int, names: tuple[str,
 
 
 def joined(parts: Sequence[Vectors], files: tuple[str, ...]) -> Vectors:
-    """Concatenate the inputs of several parts.
-
-    The result has the largest vocabulary.
+    """Concatenate the inputs of several parts, with the largest vocabulary.
 
     Raises:
         UserError: parts have different kinds, lengths or columns.
@@ -185,24 +181,18 @@ def joined(parts: Sequence[Vectors], files: tuple[str, ...]) -> Vectors:
                 f"{part.place} has {part.inputs.kind}, {first.place} has {first.inputs.kind}; expected one"
                 " kind"
             )
-        check_same(part.place, part, first.place, first)
+        if part.inputs.names != first.inputs.names:
+            pairs = zip(part.inputs.names, first.inputs.names, strict=False)
+            name = next((f"{a!r} in place of {b!r}" for a, b in pairs if a != b), "another number of columns")
+            raise UserError(
+                f"{part.place} has {name} of {first.place}; expected the same columns in the same order"
+            )
+        length, expected = part.values.shape[1], first.values.shape[1]
+        if length != expected:
+            raise UserError(
+                f"{part.place} has {length} {part.inputs.kind} in a row, {first.place} {expected}; expected"
+                " the same number"
+            )
     vocabulary = max(part.inputs.vocabulary for part in parts)
     inputs = replace(first.inputs, vocabulary=vocabulary)
     return Vectors(torch.cat([part.values for part in parts]), inputs, files=files)
-
-
-def check_same(who: str, part: Vectors, other: str, first: Vectors) -> None:
-    """Refuse inputs of another length, or columns of other names.
-
-    Raises:
-        UserError: the inputs differ.
-    """
-    if part.inputs.names != first.inputs.names:
-        pairs = zip(part.inputs.names, first.inputs.names, strict=False)
-        name = next((f"{a!r} in place of {b!r}" for a, b in pairs if a != b), "another number of columns")
-        raise UserError(f"{who} has {name} of {other}; expected the same columns in the same order")
-    if part.values.shape[1] != first.values.shape[1]:
-        raise UserError(
-            f"{who} has {part.values.shape[1]} {part.inputs.kind} in a row, {other} {first.values.shape[1]};"
-            " expected the same number"
-        )

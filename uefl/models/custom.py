@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 
 
 def factory(model: nn.Module | Callable[[], nn.Module]) -> Callable[[], nn.Module]:
-    """Return a function that makes a new network.
-
-    The network is a copy of the given module with its weights, or the checked result of the given function.
+    """Return a function that copies the given module with its weights, or checks what the given one makes.
 
     Raises:
         UserError: ``model`` is neither a module nor such a function.

@@ -51,10 +51,7 @@ class FlatModule:
         ]
 
     def storages(self) -> frozenset[int]:
-        """Return the addresses of both flat tensors in memory.
-
-        Every step changes this memory.
-        """
+        """Return the addresses of both flat tensors in memory, which every step changes."""
         return frozenset(t.untyped_storage().data_ptr() for t in (self.values.data, self.buffers))
 
     def replaced(self) -> str | None:
@@ -109,10 +106,7 @@ class FlatModule:
         self.buffers.copy_(buffers)
 
     def reset(self) -> None:
-        """Set the buffers that are not floating-point to their first values.
-
-        Otherwise a client would affect the next client through these buffers.
-        """
+        """Set other buffers to their first values, so that no client affects the next one through them."""
         for buffer, first in self._other_buffers:
             buffer.copy_(first)
 
@@ -148,13 +142,9 @@ class FlatModule:
             values: ``[P]``, in the layout of :attr:`values`.
             buffers: ``[Q]``, in the layout of :attr:`buffers`.
         """
-        views: dict[int, torch.Tensor] = {}
-        for tensors, flat in ((self.module.parameters(), values), (self.module.buffers(), buffers)):
-            offset = 0
-            for t in tensors:
-                if t.is_floating_point():
-                    views[id(t)] = _view(flat, offset, t)
-                    offset += t.numel()
+        tensors = (*self._parameters, *self._floating)
+        slices = (*self.split(values), *self.split_buffers(buffers))
+        views = {id(t): view for t, view in zip(tensors, slices, strict=True)}
         weights = self.module.state_dict(keep_vars=True)
         return {name: views[id(t)] for name, t in weights.items() if id(t) in views}
 

@@ -17,9 +17,7 @@ def linear_layers(net: nn.Module) -> list[nn.Linear]:
 
 
 def layers(net: nn.Module, choice: LayerChoice, key: str) -> list[nn.Module]:
-    """Return the modules of a choice of layers.
-
-    The choice is the ``last`` linear layer, the ``head`` (a module of that name), or ``all`` of the network.
+    """Return the ``last`` linear layer, the modules of the module ``head``, or ``all`` modules.
 
     Raises:
         UserError: the layers have no parameters; the message names ``key``, the key of the configuration.

@@ -119,9 +119,7 @@ class Net(TokenNet):
 
 
 def usual(net: nn.Module, who: str) -> tuple[Net, Head]:
-    """Return a built-in network with the usual head, and that head.
-
-    Algorithms with features of their own build on it.
+    """Return a built-in network with the usual head, and that head, for algorithms with own features.
 
     Args:
         who: begins the message, e.g. "Gaussian features need".

@@ -37,9 +37,7 @@ def file_of(pretrained: bool | str, weights: Any) -> Path:
 
 
 def load(net: nn.Module, path: Path) -> None:
-    """Load a file of torchvision's layout into a network.
-
-    The file's classifier may be absent, or be for other classes.
+    """Load a file of torchvision's layout, whatever its classifier is, into a network.
 
     Raises:
         UserError: the file cannot be read, or lacks a weight of the network.

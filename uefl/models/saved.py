@@ -1,7 +1,4 @@
-"""The final model of an arm, in a file with everything for predictions.
-
-The file has the weights, the tensors of each client, the algorithm and the classes.
-"""
+"""The final model of an arm, in a file with its weights, clients' tensors, algorithm and classes."""
 
 from __future__ import annotations
 
@@ -26,7 +23,6 @@ from .. import checkpoint
 from ..algorithms.base import Algorithm, ModelSpec, find
 from ..client.work import Work
 from ..config import Config, Model
-from ..config.sections import Section
 from ..data.federation import Federation
 from ..data.inputs import IMAGES, Inputs
 from ..data.notes import check_names
@@ -34,7 +30,7 @@ from ..data.pixels import as_bytes
 from ..data.vectors import Vectors, is_frame, of_array
 from ..engines.base import member
 from ..errors import UserError, first_line
-from ..fields import parse
+from ..fields import Section, parse
 from ..isolation import for_prediction, isolate
 from ..json_text import parse_json
 from ..paths import check_file, check_name, expanded
@@ -51,10 +47,7 @@ Samples = torch.Tensor | npt.NDArray[Any] | Sequence[str | Path]
 
 
 class Member(NamedTuple):
-    """One trained network.
-
-    An ensemble has several networks, any other model has one.
-    """
+    """One trained network, as a model has one, and an ensemble several."""
 
     net: nn.Module
     """if layers are private, with the mean of the clients' layers"""
@@ -92,9 +85,7 @@ class SavedModel:
         return tuple(self.members[0].clients)
 
     def to(self, device: torch.device | str) -> SavedModel:
-        """Return the model on another device, such as ``"cuda"``.
-
-        Images and predictions stay on the CPU. This model stays on its device.
+        """Return a copy on another device, such as ``"cuda"``, whose inputs and predictions are on the CPU.
 
         Raises:
             UserError: the device does not exist on this machine.
@@ -193,9 +184,7 @@ class SavedModel:
         return bool(self.clients) and type(self.algorithm).misfit is not Algorithm.misfit
 
     def fitting(self, images: Samples) -> str | None:
-        """Return the client with the codebook that fits the images of a new client best.
-
-        The measure is the mean quantization error.
+        """Return the client with the codebook of the least mean quantization error on a new client's images.
 
         Returns:
             The name of the client, or None if clients have no parts or no such measure.
@@ -204,17 +193,12 @@ class SavedModel:
         return min(errors, key=lambda name: errors[name]) if errors else None
 
     def misfits(self, images: Samples) -> dict[str, float]:
-        """Return the misfit of each client's codebook, summed over the images.
-
-        If :meth:`fitting` returns None, the result is empty.
-        """
+        """Return the misfit of each client's codebook, summed over the images, if it can be measured."""
         with for_prediction(self.mean.device), torch.no_grad():
             return self._misfits(self._pixels(images))
 
     def read(self, paths: Sequence[str | Path]) -> torch.Tensor:
-        """Read image files as the model takes them.
-
-        The rules are in :mod:`uefl.data.pixels`. The images get the channels and the size of the model.
+        """Read image files by :mod:`uefl.data.pixels`, in the channels and the size of the model.
 
         Returns:
             ``[B, C, H, W]`` uint8.
@@ -250,17 +234,11 @@ class SavedModel:
         return Exported(self, client)
 
     def _predict(self, pixels: torch.Tensor, client: str | None) -> torch.Tensor:
-        x = self._normalized(pixels)
-        return (
-            torch.stack([self._logits(each, x, client).float().softmax(-1) for each in self.members])
-            .mean(0)
-            .cpu()
-        )
-
-    def _logits(self, member: Member, x: torch.Tensor, client: str | None) -> torch.Tensor:
-        """Return the logits of one member."""
-        with _layers(member, client) as tensors:
-            return self.algorithm.infer(member.net, x, tensors)
+        x, probs = self._normalized(pixels), []
+        for each in self.members:
+            with _layers(each, client) as tensors:
+                probs.append(self.algorithm.infer(each.net, x, tensors).float().softmax(-1))
+        return torch.stack(probs).mean(0).cpu()
 
     def _draw(self, member: Member, pixels: torch.Tensor, client: str | None, passes: int) -> Prediction:
         """Predict a batch as in a run: by dropout passes, or by the draws of the algorithm."""
@@ -286,10 +264,7 @@ class SavedModel:
             )
 
     def _shared(self) -> bool:
-        """Return True if there is a model without the private tensors of any client.
-
-        Then the private tensors are layers, which have a mean, and not all layers are private.
-        """
+        """Return True if private tensors are layers, which have a mean, but not all layers of the network."""
         net = {
             name for name, weight in self.members[0].net.state_dict().items() if weight.is_floating_point()
         }
@@ -314,10 +289,7 @@ class SavedModel:
         return f"one of {', '.join(self.clients)}" if self.clients else "None, its clients share all of it"
 
     def _pixels(self, images: Samples) -> torch.Tensor:
-        """Check images and return ``[B, C, H, W]``.
-
-        Numbers on another scale would give a wrong result without an error.
-        """
+        """Check images, because another scale would give a wrong result, and return ``[B, C, H, W]``."""
         if (
             isinstance(images, (list, tuple))
             and images
@@ -360,9 +332,7 @@ class SavedModel:
         return self.table(inputs, "inputs").values
 
     def table(self, inputs: Any, where: str) -> Vectors:
-        """Return columns or tokens in the form that the model takes.
-
-        A DataFrame must have the columns of the training data. The columns are found by name.
+        """Return columns, found by name in a DataFrame, or tokens in the form that the model takes.
 
         Raises:
             UserError: a column is missing, or the inputs have another kind, length or vocabulary.
@@ -400,10 +370,7 @@ def _layers(member: Member, client: str | None) -> Iterator[Tensors]:
 
 
 class Exported(nn.Module):
-    """The networks of a saved model with the parts of one client.
-
-    The module can be moved, exported and saved.
-    """
+    """The networks of a saved model with the parts of one client, to be moved, exported and saved."""
 
     mean: torch.Tensor
     std: torch.Tensor
@@ -411,18 +378,14 @@ class Exported(nn.Module):
     def __init__(self, model: SavedModel, client: str | None) -> None:
         super().__init__()
         self._infer = model.algorithm.infer
-        self.nets = nn.ModuleList(deepcopy(each.net) for each in model.members)
+        self.nets = nn.ModuleList()
         self._names: list[list[str]] = []
-        for i, (net, trained) in enumerate(zip(self.nets, model.members, strict=True)):
-            own = trained.clients[client] if client is not None else {}
-            weights = net.state_dict()
-            with torch.no_grad():
-                for name in own.keys() & weights.keys():
-                    weights[name].copy_(own[name])
-            rest = sorted(own.keys() - weights.keys())
-            self._names.append(rest)
-            for j, name in enumerate(rest):
-                self.register_buffer(f"own_{i}_{j}", own[name].clone())
+        for i, each in enumerate(model.members):
+            with _layers(each, client) as rest:
+                self.nets.append(deepcopy(each.net))
+            self._names.append(sorted(rest))
+            for j, name in enumerate(self._names[i]):
+                self.register_buffer(f"own_{i}_{j}", rest[name].clone())
         self.register_buffer("mean", model.mean.clone())
         self.register_buffer("std", model.std.clone())
         self.eval()

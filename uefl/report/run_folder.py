@@ -33,7 +33,7 @@ _KEYS = _PLACE | {"accuracy", "entropy", "nll", "ece"}
 _BYTES = ("bytes_sent", "bytes_received")
 _TEXTS = frozenset({"arm", "client", "reason"})
 _COUNTS = ("confusion", "reliability", "confidence")
-_OF_SERVER = frozenset({"validation_accuracy", "server_loss"})
+_OF_SERVER = frozenset({"aggregate_accuracy", "validation_accuracy", "server_loss"})
 _FOLDERS = {
     "*": "it is a folder of runs",
     "*/seed-*": "it is a case of a suite, whose runs are in ARM/seed-N",
@@ -132,10 +132,7 @@ class RunFolder:
         return {arm: findings for arm, findings in found.items() if findings is not None}
 
     def mean(self, arm: str, key: str) -> float | None:
-        """Return the mean of a metric over the clients in the last round.
-
-        If no client measured the metric, the result is None.
-        """
+        """Return the mean of a metric over the clients in the last round, or None if none measured it."""
         lines = self.of(arm)
         last = [r for r in lines if r["round"] == lines[-1]["round"]]
         return mean(last, key, self.config.run.metrics)
@@ -228,11 +225,18 @@ def own_columns(config: configuration.Config) -> dict[str, dict[str, str]]:
     return {name: find(arm.algorithm).columns | of_run for name, arm in config.arms.items()}
 
 
-def outcomes(lines: list[Record], config: configuration.Config) -> dict[str, Record]:
-    """Return the outcome of every arm of a run from the lines of its metrics.jsonl.
+def number_columns(config: configuration.Config) -> frozenset[str]:
+    """Return the columns of metrics.jsonl that have numbers."""
+    from ..client.work import RESERVED
+    from ..server.checks import MOST
 
-    See :func:`summarize`.
-    """
+    kinds = [find(arm.algorithm) for arm in config.arms.values()]
+    own = (columns for kind in kinds for columns in (kind.details, kind.server_columns))
+    return (RESERVED - _TEXTS - {*_COUNTS}).union(MOST, *own_columns(config).values(), *own, _OF_SERVER)
+
+
+def outcomes(lines: list[Record], config: configuration.Config) -> dict[str, Record]:
+    """Return the outcome of every arm from the lines of a metrics.jsonl, see :func:`summarize`."""
     run = config.run
     return summarize(lines, run.target_accuracy, own_columns(config), run.joins, run.metrics)
 
@@ -334,10 +338,7 @@ def _late(rounds: list[list[Record]], joins: Mapping[str, int]) -> Record:
 def _course(
     rounds: list[list[Record]], client: str, joins: Mapping[str, int]
 ) -> list[tuple[int, float, float]]:
-    """Return the rounds that a client has trained, its accuracy, and a mean accuracy to compare with.
-
-    The mean is over the clients that do not join later.
-    """
+    """Return rounds that a client has trained, its accuracy, and the mean of clients that do not join."""
     found = []
     for i, chunk in enumerate(rounds):
         own = mean([r for r in chunk if r["client"] == client], "accuracy")
@@ -382,13 +383,7 @@ def _read_lines(
     path: Path, finished: bool, config: configuration.Config
 ) -> tuple[list[Record], list[Record]]:
     """Read metrics.jsonl into the parts of :func:`parted`."""
-    from ..client.work import RESERVED
-    from ..server.checks import MOST
-
-    kinds = [find(arm.algorithm) for arm in config.arms.values()]
-    numbers = (RESERVED - _TEXTS - {*_COUNTS}).union(
-        MOST, *own_columns(config).values(), *(kind.server_columns for kind in kinds), _OF_SERVER
-    )
+    numbers = number_columns(config)
     text = _text(path).splitlines(keepends=True)
     if text and not finished and not text[-1].endswith("\n"):
         text.pop()

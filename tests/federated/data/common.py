@@ -28,10 +28,7 @@ def labeled(source="digits", *, seed=0, data_root=None, **keys) -> Federation:
 
 
 def sets(source="digits", *, seed=0, data_root=None, **keys) -> Federation:
-    """Return unlabeled sets.
-
-    The keys may be keys of the partition or of the section.
-    """
+    """Return unlabeled sets from keys of the partition or of the section."""
     of_partition = {
         key: keys.pop(key) for key in ("split", "sets", "overlap", "legacy_column_norm") if key in keys
     }

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset, TensorDataset
 
-from uefl.data import Data, Split, from_arrays
+from uefl.data import Data, Sizes, Split, from_arrays
 from uefl.errors import UserError
 
 from .common import load, pairs, same, whole
@@ -79,31 +79,23 @@ def test_every_form_gives_the_same_federation(form):
 
 def test_nothing_is_lost_and_the_test_part_is_kept():
     north, south = load(from_arrays(parts()))
-    given = [
-        Split(torch.from_numpy(PIXELS[i:j]), torch.from_numpy(LABELS[: j - i]))
-        for i, j in ((0, 20), (20, 30), (30, 50), (50, 60))
-    ]
-    assert whole(north) == pairs(given[0], given[1])
-    assert same(south.test, given[3])
+    given = parts(FORMS["split"])
+    assert whole(north) == pairs(*given["north"])
+    assert same(south.test, given["south"][1])
 
 
 def test_without_a_test_part_one_is_taken_out():
     clients = {name: (train, None) for name, (train, _) in parts().items()}
-    federation = from_arrays(clients, data=Data(train_per_client=3, test_per_client=1, holdout=0.2), seed=3)
-    for client in federation.clients:
-        assert (client.sizes.train, client.sizes.holdout, client.sizes.test) == (12, 3, 5)
-    assert (
-        federation.digest
-        != from_arrays(clients, data=Data(train_per_client=3, test_per_client=1, holdout=0.2), seed=4).digest
-    )
+    data = Data(train_per_client=3, test_per_client=1, holdout=0.2)
+    one, other = (from_arrays(clients, data=data, seed=seed) for seed in (3, 4))
+    assert [client.sizes for client in one.clients] == [Sizes(12, 3, 5)] * 2
+    assert one.digest != other.digest
 
 
 def test_gray_images_and_images_of_different_sizes():
     gray = {name: tuple((x[:, 0], y) for x, y in split) for name, split in parts().items()}
     assert from_arrays(gray).shape == (1, 6, 5)
-    mixed = {"north": gray["north"], "south": parts()["south"]}
-    federation = from_arrays(mixed)
-    assert federation.shape == (3, 6, 5)
+    assert from_arrays({"north": gray["north"], "south": parts()["south"]}).shape == (3, 6, 5)
     wide = {"north": parts()["north"], "south": tuple((x[..., :4], y) for x, y in parts()["south"])}
     assert from_arrays(wide, data=Data(image_size=8)).shape == (3, 8, 8)
     with pytest.raises(UserError, match=r"south/train/0 .*4x6.*north/train/0 .*5x6.*image_size"):
@@ -152,7 +144,7 @@ GOOD = (PIXELS[:20], LABELS[:20])
         ({"a": ((PIXELS[0, 0, 0], LABELS[:5]), None)}, r"\[N, H, W\], .*\[5\]"),
         ({"a": ((PIXELS[:20], LABELS[:19]), None)}, r"a/train: .*\b20 integers.*torch.int64 \[19\]"),
         ({"a": ((PIXELS[:20], LABELS[:20] * 1.0), None)}, r"\b20 integers.*float64"),
-        ({"a": ((PIXELS[:20], LABELS[:20] - 1), None)}, r"a/train: .*\b0\b.*-1"),
+        ({"a": ((PIXELS[:20], LABELS[:20] - 1), None)}, r"a/train: label -1 .*\[0, 2\)"),
         (
             {"a": ((PIXELS[:20], np.array(["cat", 1.5] * 10, object)), None)},
             r"a/train: label 0: .*integer.*'cat'",
@@ -207,10 +199,9 @@ def test_labels_may_be_names_of_classes(kind):
 
 def test_names_are_counted_by_the_given_classes():
     part = PIXELS[:30], NAMED["list"]
-    (data,) = load(from_arrays({"a": (part, None)}, classes=["eel", "dog", "cat", "fox"]))
-    (other,) = load(
-        from_arrays({"a": ((PIXELS[:30], 2 - LABELS), None)}, classes=["eel", "dog", "cat", "fox"])
-    )
+    classes = ["eel", "dog", "cat", "fox"]
+    (data,) = load(from_arrays({"a": (part, None)}, classes=classes))
+    (other,) = load(from_arrays({"a": ((PIXELS[:30], 2 - LABELS), None)}, classes=classes))
     assert data.train.labels.sort().values.equal(other.train.labels.sort().values)
 
 
@@ -225,20 +216,32 @@ def test_a_dataset_may_yield_names_of_classes():
         (NAMED["list"], ["cat", "dog"], "'eel'"),
         ([*NAMED["list"][:29], 1], None, "'cat'"),
         (NAMED["list"][:29], None, "a/train.*30.*29"),
+        (np.array([0, 20240101, 20240102] * 10), None, "20240102"),
     ],
-    ids=["unknown", "mixed", "too-few"],
+    ids=["unknown", "mixed", "too-few", "far-above-their-number"],
 )
-def test_names_that_are_no_classes_are_refused(labels, classes, named):
+def test_labels_that_are_no_classes_are_refused(labels, classes, named):
     with pytest.raises(UserError, match=named):
         from_arrays({"a": ((PIXELS[:30], labels), None)}, classes=classes)
 
 
-def test_labels_far_above_their_number_are_refused():
-    images, labels = np.zeros((6, 8, 8), np.uint8), np.array([0, 20240101, 20240102] * 2)
-    with pytest.raises(UserError, match="20240102"):
-        from_arrays({"a": ((images, labels), None)})
+@pytest.mark.parametrize(
+    ("labels", "classes", "message"),
+    [
+        (np.array([0, 20240101, 20240102] * 10), None, "b/test: label 20240102 "),
+        (LABELS[:30] + 1, "xyz", r"b/test: label 3 .*\[0, 3\)"),
+        (LABELS[:30] - 1, None, r"b/test: label -1 .*\[0, 3\)"),
+        (NAMED["list"][:30], None, "b/test .* a/train;"),
+    ],
+    ids=["dates", "too-high", "negative", "mixed"],
+)
+def test_the_client_of_a_wrong_label_is_named(labels, classes, message):
+    good = PIXELS[:30], LABELS[:30]
+    with pytest.raises(UserError, match=message):
+        from_arrays({"a": (good, None), "b": (good, (PIXELS[:30], labels))}, classes=classes)
 
 
-def test_names_and_integers_do_not_mix():
-    with pytest.raises(UserError, match="names"):
-        from_arrays({"a": ((PIXELS[:30], LABELS), None), "b": ((PIXELS[:30], NAMED["list"]), None)})
+def test_the_client_of_an_unknown_name_is_named():
+    good = PIXELS[:30], NAMED["list"]
+    with pytest.raises(UserError, match="b/test: label 'emu' "):
+        from_arrays({"a": (good, None), "b": (good, (PIXELS[:1], ["emu"]))}, classes=["cat", "dog", "eel"])

@@ -1,13 +1,10 @@
-"""The tests cover federations of labeled images: the order of dealt images, splits, mean and deviation.
-
-They also cover clients with the user's own data.
-"""
+"""Federations of labeled images: order of dealt images, splits, mean and deviation, own clients."""
 
 import numpy as np
 import pytest
 import torch
 
-from uefl.data import Split, build
+from uefl.data import Sizes, Split, build
 from uefl.data.rotate import rotate
 from uefl.data.settings import Data
 from uefl.data.sources.digits import digits
@@ -38,11 +35,7 @@ def test_demo_is_nine_clients_of_rotated_digits():
 def test_sizes_are_known_before_a_pixel_is_read():
     for client in labeled(clients=3).clients:
         data = client.load()
-        assert (
-            (client.sizes.train, client.sizes.holdout, client.sizes.test)
-            == (len(data.train), len(data.holdout), len(data.test))
-            == (18, 2, 10)
-        )
+        assert client.sizes == Sizes.of(data) == Sizes(18, 2, 10)
         assert same(client.load().train, data.train)
 
 
@@ -96,12 +89,8 @@ def test_holdout_that_takes_everything_is_refused():
 
 def test_mean_and_deviation_over_the_training_images():
     federation = labeled(angles=[0, 120])
-    images = (
-        torch.cat(
-            [split.images for client in load(federation) for split in (client.train, client.holdout)]
-        ).double()
-        / 255
-    )
+    parts = [split.images for client in load(federation) for split in (client.train, client.holdout)]
+    images = torch.cat(parts).double() / 255
     assert federation.mean == pytest.approx([images.mean().item()], rel=1e-12)
     assert federation.std == pytest.approx([images.std(correction=0).item()], rel=1e-12)
 
@@ -186,26 +175,22 @@ def test_error_without_mnist_names_the_fetch_command(monkeypatch):
         labeled("mnist", clients=2)
 
 
-def test_own_clients_keep_their_number_size_and_angle(make_images, tmp_path):
+def test_own_clients_keep_their_number_size_and_angle(make_images):
     for client, count in (("a", 6), ("b", 12), ("c", 30)):
-        for label in ("cat", "dog"):
-            make_images(f"silos/{client}/{label}", count=count, size=(8, 8))
-    federation = labeled(tmp_path / "silos")
-    clients = load(federation)
+        root = make_images(f"{client}/cat", f"{client}/dog", count=count, size=(8, 8))
+    clients = load(labeled(root))
     assert [len(s.train) + len(s.holdout) + len(s.test) for s in clients] == [12, 24, 60]
     # a third of the images, because 10 is a third of 20 + 10
     assert [len(s.test) for s in clients] == [4, 8, 20]
-    table = read_folder(tmp_path / "silos")
+    table = read_folder(root)
     assert [whole(client) for client in clients] == [
         pairs(split_of(table, table.of_group(name)[0])) for name in "abc"
     ]
 
 
 @pytest.mark.parametrize("folder", [True, False], ids=["folder", "npz"])
-def test_keys_of_clients_that_are_dealt_are_refused(make_images, make_npz, tmp_path, folder):
-    for client in ("a/cat", "a/dog", "b/cat", "b/dog"):
-        make_images(f"silos/{client}")
-    path = tmp_path / "silos" if folder else make_npz()
+def test_keys_of_clients_that_are_dealt_are_refused(make_images, make_npz, folder):
+    path = make_images("a/cat", "a/dog", "b/cat", "b/dog") if folder else make_npz()
     with pytest.raises(UserError, match=r"key 'clients': .*\b2 clients.*\b5$"):
         labeled(path, clients=5)
     assert len(labeled(path, clients=2).clients) == 2
@@ -277,12 +262,9 @@ def test_npz_pool_is_dealt_and_turned(make_npz):
     )
 
 
-def test_client_of_one_class_is_refused(make_images, tmp_path):
-    make_images("silos/a/cat")
-    make_images("silos/b/cat")
-    make_images("silos/b/dog")
+def test_client_of_one_class_is_refused(make_images):
     with pytest.raises(UserError, match=r"client 'a': .*\b3 training.*class 'cat'"):
-        labeled(tmp_path / "silos")
+        labeled(make_images("a/cat", "b/cat", "b/dog"))
 
 
 @pytest.mark.parametrize("everything_is_test", [True, False], ids=["no-train", "no-test"])
@@ -292,12 +274,10 @@ def test_client_with_an_empty_split_is_refused(make_npz, everything_is_test):
         labeled(make_npz(test=mask))
 
 
-def test_a_client_is_read_without_the_others(make_images, tmp_path):
-    for client in ("a", "b"):
-        for label in ("cat", "dog"):
-            make_images(f"silos/{client}/{label}")
-    federation = labeled(tmp_path / "silos")
-    for path in (tmp_path / "silos" / "b").rglob("*.png"):
+def test_a_client_is_read_without_the_others(make_images):
+    root = make_images("a/cat", "a/dog", "b/cat", "b/dog")
+    federation = labeled(root)
+    for path in (root / "b").rglob("*.png"):
         path.unlink()
     assert len(federation.clients[0].load().train) == 6
     with pytest.raises(UserError, match=r": .*silos/b/"):
@@ -319,23 +299,15 @@ def test_keys_of_unlabeled_sets_are_refused(keys, message):
 
 @pytest.mark.data
 @pytest.mark.parametrize(
-    ("name", "shape"), [("gtsrb32_subset", (3, 32, 32)), ("cifar10_subset", (3, 32, 32))]
+    ("file", "name", "classes"), [("gtsrb32_subset.npz", "gtsrb", 43), ("cifar10_subset.npz", "cifar10", 10)]
 )
-def test_real_npz_is_dealt(data_root, name, shape):
-    federation = labeled(
-        data_root / f"{name}.npz", angles=[0, 0, 15], train_per_client=800, test_per_client=200
-    )
-    by_name = labeled(
-        name.split("_")[0].rstrip("32") if "gtsrb" in name else "cifar10",
-        angles=[0, 0, 15],
-        data_root=data_root,
-    )
-    assert federation.shape == by_name.shape == shape
-    assert len(federation.classes) == (43 if "gtsrb" in name else 10)
-    assert any(f"{name}.npz" in note for note in by_name.notes)
-    assert all(
-        len(client.train.labels.unique()) > len(federation.classes) * 0.8 for client in load(federation)
-    )
+def test_real_npz_is_dealt(data_root, file, name, classes):
+    federation = labeled(data_root / file, angles=[0, 0, 15], train_per_client=800, test_per_client=200)
+    by_name = labeled(name, angles=[0, 0, 15], data_root=data_root)
+    assert federation.shape == by_name.shape == (3, 32, 32)
+    assert len(federation.classes) == classes
+    assert any(file in note for note in by_name.notes)
+    assert all(len(client.train.labels.unique()) > classes * 0.8 for client in load(federation))
 
 
 @pytest.mark.data

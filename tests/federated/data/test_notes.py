@@ -75,21 +75,19 @@ def test_images_that_are_measured_and_trained_on(make_npz):
     assert re.match(r"image 20 \(b/test\) .*image 21 \(b/train\), .*1 more", note)
 
 
-def test_images_that_resizing_distorts(make_images, tmp_path):
-    for name in ("a/cat", "a/dog", "b/cat", "b/dog"):
-        make_images(f"silos/{name}", size=(8, 8))
-    assert labeled(tmp_path / "silos", image_size=4).notes == ()
-    Image.new("L", (40, 10), 3).save(tmp_path / "silos/b/dog/0.png")
-    Image.new("L", (10, 20), 3).save(tmp_path / "silos/b/dog/1.png")
-    (note,) = labeled(tmp_path / "silos", image_size=4).notes
-    assert re.match(rf"2 of 20 images .*image_size = 4 .*{tmp_path}/silos/b/dog/0\.png .*40x10", note)
+def test_images_that_resizing_distorts(make_images):
+    root = make_images("a/cat", "a/dog", "b/cat", "b/dog", size=(8, 8))
+    assert labeled(root, image_size=4).notes == ()
+    Image.new("L", (40, 10), 3).save(root / "b/dog/0.png")
+    Image.new("L", (10, 20), 3).save(root / "b/dog/1.png")
+    (note,) = labeled(root, image_size=4).notes
+    assert re.match(rf"2 of 20 images .*image_size = 4 .*{root}/b/dog/0\.png .*40x10", note)
 
 
-def test_notes_are_printable(make_images, tmp_path):
-    for name in ("a/cat", "a/dog", "b/cat", "b/dog"):
-        make_images(f"silos/{name}", size=(8, 8))
-    Image.new("L", (40, 10), 3).save(tmp_path / "silos/b/dog/a\n\x1b[31m\u202e.png")
-    (note,) = labeled(tmp_path / "silos", image_size=4).notes
+def test_notes_are_printable(make_images):
+    root = make_images("a/cat", "a/dog", "b/cat", "b/dog", size=(8, 8))
+    Image.new("L", (40, 10), 3).save(root / "b/dog/a\n\x1b[31m\u202e.png")
+    (note,) = labeled(root, image_size=4).notes
     assert "b/dog/a??[31m?.png" in note
 
 
@@ -101,12 +99,14 @@ def test_images_of_one_shape_that_resizing_distorts(make_npz):
     assert re.match(rf"40 of 40 images .*image_size = 8 .*{path} .*10x5", note)
 
 
-def test_class_folders_in_another_case_or_empty(make_images, tmp_path):
-    for name in ("a/cat", "a/dog", "b/Cat", "b/dog"):
-        make_images(f"silos/{name}")
-    (tmp_path / "silos/a/emu").mkdir()
-    notes = labeled(tmp_path / "silos").notes
-    assert notes[0].endswith(f": {tmp_path}/silos/a/emu")
+def test_class_folders_in_another_case_or_empty(make_images):
+    root = make_images("a/cat", "a/dog", "b/Cat", "b/dog")
+    (root / "a/emu").mkdir()
+    federation = labeled(root)
+    notes = federation.notes
+    assert federation.classes == ("Cat", "cat", "dog")
+    assert len(notes) == 3
+    assert notes[0].endswith(f": {root}/a/emu")
     assert "'Cat' and 'cat'" in notes[1]
     assert re.match("client 'a' .*class 'Cat', .*1 more .*2 clients", notes[2])
 

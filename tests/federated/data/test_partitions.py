@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from uefl.data import PARTITIONS, Data, build
+from uefl.data import PARTITIONS, Data, Sizes
 from uefl.data.dataset import DataSet, numbers
 from uefl.data.images import ImageList
 from uefl.data.partitions import Scheme, base, dirichlet, partition
@@ -47,15 +47,25 @@ def matrix(made, deal):
     return np.array([np.bincount(made.labels[part], minlength=len(made.classes)) for part in rows])
 
 
+def counted(made, scheme, seed=0, **keys):
+    return matrix(made, dealt(made, scheme, seed, **keys))
+
+
+def skewed(convention, alpha=0.1, **keys):
+    return {"scheme": "dirichlet", "convention": convention, "alpha": alpha, **keys}
+
+
+def without(domain, **keys):
+    return {"scheme": "leave_one_out", "domain": f"domain-{domain}", **keys}
+
+
 def test_every_scheme_describes_its_parameters():
     folder = Path(__file__).parents[3] / "uefl" / "data" / "partitions"
     modules = {path.stem for path in folder.glob("*.py") if path.stem not in ("__init__", "base")}
     assert {PARTITIONS[name].__module__.rsplit(".", 1)[1] for name in PARTITIONS} == modules
     for name in PARTITIONS:
         assert PARTITIONS[name].name == name
-        for field in PARTITIONS[name].model_fields.values():
-            assert field.description
-            assert "\n" not in field.description
+        assert all(field.description for field in PARTITIONS[name].model_fields.values())
 
 
 def test_a_scheme_of_your_own(monkeypatch):
@@ -83,7 +93,7 @@ CONVENTIONS = ("over_clients", "over_classes", "over_classes_by_frequency")
 @pytest.mark.parametrize("test", ["own", "even"])
 def test_dirichlet_deals_everything_once_and_repeats_itself(convention, test):
     made = table()
-    scheme = {"scheme": "dirichlet", "convention": convention, "alpha": 0.5, "test": test}
+    scheme = skewed(convention, 0.5, test=test)
     deal = dealt(made, scheme, clients=10)
     assert matrix(made, deal).sum() == 2000
 
@@ -101,11 +111,7 @@ def test_dirichlet_deals_everything_once_and_repeats_itself(convention, test):
 
 
 def test_over_clients_gives_unequal_sizes_with_a_minimum():
-    counts = matrix(
-        table(),
-        dealt(table(), {"scheme": "dirichlet", "convention": "over_clients", "alpha": 0.5}, clients=10),
-    )
-    sizes = counts.sum(1)
+    sizes = counted(table(), skewed("over_clients", 0.5), clients=10).sum(1)
     assert sizes.min() >= 10
     assert sizes.max() > 1.3 * sizes.min()
 
@@ -114,16 +120,13 @@ def test_over_clients_stops_at_the_share_of_a_client():
     """A client has at most its share of the images, and then the rest of one class."""
     made = table(2500, 0)
     for seed in range(5):
-        scheme = {"scheme": "dirichlet", "convention": "over_clients", "alpha": 0.05}
-        counts = matrix(made, dealt(made, scheme, seed, clients=10))
+        counts = counted(made, skewed("over_clients", 0.05), seed, clients=10)
         assert counts.sum(1).max() < 200 + counts.sum(0).max()
 
 
 @pytest.mark.parametrize("convention", CONVENTIONS[1:])
 def test_over_classes_gives_equal_sizes(convention):
-    counts = matrix(
-        table(), dealt(table(), {"scheme": "dirichlet", "convention": convention, "alpha": 0.3}, clients=10)
-    )
+    counts = counted(table(), skewed(convention, 0.3), clients=10)
     assert counts.sum(1).tolist() == [200] * 10
 
 
@@ -137,10 +140,8 @@ def test_frequency_makes_one_alpha_far_more_skewed():
     made = table(40_000, 0)
 
     def skew(convention, alpha):
-        scheme = {"scheme": "dirichlet", "convention": convention, "alpha": alpha}
-        return effective(
-            matrix(made, dealt(made, scheme, clients=60, train_per_client=80, test_per_client=20))
-        )
+        small = {"clients": 60, "train_per_client": 80, "test_per_client": 20}
+        return effective(counted(made, skewed(convention, alpha), **small))
 
     assert skew("over_classes", 100.0) > 9.0
     assert skew("over_classes", 0.1) < 0.6 * skew("over_classes", 1.0)
@@ -152,15 +153,7 @@ def test_frequency_makes_one_alpha_far_more_skewed():
 
 def test_drawn_shares_are_exact_if_no_class_runs_short():
     made = table(100_000, 0)
-    counts = matrix(
-        made,
-        dealt(
-            made,
-            {"scheme": "dirichlet", "convention": "over_classes", "alpha": 5.0},
-            clients=4,
-            train_per_client=2000,
-        ),
-    )
+    counts = counted(made, skewed("over_classes", 5.0), clients=4, train_per_client=2000)
     rng = base.generator(0)
     rng.permutation(made.train)
     np.testing.assert_allclose(
@@ -170,33 +163,30 @@ def test_drawn_shares_are_exact_if_no_class_runs_short():
 
 def test_a_class_that_runs_short_is_replaced():
     made = table(1000, 0)
-    counts = matrix(
-        made, dealt(made, {"scheme": "dirichlet", "convention": "over_classes", "alpha": 0.01}, clients=5)
-    )
+    counts = counted(made, skewed("over_classes", 0.01), clients=5)
     assert counts.sum(1).tolist() == [200] * 5
     np.testing.assert_array_equal(counts.sum(0), np.bincount(made.labels))
 
 
-def test_impossible_dirichlet_is_refused(monkeypatch):
+@pytest.mark.parametrize(
+    ("scheme", "sizes", "message"),
+    [
+        (skewed("over_clients", 0.001), (50, 30, 10), r"key 'alpha': 20 .*alpha = 0.001 .*\d+ .*\b50\b"),
+        (skewed("over_clients"), (10, 4, 1), r"\b50 images .*\b10 clients .*\b10 .*each"),
+        (skewed("over_classes"), (15, 160, 40), r"\b3000 images, .*\b2500"),
+        ({"scheme": "classes", "per_client": 11}, (2, 160, 40), r"key 'per_client': .*\b10, .*\b11"),
+        (
+            {"scheme": "classes", "per_client": 1},
+            (1, 390, 10),
+            r"\b1 clients .*\b1 classes .*\b400 images .*class '0', .*\d+",
+        ),
+    ],
+)
+def test_impossible_partitions_by_class_are_refused(monkeypatch, scheme, sizes, message):
     monkeypatch.setattr(dirichlet, "_ATTEMPTS", 20)
-    with pytest.raises(UserError, match=r"key 'alpha': 20 .*alpha = 0.001 .*\d+ .*\b50\b"):
-        dealt(
-            table(),
-            {"scheme": "dirichlet", "convention": "over_clients", "alpha": 0.001},
-            clients=50,
-            train_per_client=30,
-            test_per_client=10,
-        )
-    with pytest.raises(UserError, match=r"\b50 images .*\b10 clients .*\b10 .*each"):
-        dealt(
-            table(),
-            {"scheme": "dirichlet", "convention": "over_clients"},
-            clients=10,
-            train_per_client=4,
-            test_per_client=1,
-        )
-    with pytest.raises(UserError, match=r"\b3000 images, .*\b2500"):
-        dealt(table(), {"scheme": "dirichlet", "convention": "over_classes"}, clients=15)
+    clients, train, test = sizes
+    with pytest.raises(UserError, match=message):
+        dealt(table(), scheme, clients=clients, train_per_client=train, test_per_client=test)
 
 
 def test_an_impossible_partition_is_refused_without_a_draw():
@@ -206,21 +196,14 @@ def test_an_impossible_partition_is_refused_without_a_draw():
 
 
 def test_an_unlikely_partition_is_refused_after_100_draws():
-    scheme = {"scheme": "dirichlet", "convention": "over_clients", "alpha": 0.1}
     with pytest.raises(UserError, match=r"key 'alpha': 100 draws .*\b30 clients .*\b10"):
-        dealt(table(360, 0), scheme, clients=30, train_per_client=10, test_per_client=2)
-    scheme = {"scheme": "dirichlet", "convention": "over_clients", "alpha": 0.5}
+        dealt(table(360, 0), skewed("over_clients"), clients=30, train_per_client=10, test_per_client=2)
     with pytest.raises(UserError, match=r"key 'alpha': 100 draws .*\b400 clients .*\b10"):
-        dealt(table(4000, 0), scheme, clients=400, train_per_client=8, test_per_client=2)
+        dealt(table(4000, 0), skewed("over_clients", 0.5), clients=400, train_per_client=8, test_per_client=2)
 
 
 def test_dirichlet_is_turned_and_may_have_clients_of_one_class():
-    scheme = {
-        "scheme": "dirichlet",
-        "convention": "over_classes_by_frequency",
-        "alpha": 0.1,
-        "angles": [0, 15, 30],
-    }
+    scheme = skewed("over_classes_by_frequency", angles=[0, 15, 30])
     federation = labeled(partition=scheme, train_per_client=100, test_per_client=50)
     entries = federation.manifest["silos"]
     assert [entry.get("angle", 0.0) for entry in entries.values()] == [0.0, 15.0, 30.0]
@@ -237,36 +220,15 @@ def test_dirichlet_is_turned_and_may_have_clients_of_one_class():
 
 def test_classes_per_client_are_consecutive_and_in_equal_numbers():
     made = table(4000, 1000)
-    counts = matrix(
-        made,
-        dealt(
-            made, {"scheme": "classes", "per_client": 2}, clients=5, train_per_client=150, test_per_client=51
-        ),
-    )
+    scheme = {"scheme": "classes", "per_client": 2}
+    counts = counted(made, scheme, clients=5, train_per_client=150, test_per_client=51)
     for c, row in enumerate(counts):
         assert np.flatnonzero(row).tolist() == [2 * c, 2 * c + 1]
         assert sorted(row[row > 0]) == [100, 101]
-    wide = matrix(
-        made,
-        dealt(
-            made, {"scheme": "classes", "per_client": 5}, clients=20, train_per_client=80, test_per_client=20
-        ),
-    )
+    scheme = {"scheme": "classes", "per_client": 5}
+    wide = counted(made, scheme, clients=20, train_per_client=80, test_per_client=20)
     assert ((wide > 0).sum(1) == 5).all()
     assert ((wide > 0).sum(0) == 10).all()  # every class has the same number of clients
-
-
-def test_classes_per_client_that_do_not_fit_are_refused():
-    with pytest.raises(UserError, match=r"key 'per_client': .*\b10, .*\b11"):
-        dealt(table(), {"scheme": "classes", "per_client": 11}, clients=2)
-    with pytest.raises(UserError, match=r"\b1 clients .*\b1 classes .*\b400 images .*class '0', .*\d+"):
-        dealt(
-            table(),
-            {"scheme": "classes", "per_client": 1},
-            clients=1,
-            train_per_client=390,
-            test_per_client=10,
-        )
 
 
 def test_one_class_per_client_trains():
@@ -281,7 +243,7 @@ def test_one_class_per_client_trains():
 
 def test_the_domain_left_out_is_measured_only():
     made = table(groups=6, test=0)
-    deal = dealt(made, {"scheme": "leave_one_out", "domain": "domain-2"})
+    deal = dealt(made, without(2))
     assert [share.name for share in deal.clients] == [f"domain-{i}" for i in (0, 1, 3, 4, 5)]
     (unseen,) = deal.unseen
     assert unseen.name == "domain-2"
@@ -291,14 +253,14 @@ def test_the_domain_left_out_is_measured_only():
 
 def test_every_domain_is_turned_by_its_angle():
     made = replace(table(groups=3, test=0), angles={f"domain-{i}": 15.0 * i for i in range(3)})
-    deal = dealt(made, {"scheme": "leave_one_out", "domain": "domain-1"}, clients=4)
+    deal = dealt(made, without(1), clients=4)
     assert [share.angle for share in deal.clients] == [0.0, 0.0, 30.0, 30.0]
     assert [share.angle for share in deal.unseen] == [15.0]
 
 
 def test_domains_are_spread_over_several_clients():
     made = table(6000, 0, groups=6)
-    deal = dealt(made, {"scheme": "leave_one_out", "domain": "domain-0"}, clients=50)
+    deal = dealt(made, without(0), clients=50)
     assert matrix(made, deal).sum() == 5000
     assert [share.name for share in deal.clients][:2] == ["domain-1-0", "domain-1-1"]
     assert {len(share.train) for share in deal.clients} == {100}
@@ -307,7 +269,7 @@ def test_domains_are_spread_over_several_clients():
 
 def test_number_of_images_per_domain():
     made = replace(table(6000, 600, groups=6), undivided=frozenset())
-    deal = dealt(made, {"scheme": "leave_one_out", "domain": "domain-0", "per_domain": 200})
+    deal = dealt(made, without(0, per_domain=200))
     (unseen,) = deal.unseen
     assert {len(share.train) + len(share.test) for share in deal.clients} == {len(unseen.test)} == {200}
     assert all(len(share.train) > len(share.test) > 0 for share in deal.clients)
@@ -319,54 +281,39 @@ def test_number_of_images_per_domain():
     assert all(
         set(share.train) <= set(made.train) and set(share.test) <= set(made.test) for share in deal.clients
     )
-    spread = dealt(made, {"scheme": "leave_one_out", "domain": "domain-0", "per_domain": 200}, clients=10)
+    spread = dealt(made, without(0, per_domain=200), clients=10)
     assert {len(share.train) + len(share.test) for share in spread.clients} <= set(range(98, 103))
-    whole = dealt(
-        table(6000, 0, groups=6), {"scheme": "leave_one_out", "domain": "domain-0", "per_domain": 200}
-    )
+    whole = dealt(table(6000, 0, groups=6), without(0, per_domain=200))
     assert [(len(share.train), share.test) for share in whole.clients] == 5 * [(200, None)]
-    everything = dealt(made, {"scheme": "leave_one_out", "domain": "domain-0", "per_domain": 9999})
+    everything = dealt(made, without(0, per_domain=9999))
     assert len(everything.unseen[0].test) == 1100
 
 
 @pytest.mark.parametrize(
-    ("scheme", "keys", "message"),
+    ("groups", "domain", "keys", "message"),
     [
-        ({"domain": "domain-9"}, {}, r"'domain-9' .*'domain-\d'.*domain-0, domain-1"),
-        ({"domain": "domain-1"}, {"clients": 7}, r"key 'clients': .*\b5 domains.*\b7"),
+        (6, 9, {}, r"'domain-9' .*'domain-\d'.*domain-0, domain-1"),
+        (6, 1, {"clients": 7}, r"key 'clients': .*\b5 domains.*\b7"),
+        (1, 0, {}, "domain, 'domain-0'"),
     ],
 )
-def test_domains_that_are_refused(scheme, keys, message):
+def test_domains_that_are_refused(groups, domain, keys, message):
     with pytest.raises(UserError, match=message):
-        dealt(table(groups=6, test=0), {"scheme": "leave_one_out", **scheme}, **keys)
-
-
-def test_a_single_domain_cannot_be_left_out():
-    with pytest.raises(UserError, match="domain, 'domain-0'"):
-        dealt(table(groups=1, test=0), {"scheme": "leave_one_out", "domain": "domain-0"})
+        dealt(table(groups=groups, test=0), without(domain), **keys)
 
 
 def test_an_own_client_is_left_out_with_its_own_test_split(make_npz):
     path = make_npz(test=np.arange(40) % 5 == 0)
-    federation = build(
-        Data(source=str(path), partition={"scheme": "leave_one_out", "domain": "north"}),
-        kind="labeled",
-        seed=0,
-    )
+    federation = labeled(path, partition={"scheme": "leave_one_out", "domain": "north"})
     assert [client.name for client in federation.clients] == ["south"]
     (north,) = federation.unseen
     data = north.load()
-    assert (
-        (north.sizes.train, north.sizes.holdout, north.sizes.test)
-        == (len(data.train), len(data.holdout), len(data.test))
-        == (0, 0, 20)
-    )
+    assert north.sizes == Sizes.of(data) == Sizes(0, 0, 20)
     assert data.train.images.shape == (0, 1, 6, 6)
     assert list(federation.manifest["unseen"]) == ["north"]
     assert list(federation.manifest["unseen"]["north"]) == ["test"]
     assert ": north" in federation.describe()
-    plain = build(Data(source=str(path)), kind="labeled", seed=0)
-    assert federation.mean != plain.mean  # the domain that is left out is not looked at
+    assert federation.mean != labeled(path).mean  # the domain that is left out is not looked at
 
 
 @pytest.mark.slow
@@ -393,28 +340,20 @@ def test_rotated_mnist_with_one_domain_left_out_on_fifty_clients(data_root):
 ROWS = np.arange(60)
 
 
+def of_one(train, test, *unseen):
+    return Deal((Share("a", train, test),), unseen)
+
+
 @pytest.mark.parametrize(
     ("deal", "error", "message"),
     [
         (None, TypeError, "partition 'made': .*Deal, got NoneType"),
         (Deal(()), ValueError, "partition 'made': .*client"),
-        (
-            Deal((Share("a", ROWS[:20], ROWS[20:30] - 60),)),
-            ValueError,
-            r"test .*'a': .*-40 to -31; .*\b0 to 59",
-        ),
-        (
-            Deal((Share("a", ROWS[:20] + 50, ROWS[20:30]),)),
-            ValueError,
-            r"training .*'a': .*\b50 to 69; .*\b0 to 59",
-        ),
-        (Deal((Share("a", [0, 1], ROWS[20:30]),)), TypeError, r"NumPy .*\[n\] .*int64; .*list"),
-        (Deal((Share("a", ROWS < 20, ROWS[20:30]),)), TypeError, r"int64; .*bool \[60\]"),
-        (
-            Deal((Share("a", ROWS[:20], ROWS[20:30]),), (Share("b", ROWS[40:], ROWS[30:40]),)),
-            ValueError,
-            "'b' .*measured",
-        ),
+        (of_one(ROWS[:20], ROWS[20:30] - 60), ValueError, r"test .*'a': .*-40 to -31; .*\b0 to 59"),
+        (of_one(ROWS[:20] + 50, ROWS[20:30]), ValueError, r"training .*'a': .*\b50 to 69; .*\b0 to 59"),
+        (of_one([0, 1], ROWS[20:30]), TypeError, r"NumPy .*\[n\] .*int64; .*list"),
+        (of_one(ROWS < 20, ROWS[20:30]), TypeError, r"int64; .*bool \[60\]"),
+        (of_one(ROWS[:20], ROWS[20:30], Share("b", ROWS[40:], ROWS[30:40])), ValueError, "'b' .*measured"),
     ],
 )
 def test_a_deal_that_cannot_be_read_is_refused(deal, error, message):

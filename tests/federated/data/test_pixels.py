@@ -41,11 +41,6 @@ def palette():
     return Image.fromarray(COLOR).quantize(16)
 
 
-def transparent_palette():
-    image = palette()
-    return image, {"transparency": 0}
-
-
 # name: an image, or an image and how to save it; the suffix; the pixels [H, W(, 3)] that are right; the kind
 # that is noted
 CASES = {
@@ -61,7 +56,7 @@ CASES = {
         "transparency",
     ),
     "palette-tRNS": (
-        transparent_palette(),
+        (palette(), {"transparency": 0}),
         "png",
         on_white(np.array(palette().convert("RGB")), np.where(np.array(palette()) == 0, 0, 255)),
         "transparency",
@@ -123,36 +118,32 @@ def has(images, pixels):
     return bool((images == expected(pixels)).flatten(1).all(1).any())
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_a_file(tmp_path, case, recwarn):
-    _, _, pixels, kind = CASES[case]
-    federation = labeled(folder(tmp_path, case))
-    assert not recwarn.list  # Pillow's warnings name no file
-    assert has(everything(federation), pixels)
-    notes = [note for note in federation.notes if "of 13 images" in note]
-    assert (
-        (len(notes) == 1 and notes[0].startswith("1 of 13 images") and kind in notes[0])
-        if kind
-        else not notes
-    )
+def check_notes(federation, count, kind):
+    """Check that one note has the kind of change and the number of images, or that there is no note."""
+    notes = [note for note in federation.notes if f"of {count.split()[-1]} images" in note]
+    assert len(notes) == bool(kind)
+    assert all(note.startswith(f"{count} images") and kind in note for note in notes)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_a_dataset_of_pil_images_gives_what_the_files_give(tmp_path, case, recwarn):
-    image, suffix, pixels, kind = CASES[case]
+def dataset(tmp_path, case):
+    """Return the images of :func:`folder` as a Dataset of PIL images."""
+    image, suffix, _, _ = CASES[case]
     write(tmp_path / f"special.{suffix}", image)
     plain = [(Image.fromarray(COLOR + i), i % 2) for i in range(12)]
-    federation = from_arrays(
-        {"a": ([*plain, (Image.open(tmp_path / f"special.{suffix}"), np.int64(1))], None)}
-    )
-    assert {shown.category for shown in recwarn} <= {ResourceWarning}  # of the file opened here
+    return [*plain, (Image.open(tmp_path / f"special.{suffix}"), np.int64(1))]
+
+
+@pytest.mark.parametrize("way", ["files", "dataset"])
+@pytest.mark.parametrize("case", CASES)
+def test_an_image_of_every_kind(tmp_path, case, way, recwarn):
+    _, _, pixels, kind = CASES[case]
+    if way == "files":
+        federation, allowed = labeled(folder(tmp_path, case)), set()  # Pillow's warnings name no file
+    else:
+        federation, allowed = from_arrays({"a": (dataset(tmp_path, case), None)}), {ResourceWarning}
+    assert {shown.category for shown in recwarn} <= allowed
     assert has(everything(federation), pixels)
-    notes = [note for note in federation.notes if "of 13 images" in note]
-    assert (
-        (len(notes) == 1 and notes[0].startswith("1 of 13 images") and kind in notes[0])
-        if kind
-        else not notes
-    )
+    check_notes(federation, "1 of 13", kind)
 
 
 IMAGES = RNG.integers(0, 256, (24, 8, 6, 3), dtype=np.uint8)
@@ -191,12 +182,7 @@ def test_arrays_of_every_form(tmp_path, form, way):
         federation = labeled(tmp_path / "silos.npz")
     read, right = everything(federation), torch.from_numpy(IMAGES).movedim(3, 1)
     assert sorted(map(bytes, read.flatten(1).numpy())) == sorted(map(bytes, right.flatten(1).numpy()))
-    notes = [note for note in federation.notes if "of 24 images" in note]
-    assert (
-        (len(notes) == 1 and notes[0].startswith("24 of 24 images") and kind in notes[0])
-        if kind
-        else not notes
-    )
+    check_notes(federation, "24 of 24", kind)
 
 
 @pytest.mark.parametrize(
@@ -267,6 +253,23 @@ def test_arrays_of_labels_that_are_no_integers_are_refused(tmp_path, labels):
         np.savez(tmp_path / "silos.npz", images=IMAGES, labels=labels, silo=np.zeros(24, int))
         with pytest.raises(UserError, match=r"silos.npz: labels: .*\b24 integers"):
             labeled(tmp_path / "silos.npz")
+
+
+@pytest.mark.parametrize(
+    ("labels", "advice"),
+    [
+        (LABELS * 1.0, r"labels\.astype\(int\)$"),
+        (LABELS > 1, r"labels\.astype\(int\)$"),
+        (LABELS / 2, r"float64 \[24\]$"),
+        (torch.from_numpy(LABELS).bfloat16(), r"labels\.long\(\)$"),
+        (torch.from_numpy(LABELS) / 2, r"float32 \[24\]$"),
+        ([1.0] * 24, r"int\(label\)$"),
+        ([1.5] * 24, "float$"),
+    ],
+)
+def test_labels_of_another_type_have_their_conversion(labels, advice):
+    with pytest.raises(UserError, match=advice):
+        from_arrays({"a": ((IMAGES, labels), None)})
 
 
 @pytest.mark.parametrize("change", [torch.Tensor.double, torch.Tensor.bool, torch.Tensor.cfloat])

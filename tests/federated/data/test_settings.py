@@ -1,15 +1,9 @@
-"""The section [data]: names, ranges and descriptions."""
+"""The section [data]: names and ranges."""
 
 import pytest
 from pydantic import ValidationError
 
 from uefl.data import Data
-
-
-def test_every_key_has_a_description_of_one_line():
-    for name, field in Data.model_fields.items():
-        assert field.description, name
-        assert "\n" not in field.description
 
 
 def test_table_round_trip():
@@ -51,17 +45,16 @@ def test_table_round_trip():
         ({"clients": "3"}, r"clients\s.*integer"),
         ({"partition": {"scheme": "rotations", "legacy_center": 1}}, r"legacy_center\s.*boolean"),
         ({"legacy_holdout": True, "holdout": 0.2}, "holdout: .*legacy_holdout = true"),
+        ({"prior_noise": 1.0}, "prior_noise"),
+        ({"prior_smoothing": -0.1}, "prior_smoothing"),
+        ({"partition": {"scheme": "unlabeled", "sets": 1}}, r"sets\s.*\b2\b"),
+        ({"partition": {"scheme": "unlabeled", "split": "iidd"}}, "'iid', 'noniid' or 'legacy_noniid'"),
+        (
+            {"partition": {"scheme": "unlabeled", "legacy_column_norm": True}},
+            "legacy_column_norm: .*overlap = true .*split = 'iid'",
+        ),
     ],
 )
 def test_tables_that_are_refused(table, message):
     with pytest.raises(ValidationError, match=message):
         Data.model_validate(table)
-
-
-def test_a_name_has_priority_over_a_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "digits").mkdir()
-    assert Data(source="digits").path is None
-    assert Data(source="./digits").path is not None
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert Data(source="~/digits").path == tmp_path / "digits"

@@ -1,7 +1,4 @@
-"""Data sets are read by name.
-
-The tests write small files of the published formats, and read the real ones where they are present.
-"""
+"""Data sets are read by name, from small files of the published formats and from real ones if present."""
 
 import gzip
 import os
@@ -12,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.files import write_idx
 from uefl.data import SOURCES, source
 from uefl.data.dataset import DataSet
 from uefl.data.images import in_memory
@@ -167,8 +165,8 @@ def test_files_that_are_absent_are_described(tmp_path, name, there, message):
         SOURCES[name](tmp_path if there else None)
     places = {
         "mnist": "MNIST/raw/{train,t10k}-{images-idx3,labels-idx1}-ubyte.gz",
-        "fashion_mnist": "FashionMNIST/raw/{train,t10k}-{images-idx3,labels-idx1}-ubyte.gz",
         "rotated_mnist": "MNIST/raw/{train,t10k}-{images-idx3,labels-idx1}-ubyte.gz",
+        "fashion_mnist": "FashionMNIST/raw/{train,t10k}-{images-idx3,labels-idx1}-ubyte.gz",
         "emnist_letters": "EMNIST/raw/emnist-letters-{train,test}-{images-idx3,labels-idx1}-ubyte.gz",
         "cifar10": "cifar-10-batches-py/{data_batch_1,",
         "cifar100": "cifar-100-python/{train,test}",
@@ -222,16 +220,12 @@ def test_packed_files_are_read_without_a_temporary_folder(idx_root, monkeypatch)
 
 
 @pytest.mark.parametrize(
-    ("name", "other", "message"),
-    [
-        ("train-labels-idx1-ubyte.gz", "t10k-labels-idx1-ubyte.gz", r"images \(\d.* labels \(\d"),
-        ("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz", r"images \(\d.* labels \(\d"),
-    ],
+    ("name", "other"), [("train-labels-idx1", "t10k-labels-idx1"), ("train-images-idx3", "train-labels-idx1")]
 )
-def test_idx_images_and_labels_must_belong_together(idx_root, name, other, message):
+def test_idx_images_and_labels_must_belong_together(idx_root, name, other):
     raw = idx_root / "MNIST/raw"
-    (raw / name).write_bytes((raw / other).read_bytes())
-    with pytest.raises(UserError, match=message):
+    (raw / f"{name}-ubyte.gz").write_bytes((raw / f"{other}-ubyte.gz").read_bytes())
+    with pytest.raises(UserError, match=r"images \(\d.* labels \(\d"):
         SOURCES["mnist"](idx_root)
 
 
@@ -243,53 +237,31 @@ def test_a_label_that_is_no_class(idx_root):
 
 
 def test_emnist_letters_stand_upright_and_count_from_zero(tmp_path):
-    raw = tmp_path / "EMNIST" / "raw"
-    raw.mkdir(parents=True)
-    rng, stored = np.random.default_rng(0), {}
-    for part, count in (("train", 52), ("test", 26)):
-        images = stored[part] = rng.integers(0, 256, (count, 28, 28), dtype=np.uint8)
-        labels = np.sort(np.arange(count) % 26).astype(np.uint8) + 1
-        for what, magic, shape, array in (
-            ("images-idx3", 0x803, images.shape, images),
-            ("labels-idx1", 0x801, labels.shape, labels),
-        ):
-            header = np.array([magic, *shape], ">i4").tobytes()
-            (raw / f"emnist-letters-{part}-{what}-ubyte").write_bytes(header + array.tobytes())
+    raw, stems = tmp_path / "EMNIST" / "raw", ("emnist-letters-train", "emnist-letters-test")
+    write_idx(raw, stems, (52, 26), classes=26, first_label=1)
+    stored = gzip.decompress((raw / f"{stems[0]}-images-idx3-ubyte.gz").read_bytes())[16:]
     table = SOURCES["emnist_letters"](tmp_path)
     assert table.classes[0] == "A"
     assert table.classes[-1] == "Z"
     train, test = both(table)
     assert sorted(test.labels.tolist()) == list(range(26))
     assert test.labels.tolist() != list(range(26))  # the files are sorted by class, the deal is not
-    upright = torch.from_numpy(stored["train"]).transpose(1, 2)
-    assert torch.equal(train.images[:, 0], upright[torch.from_numpy(table.train)])
-    assert (train.labels.numpy() == np.sort(np.arange(52) % 26)[table.train]).all()
+    upright = np.frombuffer(stored, np.uint8).reshape(52, 28, 28).swapaxes(1, 2)
+    assert np.array_equal(train.images[:, 0], upright[table.train])
+    assert (train.labels.numpy() == (np.arange(52) % 26)[table.train]).all()
 
 
 def test_rotated_mnist_is_six_domains_that_share_no_image(idx_root):
     table = SOURCES["rotated_mnist"](idx_root)
-    assert table.groups == (
-        "rotated-00",
-        "rotated-15",
-        "rotated-30",
-        "rotated-45",
-        "rotated-60",
-        "rotated-75",
-    )
+    angles = [0, 15, 30, 45, 60, 75]
+    assert table.groups == tuple(f"rotated-{angle:02}" for angle in angles)
     parts = [table.of_group(group)[0] for group in table.groups]
     assert [len(part) for part in parts] == [10] * 6
     assert sorted(np.concatenate(parts)) == list(range(60))
     federation = labeled(
         "rotated_mnist", data_root=idx_root, train_per_client=9, test_per_client=1, holdout=0.2
     )
-    assert [entry.get("angle", 0.0) for entry in federation.manifest["silos"].values()] == [
-        0.0,
-        15.0,
-        30.0,
-        45.0,
-        60.0,
-        75.0,
-    ]
+    assert [entry.get("angle", 0.0) for entry in federation.manifest["silos"].values()] == angles
     from uefl.data.rotate import rotate
 
     upright = SOURCES["mnist"](idx_root).images

@@ -27,12 +27,8 @@ class FedAvgLabeled(SetAlgorithm):
     class Parameters(Labeled):
         """Parameters of labeled clients."""
 
-        share: float = Field(
-            1.0,
-            gt=0,
-            le=1,
-            description="share of its images that a client trains on; the same images in every round",
-        )
+        share: float = Field(1.0, gt=0, le=1)
+        """share of its images that a client trains on; the same images in every round"""
 
     def check(self, federation: Federation, arm: str, net: torch.nn.Module) -> None:
         """Refuse sets without labels."""

@@ -30,14 +30,14 @@ class FedLLPVAT(FedLLP):
     class Parameters(SetParameters):
         """Parameters of virtual adversarial training."""
 
-        vat_weight: float = Field(
-            5e-4, ge=0, description="final weight of the smoothness term, reached within 20 epochs"
-        )
-        vat_xi: float = Field(1.0, gt=0, description="length of the probing step")
-        vat_epsilon: float = Field(1e-2, gt=0, description="length of the adversarial step")
-        vat_legacy_ramp: bool = Field(
-            False, description="restart the ramp of the weight in every epoch, as in the published code"
-        )
+        vat_weight: float = Field(5e-4, ge=0)
+        """final weight of the smoothness term, reached within 20 epochs"""
+        vat_xi: float = Field(1.0, gt=0)
+        """length of the probing step"""
+        vat_epsilon: float = Field(1e-2, gt=0)
+        """length of the adversarial step"""
+        vat_legacy_ramp: bool = False
+        """restart the ramp of the weight in every epoch, as in the published code"""
 
     def loss(self, work: Work, batch: Batch) -> torch.Tensor:
         """Return the loss of one set, plus the weighted smoothness of the predictions around its images."""
@@ -55,13 +55,9 @@ class FedLLPVAT(FedLLP):
         return total
 
     def smoothness(self, work: Work, x: torch.Tensor) -> torch.Tensor:
-        """Return KL(p(x) || p(x + r)), a scalar in nats, for images x ``[b, C, H, W]``.
-
-        r has length ``vat_epsilon``, in the direction of steepest growth, found by one power step. The term
-        is computed in float32, because the probing step is far below bfloat16's resolution. Running
-        statistics do not change.
-        """
+        """Return KL(p(x) || p(x + r)) in nats for ``x [b, C, H, W]``, r along the steepest growth."""
         net, p = work.net, self.parameters
+        # in float32, because the probing step is far below the resolution of bfloat16
         with torch.autocast(x.device.type, enabled=False), FrozenStatistics(net):
             with torch.no_grad():
                 before = _log_probs(net, x).exp()

@@ -29,39 +29,24 @@ class FedUL(SetAlgorithm):
     class Parameters(Labeled):
         """Parameters of FedUL."""
 
-        server: Literal["none", "finetune", "blend"] = Field(
-            "none",
-            description=(
-                "the server's step: `none`; `finetune` the average on labeled images (M1); `blend` it with a"
-                " model f' (M2)"
-            ),
-        )
-        server_epochs: int = Field(1, ge=1, description="epochs over the server's labeled images in a round")
-        h: float = Field(0.5, ge=0, le=1, description="with `blend`: the broadcast model is (1 - h) f + h f'")
-        h_schedule: Literal["constant", "rise", "fall"] = Field(
-            "constant",
-            description=(
-                "how h changes over the rounds: `constant`; `rise`: linearly, up to h in the last round;"
-                " `fall`: linearly, down from h"
-            ),
-        )
-        recalibrate: bool = Field(
-            False,
-            description=(
-                "with `blend`: measure the running statistics of batch norm with (1 - h) f + h "
-                "f' on the labeled images"
-            ),
-        )
-        resync: bool = Field(
-            False,
-            description=(
-                "with `blend`: f' starts every round from the broadcast model with a new optimizer;"
-                " `false`: f' starts from its state after the last round"
-            ),
-        )
-        test_prior: tuple[Annotated[float, Field(gt=0)], ...] = Field(
-            (), description="class shares under which the model's output is a posterior; `[]`: uniform"
-        )
+        server: Literal["none", "finetune", "blend"] = "none"
+        """the server's step: `none`; `finetune` the average on labeled images (M1); `blend` it with a model
+        f' (M2)"""
+        server_epochs: int = Field(1, ge=1)
+        """epochs over the server's labeled images in a round"""
+        h: float = Field(0.5, ge=0, le=1)
+        """with `blend`: the broadcast model is (1 - h) f + h f'"""
+        h_schedule: Literal["constant", "rise", "fall"] = "constant"
+        """how h changes over the rounds: `constant`; `rise`: linearly, up to h in the last round; `fall`:
+        linearly, down from h"""
+        recalibrate: bool = False
+        """with `blend`: measure the running statistics of batch norm with (1 - h) f + h f' on the labeled
+        images"""
+        resync: bool = False
+        """with `blend`: f' starts every round from the broadcast model with a new optimizer; `false`: f'
+        starts from its state after the last round"""
+        test_prior: tuple[Annotated[float, Field(gt=0)], ...] = ()
+        """class shares under which the model's output is a posterior; `[]`: uniform"""
 
         @model_validator(mode="after")
         def _sums_to_one(self) -> Any:
@@ -72,10 +57,7 @@ class FedUL(SetAlgorithm):
             return self
 
     def check(self, federation: Federation, arm: str, net: torch.nn.Module) -> None:
-        """Refuse M1 and M2 where the server has no labeled images.
-
-        Also refuse a prior of another number of classes.
-        """
+        """Refuse M1 and M2 without labeled images of the server, and a prior of other classes."""
         super().check(federation, arm, net)
         if self.parameters.server != "none":
             needs_labeled(federation, arm)
@@ -132,9 +114,7 @@ class FedUL(SetAlgorithm):
             expert.train(state, turn, server, seed=self.context.seed, epochs=p.server_epochs, loss=p.loss)
             expert.blend(state, self.share(turn))
             if p.recalibrate:
-                state.tensors["buffers"] = server.recalibrated(
-                    {name: state.tensors[name] for name in ("values", "buffers")}
-                )
+                state.tensors["buffers"] = server.recalibrated(state.model)
             if p.resync:
                 expert.synchronize(state)
         return True
@@ -147,10 +127,7 @@ class FedUL(SetAlgorithm):
 
 
 def log_transition(data: SetData, test_prior: tuple[float, ...] = ()) -> torch.Tensor:
-    """Return log(pi_m Pi[m, k] / pi_k), ``[M, K]`` float32.
-
-    It is the transition from classes to a client's sets.
-    """
+    """Return the transition from classes to a client's sets, log(pi_m Pi[m, k] / pi_k) ``[M, K]`` float32."""
     sizes = data.sizes.double()
     target = data.priors.new_tensor(test_prior) if test_prior else None
     return uefl_kernels.log_transition_matrix(data.priors, sizes / sizes.sum(), target).float()

@@ -25,7 +25,8 @@ class Supervised(SetAlgorithm):
     class Parameters(Labeled):
         """Parameters of training on the server only."""
 
-        server_epochs: int = Field(1, ge=1, description="epochs over the server's labeled images in a round")
+        server_epochs: int = Field(1, ge=1)
+        """epochs over the server's labeled images in a round"""
 
     def check(self, federation: Federation, arm: str, net: torch.nn.Module) -> None:
         """Refuse a federation without labeled images at the server."""
@@ -39,10 +40,7 @@ class Supervised(SetAlgorithm):
         return state
 
     def serve(self, state: State, turn: Turn, server: Teacher | None) -> bool:
-        """Train another round at the server.
-
-        The server averages nothing.
-        """
+        """Train another round at the server, without an average."""
         assert server is not None
         p = self.parameters
         expert.train(state, turn, server, seed=self.context.seed, epochs=p.server_epochs, loss=p.loss)

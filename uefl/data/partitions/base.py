@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer
+from pydantic import SerializerFunctionWrapHandler, model_serializer
 
 from ...errors import UserError
-from ...fields import tuples
+from ...fields import Section, tuples
 from ...registry import Registry
 
 if TYPE_CHECKING:
@@ -59,10 +59,7 @@ class SetShare:
 
 @dataclass(frozen=True)
 class SetDeal:
-    """The clients of a federation with unlabeled sets.
-
-    The deal also has the images of the server, and the test images of all clients.
-    """
+    """The clients of a federation with unlabeled sets, the images of the server, and all test images."""
 
     clients: tuple[SetShare, ...]
     labeled: Rows
@@ -70,13 +67,8 @@ class SetDeal:
     test: Rows
 
 
-class Scheme(BaseModel):
-    """A way to deal the images of a source to clients.
-
-    Its fields are the other keys of ``[data.partition]`` after ``scheme``.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+class Scheme(Section):
+    """A way to deal the images of a source, with the keys of ``[data.partition]`` as fields."""
 
     name: ClassVar[str]
     """value of ``scheme``; set by :func:`partition`"""
@@ -148,9 +140,7 @@ def partition(name: str) -> Callable[[AnyScheme], AnyScheme]:
 
 
 def from_table(value: Any) -> Any:
-    """Return the scheme that a table names, for pydantic.
-
-    Other values are returned unchanged.
+    """Return the scheme that a table names, for pydantic, and another value unchanged.
 
     Raises:
         ValueError: the table has no ``scheme``, or names one that does not exist; a name without a table.
@@ -195,9 +185,7 @@ def wanted_clients(data: Data, implied: int | None = None) -> int:
 
 
 def slices(table: DataSet, data: Data, clients: int) -> list[tuple[Rows, Rows]]:
-    """Return disjoint slices in order, client by client.
-
-    Without a test part, each slice is cut into train and test.
+    """Return disjoint slices in order, client by client, cut into train and test if the source is not.
 
     Raises:
         UserError: there are too few images.

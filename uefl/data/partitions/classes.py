@@ -28,7 +28,8 @@ class ClassesPerClient(Scheme):
 
     one_class: ClassVar[bool] = True
 
-    per_client: int = Field(default=2, ge=1, description="classes of each client")
+    per_client: int = Field(default=2, ge=1)
+    """classes of each client"""
 
     def deal(self, table: DataSet, data: Data, seed: int) -> Deal:
         """Deal by label, at random by the seed."""

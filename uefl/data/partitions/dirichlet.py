@@ -56,22 +56,16 @@ class Dirichlet(Scheme):
 
     one_class: ClassVar[bool] = True
 
-    convention: Literal["over_clients", "over_classes", "over_classes_by_frequency"] = Field(
-        description="the drawn shares: of a class over the clients, or of a client over the classes"
-    )
-    alpha: float = Field(default=0.1, gt=0, description="concentration; a smaller value means more skew")
-    test: Literal["own", "even"] = Field(
-        default="own",
-        description=(
-            "own: training and test images are dealt together, then cut; even: equal random parts of the test"
-            " images"
-        ),
-    )
-    angles: tuple[float, ...] = Field(
-        default=(),
-        description="degrees, counter-clockwise; one per client, or a number of angles that divides"
-        " the number of clients; empty: none",
-    )
+    convention: Literal["over_clients", "over_classes", "over_classes_by_frequency"]
+    """the drawn shares: of a class over the clients, or of a client over the classes"""
+    alpha: float = Field(default=0.1, gt=0)
+    """concentration; a smaller value means more skew"""
+    test: Literal["own", "even"] = "own"
+    """own: training and test images are dealt together, then cut; even: equal random parts of the test
+    images"""
+    angles: tuple[float, ...] = ()
+    """degrees, counter-clockwise; one per client, or a number of angles that divides the number of clients;
+    empty: none"""
 
     def deal(self, table: DataSet, data: Data, seed: int) -> Deal:
         """Deal by label, at random by the seed."""

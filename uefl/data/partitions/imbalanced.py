@@ -23,15 +23,12 @@ class Imbalanced(Scheme):
     With 3, 1, 1, three clients have the first angle, and one client has each other angle.
     """
 
-    angles: tuple[float, ...] = Field(
-        default=(0.0, -50.0, 120.0), min_length=1, description="degrees, counter-clockwise, one per domain"
-    )
-    clients_per_angle: tuple[PositiveInt, ...] = Field(
-        default=(3, 1, 1), description="clients of each domain"
-    )
-    legacy_center: bool = Field(
-        default=False, description="turn about pixel (W/2, H/2), as the published code does"
-    )
+    angles: tuple[float, ...] = Field(default=(0.0, -50.0, 120.0), min_length=1)
+    """degrees, counter-clockwise, one per domain"""
+    clients_per_angle: tuple[PositiveInt, ...] = (3, 1, 1)
+    """clients of each domain"""
+    legacy_center: bool = False
+    """turn about pixel (W/2, H/2), as the published code does"""
 
     @model_validator(mode="after")
     def _one_each(self) -> Self:

@@ -28,10 +28,10 @@ class LeaveOneOut(Scheme):
 
     of_groups: ClassVar[bool] = True
 
-    domain: str = Field(min_length=1, description="name of the client or domain that is left out")
-    per_domain: int = Field(
-        default=0, ge=0, description="largest number of images of each domain, drawn at random; 0: all images"
-    )
+    domain: str = Field(min_length=1)
+    """name of the client or domain that is left out"""
+    per_domain: int = Field(default=0, ge=0)
+    """largest number of images of each domain, drawn at random; 0: all images"""
 
     def deal(self, table: DataSet, data: Data, seed: int) -> Deal:
         """Deal one or several clients per domain."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pydantic import Field
-
 from .base import Deal, Scheme, Share, angle_of_each, client_names, partition, slices, wanted_clients
 
 if TYPE_CHECKING:
@@ -23,14 +21,11 @@ class Rotations(Scheme):
     and four clients are a, a, b, b.
     """
 
-    angles: tuple[float, ...] = Field(
-        default=(),
-        description="degrees, counter-clockwise; one per client, or a number of angles that divides"
-        " the number of clients; empty: none",
-    )
-    legacy_center: bool = Field(
-        default=False, description="turn about pixel (W/2, H/2), as the published code does"
-    )
+    angles: tuple[float, ...] = ()
+    """degrees, counter-clockwise; one per client, or a number of angles that divides the number of clients;
+    empty: none"""
+    legacy_center: bool = False
+    """turn about pixel (W/2, H/2), as the published code does"""
 
     def deal(self, table: DataSet, data: Data, seed: int) -> Deal:
         """Deal in order."""

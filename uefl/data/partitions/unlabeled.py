@@ -32,21 +32,15 @@ class Unlabeled(Scheme):
 
     kind: ClassVar[DataKind] = "sets"
 
-    split: Literal["iid", "noniid", "legacy_noniid"] = Field(
-        default="iid",
-        description=(
-            "`iid`: a random part for each client; `noniid`: two classes dominate each client;"
-            " `legacy_noniid`: as published, so later clients may have no images of a class"
-        ),
-    )
-    sets: int = Field(default=10, ge=2, description="sets of each client")
-    overlap: bool = Field(
-        default=False,
-        description="draw sets as the published code does: one image may be in several sets of its client",
-    )
-    legacy_column_norm: bool = Field(
-        default=False, description="with overlap and iid: class weights divided by column sums, as published"
-    )
+    split: Literal["iid", "noniid", "legacy_noniid"] = "iid"
+    """`iid`: a random part for each client; `noniid`: two classes dominate each client; `legacy_noniid`: as
+    published, so later clients may have no images of a class"""
+    sets: int = Field(default=10, ge=2)
+    """sets of each client"""
+    overlap: bool = False
+    """draw sets as the published code does: one image may be in several sets of its client"""
+    legacy_column_norm: bool = False
+    """with overlap and iid: class weights divided by column sums, as published"""
 
     @model_validator(mode="after")
     def _norm_needs_overlap(self) -> Self:
@@ -134,9 +128,7 @@ def client_parts(
 
 
 def client_sets(labels: Rows, theta: Matrix, rng: np.random.Generator) -> tuple[Rows, Rows]:
-    """Return positions of images and the sets that they belong to, ``[n]`` each.
-
-    Every image of the client is in exactly one set.
+    """Return positions of images and the set of each, ``[n]``, with every image in exactly one set.
 
     The images of a class are dealt to the sets in proportion to the drawn priors ``theta [M, K]``. If all
     classes have equally many images and all columns of ``theta`` have equal sums, ``theta`` has the priors of

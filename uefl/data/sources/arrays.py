@@ -1,7 +1,4 @@
-"""The source ``arrays``: the clients were given in Python.
-
-A run folder records this name, and does not hold their images.
-"""
+"""The source ``arrays``, which a run folder records for clients that were given in Python."""
 
 from __future__ import annotations
 

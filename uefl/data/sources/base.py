@@ -37,10 +37,7 @@ def need_root(root: Path | None, what: str, advice: str) -> Path:
 
 
 def torchvision_advice(name: str, files: str, arguments: str = "ROOT, download=True") -> str:
-    """Return the advice on how to get the files that torchvision stores.
-
-    The advice names the place of the files below the root.
-    """
+    """Return the advice on how to get the files that torchvision stores, with their place below the root."""
     return (
         f"run torchvision.datasets.{name}({arguments}) and give that ROOT as --data-root or in UEFL_DATA;"
         f" expected ROOT/{files}"

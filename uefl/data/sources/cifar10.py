@@ -26,9 +26,7 @@ def cifar10(root: Path | None) -> DataSet:
 
 
 def read(name: str, root: Path | None, classes: tuple[str, ...] = ()) -> DataSet:
-    """Read a data set 3x32x32 in file order through torchvision.
-
-    torchvision checks the published hashes before it unpickles the files.
+    """Read a data set 3x32x32 in file order by torchvision, which checks the published hashes of the files.
 
     If the root has no such files, an .npz with the name of the data set is read and shuffled.
 

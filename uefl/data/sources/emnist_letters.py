@@ -3,21 +3,11 @@
 from __future__ import annotations
 
 import string
-from dataclasses import replace
 from pathlib import Path
 
-import torch
-
-from .. import idx, npz
+from .. import idx
 from ..dataset import DataSet
-from ..images import ImageList, Rows
-from .base import need_root, source, torchvision_advice
-
-_ADVICE = torchvision_advice(
-    "EMNIST",
-    "EMNIST/raw/emnist-letters-{train,test}-{images-idx3,labels-idx1}-ubyte.gz",
-    'ROOT, "letters", download=True',
-)
+from .base import source
 
 
 @source("emnist_letters")
@@ -29,18 +19,14 @@ def emnist_letters(root: Path | None) -> DataSet:
     The published files hold the letters transposed and the test letters sorted; here they are upright,
     dealt in a fixed random order.
     """
-    root, letters = need_root(root, "EMNIST", _ADVICE), tuple(string.ascii_uppercase)
-    raw = root / "EMNIST" / "raw"
-    if not raw.exists():
-        return npz.find_pool("emnist_letters", root, "emnist_letters*.npz", letters, _ADVICE)
-    stems = ("emnist-letters-train", "emnist-letters-test")
-    table = idx.read("emnist_letters", raw, stems, letters, _ADVICE, first_label=1, shuffle=True)
-    assert isinstance(table.images, ImageList)
-    return replace(table, images=_upright(table.images))
-
-
-def _upright(images: ImageList) -> ImageList:
-    def read(rows: Rows, size: int) -> torch.Tensor:
-        return images.read(rows, size).transpose(2, 3).contiguous()
-
-    return replace(images, read=read, shapes=images.shapes[:, ::-1])
+    return idx.read(
+        "emnist_letters",
+        root,
+        "EMNIST",
+        tuple(string.ascii_uppercase),
+        prefix="emnist-letters-",
+        parts=("train", "test"),
+        arguments='ROOT, "letters", download=True',
+        first_label=1,
+        transposed=True,
+    )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .. import idx, npz
+from .. import idx
 from ..dataset import DataSet, numbers
-from .base import need_root, source, torchvision_advice
+from .base import source
 
 
 @source("mnist")
@@ -15,9 +15,4 @@ def mnist(root: Path | None) -> DataSet:
 
     The folder is as torchvision stores it, and is read in file order. The .npz is shuffled.
     """
-    advice = torchvision_advice("MNIST", "MNIST/raw/{train,t10k}-{images-idx3,labels-idx1}-ubyte.gz")
-    root = need_root(root, "MNIST", advice)
-    raw = root / "MNIST" / "raw"
-    if not raw.exists():
-        return npz.find_pool("mnist", root, "mnist*.npz", numbers(10), advice)
-    return idx.read("mnist", raw, ("train", "t10k"), numbers(10), advice)
+    return idx.read("mnist", root, "MNIST", numbers(10))

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import UserError
-from ..dataset import DataSet
+from ..dataset import DataSet, numbered
 from ..folder_listing import case_conflicts, labeled, subfolders, unused_paths, visible
 from ..images import on_disk
 
@@ -20,13 +20,12 @@ def read(root: Path) -> DataSet:
 
     Classes are the union over all clients, sorted by name.
 
-    Every file in a class folder must be an image that Pillow reads. Files next to folders that are not
-    images, and class folders without images, are skipped with a note. Hidden files are skipped without a
-    note. Classes that differ only in case are noted. Images are RGB if any of them is in color, else gray, by
-    the rules of :mod:`uefl.data.pixels`.
+    Files whose suffix is of no image that Pillow reads, and empty class folders, are skipped with a note.
+    Hidden files are skipped without a note. Classes that differ only in case are noted. Images are RGB if any
+    of them is in color, else gray, by the rules of :mod:`uefl.data.pixels`.
 
     Raises:
-        UserError: folders or images are missing or misplaced, or a file is not an image.
+        UserError: folders or images are missing or misplaced, or an image cannot be read.
     """
     return _table(
         root,
@@ -49,18 +48,18 @@ def _table(
         for part, inside in parts.items()
         for path, label in inside
     ]
-    classes = tuple(sorted({label for _, label, _, _ in files}))
-    groups = tuple(clients)
+    labels, classes = numbered([label for _, label, _, _ in files])
+    group_of, groups = numbered([name for _, _, name, _ in files], tuple(clients))
     is_test = np.array([part == "test" for *_, part in files])
     return DataSet(
         str(root),
         on_disk(root, [path for path, *_ in files]),
-        np.array([classes.index(label) for _, label, _, _ in files]),
+        labels,
         classes,
         np.flatnonzero(~is_test),
         np.flatnonzero(is_test),
         groups,
-        np.array([groups.index(name) for _, _, name, _ in files]),
+        group_of,
         frozenset(name for name, parts in clients.items() if "test" not in parts),
         parts={"files": len(files)},
         notes=(*strays, *case_conflicts(classes)),
@@ -68,10 +67,7 @@ def _table(
 
 
 def _parts(client: Path, layout: str) -> dict[str, list[tuple[Path, str]]]:
-    """Return files and their classes by split.
-
-    A client without splits counts as ``train``.
-    """
+    """Return files and their classes by split, where a client without splits counts as ``train``."""
     inside = subfolders(client, layout)
     # classes that are called train and test hold images, splits hold folders
     names = {f.name for f in inside}

@@ -9,6 +9,7 @@ import numpy as np
 from ...errors import UserError
 from .. import npz
 from ..dataset import DataSet, numbers
+from ..pixels import as_labels
 
 _OWN = ("images", "labels", "silo")
 
@@ -38,8 +39,7 @@ def read(path: Path) -> DataSet:
 
 def _silos(path: Path, arrays: npz.Arrays) -> DataSet:
     images = npz.images(path, arrays, "images")
-    labels = npz.labels(path, arrays, "labels", images.count)
-    classes = npz.count_classes(path, "labels", labels)
+    labels = as_labels(arrays["labels"], images.count, f"{path}: labels").numpy()
     owners, test, count = arrays["silo"], arrays.get("test"), images.count
     if owners.dtype.kind not in "iuSU" or owners.shape != (count,):
         raise UserError(
@@ -49,6 +49,7 @@ def _silos(path: Path, arrays: npz.Arrays) -> DataSet:
         raise UserError(f"{path}: expected test as {count} booleans, got {test.dtype} {test.shape}")
     names, group_of = np.unique(owners, return_inverse=True)
     groups = tuple(_text(name) for name in names)
+    classes = npz.count_classes(path, "labels", labels, [groups[i] for i in group_of.tolist()])
     for_test = np.zeros(count, bool) if test is None else test.astype(bool)
     return DataSet(
         str(path),

@@ -16,18 +16,18 @@ Set m of a client is the m-th by name, or by value if all names are integers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from ...errors import InvalidPriors, UserError
 from ...paths import other_capitals
 from .. import npz, prior_table
+from ..dataset import numbered, numbers
 from ..folder_listing import case_conflicts, labeled, unused_paths, visible
 from ..images import ImageList, Rows, on_disk
+from ..pixels import as_labels
 from ..priors import Matrix
 from ..unlabeled_sets import ClientSets, LabeledRows, UnlabeledData
 
@@ -39,9 +39,7 @@ _PARTS = ("labeled", "validation", "test")
 
 
 def read(root: Path) -> UnlabeledData:
-    """Read a folder with the layout in the docstring of the module.
-
-    A note names files in it that are not read.
+    """Read a folder with the layout in the docstring of the module, and note files that are not read.
 
     Raises:
         UserError: files are missing, misplaced or unreadable.
@@ -85,9 +83,7 @@ def read(root: Path) -> UnlabeledData:
 
 
 def read_server(root: Path, classes: tuple[str, ...]) -> dict[str, LabeledRows]:
-    """Read ``labeled`` and ``validation``, if they exist.
-
-    Clients and test images are elsewhere.
+    """Read ``labeled`` and ``validation``, if they exist, without clients and test images.
 
     Raises:
         UserError: files are misplaced or unreadable.
@@ -135,13 +131,12 @@ def _read_again(root: Path, path: Path, first: ImageList) -> ImageList:
     def there() -> ImageList:
         return npz.images(path, npz.read(path, ("images",)), "images")
 
-    def content(rows: Rows) -> Iterator[bytes]:
-        return there().content(rows)
-
-    def images(rows: Rows, size: int) -> torch.Tensor:
-        return there().read(rows, size)
-
-    return replace(first, read=images, content=content, inside=str(path.relative_to(root)))
+    return replace(
+        first,
+        read=lambda rows, size: there().read(rows, size),
+        content=lambda rows: there().content(rows),
+        inside=str(path.relative_to(root)),
+    )
 
 
 def _rows(
@@ -182,7 +177,7 @@ def _labeled(
                     f" ({', '.join(names)}); write it the same in both"
                 )
         images = on_disk(root, [file for file, _ in files])
-        labels = np.array([names.index(name) for _, name in files])
+        labels, _ = numbered([name for _, name in files], names)
         return LabeledRows(images, np.arange(len(files)), labels), names
     path = root / f"{part}.npz"
     if not path.exists():
@@ -191,8 +186,8 @@ def _labeled(
     if set(arrays) != {"images", "labels"}:
         raise UserError(f"{path} holds {npz.held(path)}; expected images and labels")
     images = npz.images(path, arrays, "images")
-    labels = npz.labels(path, arrays, "labels", images.count)
-    names = classes or tuple(str(k) for k in range(int(labels.max()) + 1))
+    labels = as_labels(arrays["labels"], images.count, f"{path}: labels").numpy()
+    names = classes or numbers(int(labels.max()) + 1)
     if int(labels.min()) < 0 or int(labels.max()) >= len(names):
         raise UserError(
             f"{path}: labels must lie in [0, {len(names)}), the classes of the priors in their order"

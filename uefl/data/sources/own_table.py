@@ -6,13 +6,14 @@ import re
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from ...errors import UserError, first_line
 from ...paths import check_file, check_fits, opened
-from ..dataset import DataSet, fixed_order
+from ..dataset import DataSet, fixed_order, numbered
 from ..folder_listing import case_conflicts, visible
 from ..vectors import Vectors, joined, of_frame
 
@@ -56,7 +57,7 @@ def read(path: Path, data: Data) -> DataSet:
         more = f" and {len(others) - 1} more" if len(others) > 1 else ""
         return _together(
             path,
-            {file.stem: data_set(file, frame_of(file, data.label), data, file.stem) for file in files},
+            [_table(file, frame_of(file, data.label), data, file.stem) for file in files],
             (f"ignored, because it is not a table: {others[0]}{more}",) if others else (),
         )
     return data_set(path, frame_of(path, data.label), data, None)
@@ -97,13 +98,7 @@ def frame_of(path: Path, label: str = "label") -> pandas.DataFrame:
 
 
 def _check_csv(path: Path) -> None:
-    """Refuse a table that needs more than the memory, by the number of its cells.
-
-    Short cells take more bytes as numbers than as text.
-
-    Raises:
-        UserError: the table is too large.
-    """
+    """Refuse a table whose cells need more than the memory, because short cells take more as numbers."""
     with opened(path) as file:
         sample = file.read(_SAMPLE)
     cells = sample.count(b",") + sample.count(b"\n")
@@ -173,13 +168,8 @@ def _read_csv(path: Path, label: str) -> pandas.DataFrame:
             raise UserError(f"{path}: its rows have more cells than its header; name every column") from None
 
 
-def inputs_of(frame: pandas.DataFrame, path: Path, data: Data) -> Vectors:
-    """Return the input columns of a table, without labels, clients and the split.
-
-    Raises:
-        UserError: an input differs from a column of these only in capitals or blanks, or
-            :func:`uefl.data.vectors.of_frame` raises the error.
-    """
+def _inputs(frame: pandas.DataFrame, path: Path, data: Data) -> Vectors:
+    """Return the input columns of a table, without labels, clients and the split."""
     others = (data.label, "silo", "test")
     inputs = frame.drop(columns=list(others), errors="ignore")
     for name in map(str, inputs.columns):
@@ -197,53 +187,69 @@ def data_set(path: Path, frame: pandas.DataFrame, data: Data, client: str | None
     Raises:
         UserError: the table has no labels, or values that are not numbers.
     """
+    return _together(path, [_table(path, frame, data, client)])
+
+
+class _Columns(NamedTuple):
+    """The columns of a file."""
+
+    inputs: Vectors
+    labels: list[str]
+    test: npt.NDArray[np.bool_] | None
+    """whether each row is a test row"""
+    owners: list[str]
+    """the client of each row; empty: a partition deals the rows"""
+
+
+def _table(path: Path, frame: pandas.DataFrame, data: Data, client: str | None) -> _Columns:
     if data.label not in frame.columns:
         raise UserError(
             f"{path} has no column {data.label!r}; name the column with the classes as data.label. It has"
             f" {', '.join(map(str, frame.columns[:20]))}"
         )
-    texts = _texts(frame, data.label, path)
-    _check_labels(path, data.label, texts)
-    classes = tuple(sorted(set(texts)))
-    place = {name: i for i, name in enumerate(classes)}
-    labels = np.array([place[text] for text in texts], np.int64)
+    labels = _texts(frame, data.label, path)
+    _check_labels(path, data.label, labels)
     test = _test(frame, path) if "test" in frame.columns else None
-    owners = _texts(frame, "silo", path) if "silo" in frame.columns else None
+    owners = _texts(frame, "silo", path) if "silo" in frame.columns else []
     if client is not None:
-        other = next((name for name in owners or () if name != client), None)
+        other = next((name for name in owners if name != client), None)
         if other is not None:
             raise UserError(
                 f"{path}: column 'silo' has {other!r}, but the file belongs to {client!r}; remove the column,"
                 " or put the rows of all clients into one file"
             )
-        owners = [client] * len(texts)
-    groups = tuple(sorted(set(owners))) if owners is not None else ()
-    number = {name: i for i, name in enumerate(groups)}
-    group_of = None if owners is None else np.array([number[owner] for owner in owners], np.int64)
-    rows = np.arange(len(texts)) if groups else fixed_order(len(texts))
+        owners = [client] * len(labels)
+    return _Columns(_inputs(frame, path, data), labels, test, owners)
+
+
+def _together(path: Path, tables: list[_Columns], notes: tuple[str, ...] = ()) -> DataSet:
+    """Return one table, or put the tables of several clients one after the other."""
+    labels, classes = numbered([label for table in tables for label in table.labels])
+    owners = [owner for table in tables for owner in table.owners]
+    # the files of clients are in order
+    group_of, groups = numbered(owners, list(dict.fromkeys(owners)) if len(tables) > 1 else ())
+    test = np.concatenate(
+        [np.zeros(len(table.labels), bool) if table.test is None else table.test for table in tables]
+    )
+    rows = np.arange(len(labels)) if groups else fixed_order(len(labels))
+    has_test = bool(groups) or tables[0].test is not None
     return DataSet(
         str(path),
-        inputs_of(frame, path, data),
+        replace(joined([table.inputs for table in tables], ()), place=str(path)),
         labels,
         classes,
-        rows if test is None else rows[~test[rows]],
-        (rows[:0] if groups else None) if test is None else rows[test[rows]],
+        rows[~test[rows]],
+        rows[test[rows]] if has_test else None,
         groups,
-        group_of,
-        frozenset(groups) if test is None else frozenset(),
-        parts={"rows": len(texts)},
-        notes=case_conflicts(classes),
+        group_of if groups else None,
+        frozenset(owner for table in tables if table.test is None for owner in table.owners),
+        parts={"rows": len(labels)},
+        notes=(*notes, *case_conflicts(classes)),
     )
 
 
 def _texts(frame: pandas.DataFrame, column: str, path: Path) -> list[str]:
-    """Return a column as texts, with whole numbers written as integers.
-
-    If a column had an empty cell, pandas stores its whole numbers as floats.
-
-    Raises:
-        UserError: a cell is empty, or holds a list or a dict.
-    """
+    """Return a column as texts, with whole numbers, also from floats, as integers."""
     import pandas
 
     missing = np.flatnonzero(frame[column].isna().to_numpy())
@@ -279,36 +285,10 @@ def _check_labels(path: Path, column: str, texts: list[str]) -> None:
             )
 
 
-def _test(frame: pandas.DataFrame, path: Path) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _test(frame: pandas.DataFrame, path: Path) -> npt.NDArray[np.bool_]:
     """Return whether each row is a test row."""
     texts = [text.lower() for text in _texts(frame, "test", path)]
     for i, text in enumerate(texts):
         if text not in (*_TRUE, *_FALSE):
             raise UserError(f"{path}: column 'test' has {text!r} in row {i + 1}; expected true or false")
     return np.array([text in _TRUE for text in texts])
-
-
-def _together(path: Path, tables: dict[str, DataSet], notes: tuple[str, ...]) -> DataSet:
-    """Put the tables of several clients one after the other."""
-    parts = list(tables.values())
-    groups, classes = tuple(tables), tuple(sorted({name for part in parts for name in part.classes}))
-    vectors = [part.images for part in parts if isinstance(part.images, Vectors)]
-    images = replace(joined(vectors, ()), place=str(path))
-    starts = np.cumsum([0, *(part.images.count for part in parts)])
-    labels = np.concatenate(
-        [np.array([classes.index(name) for name in part.classes])[part.labels] for part in parts]
-    )
-    tests = [part.test if part.test is not None else part.train[:0] for part in parts]
-    return DataSet(
-        str(path),
-        images,
-        labels.astype(np.int64),
-        classes,
-        np.concatenate([part.train + start for part, start in zip(parts, starts[:-1], strict=True)]),
-        np.concatenate([test + start for test, start in zip(tests, starts[:-1], strict=True)]),
-        groups,
-        np.repeat(np.arange(len(parts)), [part.images.count for part in parts]),
-        frozenset(name for part in parts for name in part.undivided),
-        parts={"rows": int(starts[-1])},
-        notes=(*notes, *case_conflicts(classes)),
-    )

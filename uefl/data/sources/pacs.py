@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import tarfile
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
@@ -12,8 +12,8 @@ import numpy as np
 
 from ...errors import UserError
 from ...paths import opened
-from ..dataset import DataSet
-from ..folder_listing import labeled
+from ..dataset import DataSet, numbered
+from ..folder_listing import labeled, unused_paths
 from ..images import File, ImageList, from_files, on_disk
 from .base import need_root, source
 
@@ -41,12 +41,11 @@ def pacs(root: Path | None) -> DataSet:
         raise UserError(f"{root} holds {', '.join(path.name for path in found) or 'no PACS'}: {_ADVICE}")
     images = _archive(found[0]) if found[0].suffix.lower() == ".tar" else _folder(found[0])
     places = [PurePosixPath(name).parts for name in images.files]
-    classes = tuple(sorted({place[-2] for place in places}))
-    group_of = np.array([DOMAINS.index(place[-3]) for place in places])
+    labels, classes = numbered([place[-2] for place in places])
+    group_of, _ = numbered([place[-3] for place in places], DOMAINS)
     absent = set(range(len(DOMAINS))) - set(group_of.tolist())
     if absent:
         raise UserError(f"{found[0]} has no image of the domain {DOMAINS[min(absent)]}: {_ADVICE}")
-    labels = np.array([classes.index(place[-2]) for place in places])
     rows = np.arange(len(places))
     return DataSet(
         "pacs",
@@ -59,6 +58,7 @@ def pacs(root: Path | None) -> DataSet:
         group_of,
         frozenset(DOMAINS),
         parts={"files": len(places)},
+        notes=unused_paths([found[0] / domain for domain in DOMAINS]) if found[0].is_dir() else (),
     )
 
 
@@ -78,13 +78,10 @@ def _archive(path: Path) -> ImageList:
     except (OSError, tarfile.TarError) as error:
         raise UserError(f"cannot read {path} ({error}): {_ADVICE}") from None
 
-    def opener(start: int, size: int) -> Callable[[], BinaryIO]:
-        def read() -> BinaryIO:
-            with opened(path) as file:
-                file.seek(start)
-                return io.BytesIO(file.read(size))
-
-        return read
+    def part(start: int, size: int) -> BinaryIO:
+        with opened(path) as file:
+            file.seek(start)
+            return io.BytesIO(file.read(size))
 
     files = []
     for entry in entries:
@@ -93,7 +90,7 @@ def _archive(path: Path) -> ImageList:
             continue
         if len(place) < 3 or place[-3] not in DOMAINS:
             raise UserError(f"{path}: {entry.name} is in no domain and class: {_ADVICE}")
-        files.append(File("/".join(place[-3:]), opener(entry.offset_data, entry.size)))
+        files.append(File("/".join(place[-3:]), partial(part, entry.offset_data, entry.size)))
     if not files:
         raise UserError(f"{path} holds no image: {_ADVICE}")
     return from_files(str(path), files)

@@ -13,15 +13,24 @@ class CNN(Network):
     """Three residual stages."""
 
     def encoder(self) -> nn.Module:
-        """Make the three stages."""
-        return small_cnn(self.shape[0], self.settings.width)
+        """Make three stages of widths w, 2w and 4w, which map 28x28 to 3x3."""
+        inputs, width = self.shape[0], self.settings.width
+        stages: list[nn.Module] = []
+        for channels in (width, 2 * width, 4 * width):
+            # max-pool before the last ReLU of the block: function and gradient are the same, on a quarter of
+            # the values
+            stages += [
+                nn.Conv2d(inputs, channels, 3, padding=1),
+                BasicBlock(channels),
+                nn.MaxPool2d(2),
+                nn.ReLU(inplace=True),
+            ]
+            inputs = channels
+        return nn.Sequential(*stages)
 
 
 class BasicBlock(nn.Module):
-    """The residual block of ResNet-18 at constant width, without its last ReLU.
-
-    See He et al. 2016, figure 5, left.
-    """
+    """The residual block of ResNet-18 (He et al. 2016, figure 5) at constant width, without its last ReLU."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -36,22 +45,3 @@ class BasicBlock(nn.Module):
         y = self.norm1(self.conv1(x)).relu_()
         out: torch.Tensor = self.norm2(self.conv2(y)).add_(x)
         return out
-
-
-def small_cnn(in_channels: int, width: int) -> nn.Sequential:
-    """Build three groups of convolution, residual block and 2x2 max-pool, with widths w, 2w and 4w.
-
-    28x28 becomes 3x3.
-    """
-    stages: list[nn.Module] = []
-    for channels in (width, 2 * width, 4 * width):
-        # max-pool before the last ReLU of the block: function and gradient are the same, on a quarter of the
-        # values
-        stages += [
-            nn.Conv2d(in_channels, channels, 3, padding=1),
-            BasicBlock(channels),
-            nn.MaxPool2d(2),
-            nn.ReLU(inplace=True),
-        ]
-        in_channels = channels
-    return nn.Sequential(*stages)

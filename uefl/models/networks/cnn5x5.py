@@ -15,8 +15,24 @@ class CNN5x5(Network):
     ignores = ("hidden", "dropout", "logit_dropout", "pooled")
 
     def encoder(self) -> nn.Module:
-        """Make the convolutions."""
-        return cnn5x5(self.settings.width)
+        """Make the convolutions of w, w and 2w channels, two of them pooled.
+
+        w is ``width``. 28x28 becomes 7x7, D = 2w.
+
+        The dropouts have p = 0, unless an arm sets another p (algorithms by label proportions set 0.2).
+        """
+        width, stages = self.settings.width, list[nn.Module]()
+        for inputs, channels, pool in ((3, width, True), (width, width, True), (width, 2 * width, False)):
+            convolution = (GrayOrRGBConv2d if inputs == 3 else nn.Conv2d)(inputs, channels, 5, padding=2)
+            # pooling before the ReLU gives the same values and gradients with a quarter of the work
+            stages += [
+                convolution,
+                nn.BatchNorm2d(channels),
+                *([nn.MaxPool2d(2)] if pool else []),
+                nn.ReLU(),
+                nn.Dropout(0.0),
+            ]
+        return nn.Sequential(*stages)
 
     def head(self, dim: int, positions: int, classes: int) -> nn.Module:
         """Make the head of two hidden layers."""
@@ -59,24 +75,3 @@ class GrayOrRGBConv2d(nn.Conv2d):
         # set the strides, because the strides of images of one channel fit either layout
         x = x.clone(memory_format=torch.channels_last)
         return nn.functional.conv2d(x, self.weight.sum(1, keepdim=True), self.bias, self.stride, self.padding)
-
-
-def cnn5x5(width: int) -> nn.Sequential:
-    """Build FedUL's three 5x5 convolutions of w, w and 2w channels, two of them pooled.
-
-    w is ``width``. 28x28 becomes 7x7, D = 2w.
-
-    The dropouts have p = 0, unless an arm sets another p (algorithms by label proportions set 0.2).
-    """
-    stages: list[nn.Module] = []
-    for inputs, channels, pool in ((3, width, True), (width, width, True), (width, 2 * width, False)):
-        convolution = (GrayOrRGBConv2d if inputs == 3 else nn.Conv2d)(inputs, channels, 5, padding=2)
-        # pooling before the ReLU gives the same values and gradients with a quarter of the work
-        stages += [
-            convolution,
-            nn.BatchNorm2d(channels),
-            *([nn.MaxPool2d(2)] if pool else []),
-            nn.ReLU(),
-            nn.Dropout(0.0),
-        ]
-    return nn.Sequential(*stages)

@@ -20,32 +20,21 @@ class Conv1d(Network):
     inputs = "tokens"
 
     def encoder(self) -> nn.Module:
-        """Make the embedding and the convolutions."""
-        return conv1d(self.of.vocabulary, self.settings.width)
-
-
-def conv1d(vocabulary: int, width: int) -> nn.Sequential:
-    """Build an encoder of tokens [B, L] to features [B, width, L / 4, 1], rounded up.
-
-    The encoder has an embedding. Then convolution, batch norm, ReLU and max-pool of two positions follow,
-    two times.
-    """
-    layers: list[nn.Module] = [Embedding(vocabulary, width)]
-    for _ in range(2):
-        layers += [
-            nn.Conv1d(width, width, _KERNEL, padding=_KERNEL // 2),
-            nn.BatchNorm1d(width),
-            nn.ReLU(),
-            nn.MaxPool1d(2, ceil_mode=True),
-        ]
-    return nn.Sequential(*layers, nn.Unflatten(2, (-1, 1)))
+        """Make an encoder of tokens [B, L] to features [B, width, L / 4, 1], rounded up."""
+        width = self.settings.width
+        layers: list[nn.Module] = [Embedding(self.of.vocabulary, width)]
+        for _ in range(2):
+            layers += [
+                nn.Conv1d(width, width, _KERNEL, padding=_KERNEL // 2),
+                nn.BatchNorm1d(width),
+                nn.ReLU(),
+                nn.MaxPool1d(2, ceil_mode=True),
+            ]
+        return nn.Sequential(*layers, nn.Unflatten(2, (-1, 1)))
 
 
 class Embedding(nn.Module):
-    """Look up the vector of each token.
-
-    Padding (token 0) has a vector of zeros.
-    """
+    """Look up the vector of each token, with zeros for padding (token 0)."""
 
     def __init__(self, vocabulary: int, dim: int) -> None:
         super().__init__()

@@ -14,13 +14,8 @@ class MLP(Network):
     inputs = "columns"
 
     def encoder(self) -> nn.Module:
-        """Make the layers."""
-        return mlp(self.shape[0], self.settings.width)
-
-
-def mlp(columns: int, width: int) -> nn.Sequential:
-    """Build two blocks of linear layer, batch norm and ReLU: columns [B, F] -> features [B, width, 1, 1]."""
-    layers: list[nn.Module] = []
-    for inputs in (columns, width):
-        layers += [nn.Linear(inputs, width), nn.BatchNorm1d(width), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Unflatten(1, (width, 1, 1)))
+        """Make the layers: columns [B, F] -> features [B, width, 1, 1]."""
+        width, layers = self.settings.width, list[nn.Module]()
+        for inputs in (self.shape[0], width):
+            layers += [nn.Linear(inputs, width), nn.BatchNorm1d(width), nn.ReLU()]
+        return nn.Sequential(*layers, nn.Unflatten(1, (width, 1, 1)))

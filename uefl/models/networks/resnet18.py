@@ -29,8 +29,16 @@ class ResNet18NoPool(Network):
     pretrained = True
 
     def encoder(self) -> nn.Module:
-        """Make the stages, with dropouts between them."""
-        return resnet18_nopool(self.shape[0], self.settings.pretrained)
+        """Make the stages without the max-pool, and dropouts after them: 32x32 becomes 2x2, D = 512."""
+        layers = [
+            layer
+            for layer in resnet18(self.shape[0], self.settings.pretrained)
+            if not isinstance(layer, nn.MaxPool2d)
+        ]
+        with_dropout = [*layers[:3], nn.Dropout(0.0)]
+        for stage in layers[3:]:
+            with_dropout += [stage, nn.Dropout(0.0)]
+        return nn.Sequential(*with_dropout)
 
     def head(self, dim: int, positions: int, classes: int) -> nn.Module:
         """Make one linear layer on the mean over the positions."""
@@ -50,26 +58,8 @@ class PooledHead(nn.Module):
         return logits
 
 
-def resnet18_nopool(in_channels: int, pretrained: bool | str) -> nn.Module:
-    """Build FedUL's ResNet-18 for small images: without the max-pool after the stem, D = 512.
-
-    32x32 becomes 2x2.
-    """
-    net = resnet18(in_channels, pretrained)
-    assert isinstance(net, nn.Sequential)
-    layers: list[nn.Module] = [layer for layer in net if not isinstance(layer, nn.MaxPool2d)]
-    # stem, then a dropout behind the stem and behind every stage
-    with_dropout = [layers[0], layers[1], layers[2], nn.Dropout(0.0)]
-    for stage in layers[3:]:
-        with_dropout += [stage, nn.Dropout(0.0)]
-    return nn.Sequential(*with_dropout)
-
-
-def resnet18(in_channels: int, pretrained: bool | str) -> nn.Module:
-    """Build ResNet-18 up to the feature map before global pooling, D = 512.
-
-    224x224 becomes 7x7, 28x28 and 32x32 become 1x1.
-    """
+def resnet18(in_channels: int, pretrained: bool | str) -> nn.Sequential:
+    """Build ResNet-18 up to the map before pooling, D = 512: 224x224 becomes 7x7, 28x28 and 32x32 1x1."""
     from torchvision import models
 
     net = models.resnet18(weights=None)

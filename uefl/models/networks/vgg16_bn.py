@@ -16,22 +16,15 @@ class VGG16(Network):
     pretrained = True
 
     def encoder(self) -> nn.Module:
-        """Make the convolutions."""
-        return vgg16_bn(self.shape[0], self.settings.pretrained)
+        """Make the convolutions: 32x32 becomes 1x1, D = 512."""
+        from torchvision import models
 
-
-def vgg16_bn(in_channels: int, pretrained: bool | str) -> nn.Module:
-    """Build the convolutional part of VGG-16 with batch norm.
-
-    32x32 becomes 1x1, D = 512.
-    """
-    from torchvision import models
-
-    net = models.vgg16_bn(weights=None)
-    features: nn.Sequential = net.features
-    if pretrained:
-        weights.load(net, weights.file_of(pretrained, models.VGG16_BN_Weights.IMAGENET1K_V1))
-        features[0] = weights.for_channels(features[0], in_channels)
-    elif in_channels != 3:
-        features[0] = nn.Conv2d(in_channels, 64, 3, padding=1)
-    return features
+        channels, pretrained = self.shape[0], self.settings.pretrained
+        net = models.vgg16_bn(weights=None)
+        features: nn.Sequential = net.features
+        if pretrained:
+            weights.load(net, weights.file_of(pretrained, models.VGG16_BN_Weights.IMAGENET1K_V1))
+            features[0] = weights.for_channels(features[0], channels)
+        elif channels != 3:
+            features[0] = nn.Conv2d(channels, 64, 3, padding=1)
+        return features
