@@ -46,19 +46,8 @@ def pacs(root: Path | None) -> DataSet:
     absent = set(range(len(DOMAINS))) - set(group_of.tolist())
     if absent:
         raise UserError(f"{found[0]} has no image of the domain {DOMAINS[min(absent)]}: {_ADVICE}")
-    rows = np.arange(len(places))
-    return DataSet(
-        "pacs",
-        images,
-        labels,
-        classes,
-        rows,
-        None,
-        DOMAINS,
-        group_of,
-        frozenset(DOMAINS),
-        parts={"files": len(places)},
-    )
+    rows, parts, all_of_them = np.arange(len(places)), {"files": len(places)}, frozenset(DOMAINS)
+    return DataSet("pacs", images, labels, classes, rows, None, DOMAINS, group_of, all_of_them, parts=parts)
 
 
 def _folder(root: Path) -> ImageList:
