@@ -38,11 +38,7 @@ class Mean(Protocol):
 
 
 class WeightedMean:
-    """Compute sum of w_k x_k over sum of w_k, adding one client at a time.
-
-    Args:
-        old: the tensor before the round, the result if nothing is added.
-    """
+    """Compute sum of w_k x_k over sum of w_k, adding clients one by one, or ``old`` without clients."""
 
     def __init__(self, old: torch.Tensor) -> None:
         self.old = old
@@ -53,8 +49,7 @@ class WeightedMean:
         """Add one client's tensor, which may be overwritten afterwards.
 
         Raises:
-            ValueError: a weight that is not a number of 0 or more. A NaN or negative weight would make the
-                average meaningless.
+            ValueError: a weight that is not a number of 0 or more, which would make the average meaningless.
         """
         if not isinstance(weight, Real) or not 0 <= weight < math.inf:
             raise ValueError(
@@ -70,16 +65,10 @@ class WeightedMean:
 
 
 class Updates:
-    """Keep all updates of one tensor and apply a robust rule.
-
-    Weights are ignored, because a malicious client may claim any weight.
+    """Keep all updates of one tensor without weights, which a client may invent, and apply a robust rule.
 
     ``median`` and ``trimmed_mean`` treat each element separately: they take the median over the clients, or
-    the mean without the ``attackers`` smallest and largest values. :func:`choose` selects the update for
-    ``krum``.
-
-    Args:
-        old: the tensor before the round, the result if nothing is added.
+    the mean without the ``attackers`` smallest and largest values. :func:`choose` selects for ``krum``.
 
     Source: Yin et al. 2018, "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates",
         definitions 1 and 2.
@@ -93,10 +82,7 @@ class Updates:
         """index of the update that ``krum`` selects"""
 
     def add(self, x: torch.Tensor, weight: float) -> None:
-        """Add one client's tensor, which may be overwritten afterwards.
-
-        Its weight is ignored.
-        """
+        """Add one client's tensor, which may be overwritten afterwards, and ignore its weight."""
         self.tensors.append(x.detach().clone())
 
     def result(self) -> torch.Tensor:
@@ -118,12 +104,7 @@ class Updates:
 
 
 class Rule:
-    """Aggregate the updates of a round: by the averages of the algorithm, or by a robust rule.
-
-    Args:
-        rule: ``mean``, ``median``, ``trimmed_mean`` or ``krum``.
-        attackers: clients that may send anything.
-    """
+    """Aggregate the updates of a round by a rule that bears ``attackers``, or else by the averages."""
 
     def __init__(self, rule: str, attackers: int) -> None:
         self._rule, self._attackers = rule, attackers
@@ -137,18 +118,13 @@ class Rule:
         algorithm.add(state, averages, update)
 
     def finish(self, averages: dict[str, Any], *place: str | int) -> None:
-        """Finish after the last update of a round.
-
-        ``place`` is the position in the run.
-        """
+        """Finish after the last update of a round, at this place in the run."""
         if self._rule == "krum":
             choose(averages, self._attackers)
 
 
 def robust(averages: Mapping[str, Mean], rule: str, attackers: int) -> dict[str, Mean]:
-    """Replace every weighted mean by a robust rule.
-
-    ``mean`` changes nothing.
+    """Replace every weighted mean by a robust rule, except for the rule ``mean``.
 
     Raises:
         TypeError: an average that is not a plain weighted mean.
@@ -167,10 +143,7 @@ def robust(averages: Mapping[str, Mean], rule: str, attackers: int) -> dict[str,
 
 
 def check_rule(run: RunSection, arm: str, plain_means: bool, clients: int) -> None:
-    """Refuse a robust rule that would not protect the arm.
-
-    Args:
-        plain_means: whether weighted means are all that the algorithm takes from several clients.
+    """Refuse a robust rule for an arm without ``plain_means``, which it would not protect.
 
     Raises:
         UserError: the algorithm takes more than weighted means, or a round may have too few clients.
@@ -195,12 +168,9 @@ def check_rule(run: RunSection, arm: str, plain_means: bool, clients: int) -> No
 
 
 def choose(averages: Mapping[str, Mean], attackers: int) -> None:
-    """Apply Krum: take all tensors from the client whose update is closest to its nearest others.
+    """Take all tensors from the client whose update is closest to its n - attackers - 2 nearest others.
 
-    Krum compares an update with its n - attackers - 2 nearest others.
-
-    Distances are over all tensors that every client of the round has sent; a tensor of a single client
-    stays as it is.
+    Distances are over all tensors that every client of the round has sent; others stay as they are.
 
     Source: Blanchard et al. 2017, "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent".
     """

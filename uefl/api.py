@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from . import config, report
+from . import config
 from . import run as runs
 from .algorithms.base import ALGORITHMS, Algorithm, find, register, registry
 from .config import Config, Model
@@ -28,6 +28,7 @@ from .models.networks import NETWORKS
 from .paths import check_name, expanded, has_file
 from .progress import PlainProgress
 from .registry import Registry
+from .report.run_folder import read_run
 
 if TYPE_CHECKING:
     import pandas
@@ -54,7 +55,7 @@ class Run:
     def __init__(self, path: str | Path, *, model: OwnNetwork | None = None) -> None:
         self.path = expanded(path).absolute()
         self._network = None if model is None else custom.factory(model)
-        self._read = report.read_run(self.path)
+        self._read = read_run(self.path)
         self.config: Config = self._read.config
 
     def __repr__(self) -> str:
@@ -63,10 +64,7 @@ class Run:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """Return the outcome of each arm: accuracy, entropy, the clients at the last round, bytes.
-
-        The result has the contents of summary.json.
-        """
+        """Return the outcome of each arm as in summary.json: accuracy, entropy, the clients, bytes."""
         return self._read.arms
 
     @property
@@ -77,7 +75,7 @@ class Run:
         """
         import pandas
 
-        table = pandas.DataFrame.from_records(self._read.records)
+        table: pandas.DataFrame = pandas.DataFrame.from_records(self._read.records)
         return table
 
     @property
@@ -114,10 +112,7 @@ class Run:
 
 
 def _config(source: Any, arms: Any, overrides: dict[str, Any], *, given: bool) -> Config:
-    """Return the checked configuration.
-
-    ``given`` is True if a network comes from Python.
-    """
+    """Return the checked configuration, with the encoder ``given`` if a network comes from Python."""
     if isinstance(source, Config):
         if overrides or arms is not None:
             raise UserError("a checked configuration takes no overrides; give a preset, a path or a mapping")
@@ -136,10 +131,7 @@ def _config(source: Any, arms: Any, overrides: dict[str, Any], *, given: bool) -
 
 
 def _with_network(cfg: Config, model: Any, *, replaced: bool) -> Config:
-    """Return the configuration for a network from Python.
-
-    With ``replaced``, the network takes the place of the section ``[model]``.
-    """
+    """Return the configuration for a network from Python, which may replace the section ``[model]``."""
     if isinstance(model, nn.Module) and cfg.run.uncertainty == "ensemble":
         raise UserError(
             "model: the members of an ensemble need different weights; give a function that makes modules"
@@ -301,10 +293,8 @@ def _surroundings(
         cfg: the configuration. None: the folder has no run, and :func:`uefl.run.resume` raises an error.
         given: the objects that were given in Python, or None.
     """
-    root, observer = (
-        None if data_root is None else expanded(data_root).absolute(),
-        observer or PlainProgress(),
-    )
+    root = None if data_root is None else expanded(data_root).absolute()
+    observer = observer or PlainProgress()
     keys = given | {"device": device, "data_root": root, "observer": observer}
     if engine == "local":
         yield keys

@@ -88,11 +88,7 @@ def save_tensors(
 def save_groups(
     path: Path, groups: Callable[[], Iterable[dict[str, torch.Tensor]]], metadata: dict[str, str]
 ) -> None:
-    """Write several dictionaries as :func:`save_tensors` does, with one of them in memory at a time.
-
-    Args:
-        groups: called twice, for names and shapes and then for the values. Both calls must return the same.
-    """
+    """Write the dictionaries of two equal calls as :func:`save_tensors` does, one at a time in memory."""
     found: dict[str, dict[str, Any]] = {}
     for group in groups():
         found |= _header_and_bytes(group)[0]
@@ -128,10 +124,7 @@ def _item_size(about: dict[str, Any]) -> int:
 
 
 def copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Copy tensors to the CPU.
-
-    The copies are separate, because safetensors refuses tensors that share memory.
-    """
+    """Copy tensors to the CPU, because safetensors refuses tensors that share memory."""
     return {
         name: t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()
     }
@@ -181,8 +174,7 @@ def read_index(directory: Path) -> dict[str, Any]:
 def replaced(path: Path) -> Iterator[Path]:
     """Yield the name of a new file, which takes the place of ``path`` once its bytes are on the disk.
 
-    The new name has a fixed suffix, so it differs from the names of the user's files. If a killed process
-    left a file of this name, the file is removed first. After an error, the new file is removed.
+    The name has a fixed suffix, and no file of this name stays after an error or a killed process.
 
     Raises:
         OSError: the new file cannot be written; ``path`` is as before.

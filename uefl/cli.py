@@ -46,10 +46,7 @@ _UsageError: Any = typer.BadParameter.__base__  # newer versions of typer contai
 
 @contextmanager
 def _in_a_line() -> Iterator[None]:
-    """Print an error that a user can correct in one line, and set the exit code.
-
-    These are errors of this package, of the command line, and of files.
-    """
+    """Print an error that a user can correct in one line, and set the exit code."""
     try:
         yield
     except _UsageError as error:
@@ -105,10 +102,7 @@ class _Commands(TyperGroup):
 
 
 class _Command(TyperCommand):
-    """Take ~ for the home folder in every path, also in ``--out=~/runs``.
-
-    Refuse an empty path, which would be the current folder.
-    """
+    """Take ~ for the home folder in every path, as in ``--out=~/runs``, and refuse an empty path."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if any(not arg or (arg.startswith("--") and arg.find("=") == len(arg) - 1) for arg in args):
@@ -126,10 +120,8 @@ app = typer.Typer(
     cls=_Commands,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help=(
-        "Train and compare algorithms of federated learning: UEFL (extensible codebooks), FedUL (learning"
-        " from unlabeled sets), FedAvg and others."
-    ),
+    help="Train and compare algorithms of federated learning: UEFL (extensible codebooks), FedUL (learning"
+    " from unlabeled sets), FedAvg and others.",
 )
 
 
@@ -384,10 +376,11 @@ def _resumable(folder: Path, go_on: str) -> Iterator[None]:
 
 def _show_results(console: Console, folder: Path) -> int:
     """Print the tables of a run and the places of its report, and count the rejected replies."""
-    from . import report
+    from .report.run_folder import read_run
+    from .report.tables import tables
 
-    run = report.read_run(folder)
-    _show(console, *report.tables(run))
+    run = read_run(folder)
+    _show(console, *tables(run))
     say(f"report:   {folder / 'report.html'}\n          {folder / 'report.md'}\npictures: {folder / 'plots'}")
     return sum(arm["rejected"] for arm in run.arms.values())
 
@@ -553,10 +546,8 @@ def silo(
     max_epsilon: Annotated[
         float,
         typer.Option(
-            help=(
-                "Privacy: largest epsilon over all runs; the silo sends no update that would exceed it. 0:"
-                " no limit."
-            )
+            help="Privacy: largest epsilon over all runs; the silo sends no update that would exceed it. 0:"
+            " no limit."
         ),
     ] = 0.0,
     spent: Annotated[
@@ -723,7 +714,9 @@ def report(
 
     For several runs, also write one page that compares them.
     """
-    from . import report as reports
+    from .report.compare import check_arm, compare, paired_table
+    from .report.tables import arm_table, tables
+    from .report.write import folder_of_comparison, write_comparison
 
     files = [path for path in runs if path.is_file()]  # `suite` writes NAME.log next to the run folder NAME
     runs = [path for path in runs if path not in files] or runs
@@ -734,29 +727,29 @@ def report(
     if out is not None:
         check_name(out, "the folder of the page")
     read = [_written(folder) for folder in once]
-    reports.check_arm(read, against)
+    check_arm(read, against)
     console = _console()
     if files:
         say(f"note: ignored files, which are not run folders: {', '.join(map(str, files))}")
     if len(once) < len(runs):
         say("note: a folder is given twice; it counts once")
     for run in read:
-        _show(console, reports.arm_table(run))
+        _show(console, arm_table(run))
     if len(read) == 1:
-        paired = reports.paired_table(read, against)
-        _show(console, *reports.tables(read[0])[1:], *([paired] if paired is not None else []))
+        paired = paired_table(read, against)
+        _show(console, *tables(read[0])[1:], *([paired] if paired is not None else []))
         return
-    compared = reports.compare(read, against)
+    compared = compare(read, against)
     _show(console, *compared.tables)
     for note in compared.notes:
         say(note)
-    folder = out or reports.folder_of_comparison(once)
+    folder = out or folder_of_comparison(once)
     if has_file(folder / "config.toml"):
         raise UserError(
             f"{folder} is a run folder, and the page would replace its report; choose another --out"
         )
     try:
-        reports.write_comparison(compared, folder)
+        write_comparison(compared, folder)
     except OSError as error:
         say(f"note: no page: {error.filename or folder}: {error.strerror}; choose --out", error=True)
     else:
@@ -765,16 +758,14 @@ def report(
 
 def _written(folder: Path) -> RunFolder:
     """Write the report of a run, or a note if its folder is read-only, and return the run."""
-    from . import report as reports
+    from .report.run_folder import read_run
+    from .report.write import write_report
 
     try:
-        return reports.write_report(folder)
+        return write_report(folder)
     except OSError as error:
-        run = reports.read_run(folder)
-        say(
-            f"note: pictures and pages are not written: {error.filename or folder}: {error.strerror}",
-            error=True,
-        )
+        run, place = read_run(folder), error.filename or folder
+        say(f"note: pictures and pages are not written: {place}: {error.strerror}", error=True)
         return run
 
 

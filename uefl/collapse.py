@@ -45,10 +45,7 @@ class ClassSums(NamedTuple):
 
     @property
     def present(self) -> torch.Tensor:
-        """Return the classes with images, ``[c]`` int64.
-
-        Other classes do not count.
-        """
+        """Return the classes with images, ``[c]`` int64, because others do not count."""
         return self.counts.nonzero().flatten()
 
     @property
@@ -106,10 +103,7 @@ def spread(
 
 
 def geometry(total: ClassSums, weight: torch.Tensor) -> torch.Tensor:
-    """Return NC2a of the class means and of the rows of ``weight [C, D]``, then NC2b, then NC3.
-
-    The result is ``[4]`` float64.
-    """
+    """Return ``[4]`` float64: NC2a of the class means and of the rows of ``weight [C, D]``, NC2b, NC3."""
     means, weight = _centered(total), weight.double()[total.present]
     classes = len(means)
     unit = torch.nn.functional.normalize(means, dim=1)

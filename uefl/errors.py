@@ -17,17 +17,11 @@ class UserError(Exception):
 
 
 class UnknownAlgorithm(UserError):
-    """No algorithm of this name is registered in this process.
-
-    A script may register it.
-    """
+    """No algorithm of this name is registered in this process, but a script may register it."""
 
 
 class UnfitClient(UserError):
-    """An algorithm cannot train on the data of a client.
-
-    Other clients can be trained without it.
-    """
+    """Data of one client that an algorithm cannot train on."""
 
     def __init__(self, client: str, why: str) -> None:
         super().__init__(f"client {client!r} {why}")
@@ -35,10 +29,7 @@ class UnfitClient(UserError):
 
 
 class RunError(Exception):
-    """A run that stopped early, for example without a quorum or with a diverged model.
-
-    Exit code 1.
-    """
+    """A run that stopped early (exit code 1), for example without a quorum or with a diverged model."""
 
 
 class UnusableFile(UserError, OSError):
@@ -50,10 +41,7 @@ class UnusableFile(UserError, OSError):
 
 
 class InvalidPriors(UserError, ValueError):
-    """Class priors or sets that no client can train on.
-
-    The message names the client and the set.
-    """
+    """Class priors or sets that no client can train on, with the client and the set in the message."""
 
 
 def first_line(error: BaseException) -> str:
@@ -63,10 +51,7 @@ def first_line(error: BaseException) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return a text with a question mark for each line end and other character that is not printed.
-
-    Names of files may have such characters.
-    """
+    """Return a text with ? for each line end and other character that is not printed, as in file names."""
     return "".join(character if character.isprintable() else "?" for character in text)
 
 

@@ -28,14 +28,10 @@ Checkpoint = tuple[dict[str, torch.Tensor], dict[str, Any]]
 
 
 def keep(out: Path, arm: int, name: str) -> None:
-    """Keep a copy of the checkpoint of a run, before the last turn of an arm.
-
-    Args:
-        arm: the number of the arm. An arm with a single turn has no checkpoint of its own.
-    """
+    """Keep a copy of the checkpoint before the last turn of an arm, given by its number and name."""
     found = checkpoint.load(out)
     if found is None or found[1]["arm"] != arm:
-        return
+        return  # an arm with a single turn has no checkpoint of its own
     tensors, plain = found
     with opened(out / "metrics.jsonl") as file:
         written = file.read(plain["metrics_bytes"]).decode()
@@ -86,17 +82,10 @@ def with_more_rounds(cfg: Config, rounds: int) -> Config:
 
 
 def stage(out: Path, cfg: Config, rounds: int, digest: str, preset: str) -> dict[str, Any]:
-    """Write the files of a finished run that is set back to the last turn of its first arm, with more rounds.
+    """Write the files of a finished run, set back to the last turn of its first arm, with more rounds.
 
-    All files are complete in a folder of their own before the first one takes its place. If the process is
-    killed, the folder has the finished run, or a run that :func:`finish` completes.
-
-    Args:
-        digest: hash of the longer configuration, which the checkpoint names.
-        preset: first line of config.toml.
-
-    Returns:
-        The record ``made_with`` of the checkpoints: how the run was made.
+    All files are complete in a folder of their own before the first one takes its place, as :func:`finish`
+    does after a kill. Return the record ``made_with`` of the checkpoints, with ``digest`` of the longer run.
 
     Raises:
         UserError: the run has not ended, or has no states to continue from.

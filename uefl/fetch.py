@@ -24,12 +24,7 @@ SETS: dict[str, tuple[str, tuple[dict[str, object], ...]]] = {
 
 
 def fetch(names: list[str], data_root: Path | None, say: Callable[[str], None]) -> None:
-    """Download data sets into a data root. torchvision checks their hashes.
-
-    A data set that torchvision finds there is kept. An interrupted download leaves no part of a data set.
-
-    Args:
-        names: keys of ``SETS``.
+    """Download data sets of ``SETS`` into a data root, each as a whole, unless torchvision finds them.
 
     Raises:
         UserError: the data set or the data root does not exist, a download failed, or another process

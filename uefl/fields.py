@@ -40,12 +40,10 @@ def parse(
     sections_with: SectionsWith = lambda key: [],
     inside: Mapping[str, Iterable[str]] = MappingProxyType({}),
 ) -> S:
-    """Parse a table into a pydantic model, with lists as tuples.
+    """Parse the table of a section into a pydantic model, with lists as tuples.
 
     Args:
-        place: the name of the section, for messages.
-        sections_with: returns the sections, partition schemes and algorithms that have a key. It is called
-            for a key that ``kind`` does not have.
+        sections_with: returns the sections, partition schemes and algorithms that have an unknown key.
         inside: the keys of each nested table, by the name of its section, to suggest the nearest key.
 
     Raises:
@@ -71,10 +69,7 @@ def _check_integers(key: str, value: Any) -> None:
 def unknown(
     key: str, place: str, keys: Iterable[str], sections_with: SectionsWith, listed: str = ""
 ) -> UserError:
-    """Return the error for an unknown key.
-
-    ``keys`` are the valid keys, and ``listed`` tells where to find them.
-    """
+    """Return the error for a key that is not in ``keys``, with the place that lists them."""
     inside = f" in [{place}]" if place else ""
     found = sections_with(key)
     hint = (
@@ -86,9 +81,7 @@ def unknown(
 
 
 def check_unused(values: BaseModel, key: str, why: str, section: str = "") -> None:
-    """Refuse a key without effect, unless it has its default.
-
-    The default is accepted, because the configuration in a run folder has all keys.
+    """Refuse a key without effect, unless it has its default, as in the file of a run folder.
 
     Raises:
         UserError: the key has another value; the message begins with ``section``.

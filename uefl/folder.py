@@ -38,16 +38,10 @@ _TRIES, _MOMENT = 5, 0.05
 
 @contextmanager
 def lock(out: Path, name: str = "run.lock", advice: str = "choose another folder") -> Iterator[None]:
-    """Lock the folder of a run or a suite.
-
-    The system releases the lock when the process ends.
-
-    Args:
-        name: the file that is locked.
-        advice: ends the error message.
+    """Lock the folder of a run or a suite by a file, until the process ends.
 
     Raises:
-        UserError: another process holds the lock, or the folder cannot be written to.
+        UserError: another process holds the lock, or the folder cannot be written to; ``advice`` follows.
     """
     try:
         check_regular(out / name)
@@ -175,10 +169,7 @@ def run_around(path: Path) -> Path | None:
 
 
 def check_no_file_of_a_run(path: Path) -> None:
-    """Refuse a file that could take the place of a file of a run.
-
-    Args:
-        path: a file to write. In a run folder it may be a .csv, .pt2 or .onnx, which a run does not write.
+    """Refuse to write a file among the files of a run, except a .csv, .pt2 or .onnx.
 
     Raises:
         UserError: the file lies in a run folder and has another suffix.
@@ -200,17 +191,11 @@ class MetricsFile:
         return self._path.stat().st_size
 
     def lines(self) -> list[dict[str, Any]]:
-        """Return all lines.
-
-        Rounds count from 1.
-        """
+        """Return all lines, with rounds counted from 1."""
         return [parse_json(line) for line in read_text(self._path).splitlines()]
 
     def check_new(self, arm: str) -> None:
-        """Check that no results are lost if a run has no checkpoint yet.
-
-        Args:
-            arm: the first arm; the file may have its first round.
+        """Check that no results are lost if a run has no checkpoint, after at most a round of its first arm.
 
         Raises:
             UserError: there are lines of other rounds.
@@ -225,11 +210,7 @@ class MetricsFile:
                     raise UserError(f"{lost}; restore it, or start a new run")
 
     def write(self, lines: Sequence[Mapping[str, Any]], first: int = 0) -> None:
-        """Append lines and wait until they are on the disk.
-
-        Args:
-            first: the number of the first round in ``lines``.
-        """
+        """Append lines with rounds from ``first``, and wait until they are on the disk."""
         if not lines:
             return
         with named(self._path), self._path.open("a", encoding="utf-8") as file:

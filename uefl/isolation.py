@@ -34,11 +34,7 @@ _CPU = torch.device("cpu")
 
 @contextmanager
 def plain_torch() -> Iterator[None]:
-    """Compute as a new process does, and restore the caller's contexts.
-
-    Gradients are recorded. Autocast, inference mode and anomaly detection are off. Tensors are made on the
-    CPU. NumPy's handling of floating-point errors is its default.
-    """
+    """Compute in this thread as a new process does, and restore the caller's contexts."""
     with ExitStack() as stack:
         for context in (
             torch.inference_mode(False),

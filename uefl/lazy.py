@@ -16,10 +16,7 @@ class Lazy(Mapping[str, T]):
         self._last: tuple[str, T] | None = None
 
     def __getitem__(self, name: str) -> T:
-        """Return the value of a name.
-
-        The value is created, unless it is the last one.
-        """
+        """Return the value of a name, created unless it is the last one."""
         if self._last is None or self._last[0] != name:
             if name not in self._names:
                 raise KeyError(name)

@@ -74,10 +74,7 @@ def check_name(path: Path, what: str) -> None:
 
 
 def neighbor(path: Path, suffix: str) -> Path:
-    """Return the path in the same folder with a suffix added to the name.
-
-    If that name is too long for a file system, a hash replaces the name of ``path``.
-    """
+    """Return the path with a suffix added to the name, or to a hash of a name that is too long."""
     name = path.name + suffix
     if len(os.fsencode(name)) > _LONGEST:
         name = hashlib.sha256(os.fsencode(path.name)).hexdigest()[:32] + suffix
@@ -85,10 +82,7 @@ def neighbor(path: Path, suffix: str) -> Path:
 
 
 def special(path: Path) -> str | None:
-    """Return the kind of a path that is neither a file nor a folder, such as ``a pipe``, otherwise None.
-
-    A process that opens such a path may wait forever.
-    """
+    """Return the kind, such as ``a pipe``, of a path that may block a process that opens it, or None."""
     try:
         return _SPECIAL.get(stat.S_IFMT(path.stat().st_mode))
     except OSError:
@@ -100,14 +94,11 @@ def _other_kind(path: Path) -> str | None:
 
 
 def check_file(path: Path, what: str, expected: str = "expected a file") -> None:
-    """Refuse a path that is not a regular file.
-
-    Args:
-        what: begins the message.
+    """Refuse a path that is not a regular file, in a message that begins with ``what``.
 
     Raises:
-        UserError: there is no such file; the path is a folder, a pipe, a socket or a device; or the name is
-            not UTF-8. If a file has the name in other capitals, the message names it.
+        UserError: there is no such file, or one in other capitals, which the message names; the path is a
+            folder, a pipe, a socket or a device; or the name is not UTF-8.
     """
     check_name(path, what)
     kind = _other_kind(path)
@@ -188,10 +179,7 @@ def memory() -> int:
 
 
 def check_fits(path: Path, size: float | None = None) -> None:
-    """Refuse a file that must be read as a whole and needs more memory than the process may use.
-
-    Args:
-        size: bytes of memory that the values need; None: the bytes of the file.
+    """Refuse values, or a whole file, that need more memory than the process may use.
 
     Raises:
         UserError: the memory is too small.
@@ -216,10 +204,7 @@ def other_capitals(path: Path) -> str:
 
 @contextmanager
 def named(path: Path) -> Iterator[None]:
-    """Name the written path in an error of the system.
-
-    If the disk is full, Python's error names no file. If a temporary file cannot replace ``path``, the error
-    names the temporary file.
+    """Name the written path in an error of the system, also of a full disk or of a temporary file.
 
     Raises:
         OSError: the error that was raised inside, with ``path`` as its ``filename``.

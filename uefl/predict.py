@@ -43,15 +43,11 @@ class NamedPrediction(NamedTuple):
 
 
 class Predictor:
-    """Predict the classes of image files.
-
-    The constructor reads the headers of the files.
+    """Predict the classes of image files, or of the rows of tables for columns or tokens.
 
     Args:
-        paths: files and folders. A folder means all images in it and in its subfolders. For a model of
-            columns or tokens, the files are tables.
-        client: the name of a client. The prediction uses the private tensors of this client. None: as in
-            :meth:`SavedModel.predict`.
+        paths: files, and folders with all images in them and in their subfolders.
+        client: whose private tensors to use; None: as in :meth:`SavedModel.predict`.
 
     Raises:
         UserError: there is no image, a path does not exist, a file cannot be read, or the client is unknown.
@@ -85,10 +81,7 @@ class Predictor:
         return self.count * (2 if self.client is None and self._model.has_codebooks else 1)
 
     def notes(self) -> list[str]:
-        """Return the changes to the images and the choice of the client.
-
-        Call it after :meth:`rows`.
-        """
+        """Return, after :meth:`rows`, the changes to the images and the choice of the client."""
         if isinstance(self.images, Vectors):
             return self._choice
         height, width = self._model.shape[1:]
@@ -106,11 +99,7 @@ class Predictor:
         return found + self._choice
 
     def rows(self, advance: Callable[[int], object] = lambda count: None) -> Iterator[NamedPrediction]:
-        """Predict for one batch after the other.
-
-        Args:
-            advance: called after each batch with its number of images.
-        """
+        """Predict for one batch after the other, and give the size of each to ``advance``."""
         model, client = self._model, self.client
         self._choice: list[str] = []
         if client is None and model.clients:
@@ -122,18 +111,9 @@ class Predictor:
             batch = self._batch(rows)
             prediction = model.predict(batch, client, uncertainty=True, passes=self._passes, seed=start)
             chances, classes = prediction.probs.max(1)
-            each = zip(
-                rows,
-                classes.tolist(),
-                chances.tolist(),
-                prediction.entropy.tolist(),
-                prediction.mutual_info.tolist(),
-                strict=True,
-            )
-            yield from (
-                NamedPrediction(self.images.files[row], model.classes[k], p, spread, info)
-                for row, k, p, spread, info in each
-            )
+            columns = (column.tolist() for column in (chances, prediction.entropy, prediction.mutual_info))
+            for row, k, *numbers in zip(rows, classes.tolist(), *columns, strict=True):
+                yield NamedPrediction(self.images.files[row], model.classes[k], *numbers)
             advance(len(rows))
 
     def _batch(self, rows: Rows) -> torch.Tensor:
@@ -165,9 +145,6 @@ def write(rows: Iterable[NamedPrediction], kind: str, file: TextIO) -> None:
 @contextmanager
 def output(path: Path, images: Sequence[Path]) -> Iterator[None]:
     """Refuse a CSV file that cannot be written, and lock it against other processes.
-
-    Args:
-        images: the files and folders that are read.
 
     Raises:
         UserError: the path is a folder, the folder of the path does not exist, the path is one of ``images``

@@ -56,12 +56,7 @@ _ORDERS = [
     *(1 + x / 100 for x in (1, 2, 5)),
     *(1 + x / 10 for x in range(1, 100)),
     *range(11, 64),
-    80,
-    96,
-    128,
-    192,
-    256,
-    512,
+    *(80, 96, 128, 192, 256, 512),
 ]
 _HIDES = {
     "central": "the participation of one client, from readers of the models, but not from the server",
@@ -73,12 +68,7 @@ _OUTSIDE = (
 
 
 class Privacy:
-    """The mechanism of a run, and the privacy that it spends.
-
-    Args:
-        run: the section of the configuration; its ``privacy`` is not ``none``.
-        key: the secret of the run that noise and, with ``central``, participants are made from.
-    """
+    """The mechanism of a run, made from its secret key, and the privacy that it spends."""
 
     def __init__(self, run: RunSection, key: bytes) -> None:
         self.run, self._key = run, key
@@ -86,10 +76,7 @@ class Privacy:
         self._recorded = 0, 0.0
 
     def releases(self, participants: PoissonParticipants | Participants, rounds: int) -> int:
-        """Return the number of releases after some rounds.
-
-        With ``central`` it is the number of rounds, with ``local`` the most requests to a single client.
-        """
+        """Return the number of rounds or, with ``local``, the most requests to a single client."""
         if self.central or self.run.participation == 1:
             return rounds
         return max(
@@ -154,9 +141,7 @@ class Privacy:
         return PoissonParticipants(clients, self.run.participation, self._key, arm)
 
     def averages(self, algorithm: Algorithm, state: State) -> dict[str, Any]:
-        """Return averages as :class:`uefl.aggregation.Rule` does.
-
-        Noisy sums replace nonempty averages.
+        """Return averages as :class:`uefl.aggregation.Rule` does, with noisy sums for nonempty ones.
 
         Raises:
             TypeError: an average that is not a plain weighted mean.
@@ -173,10 +158,7 @@ class Privacy:
         return found
 
     def add(self, algorithm: Algorithm, state: State, averages: dict[str, Any], update: Reply) -> None:
-        """Add the update of a client, with all its tensors clipped together.
-
-        The weight is ignored.
-        """
+        """Add the update of a client without its weight, with all its tensors clipped together."""
         factor = clip_factor(
             {name: (update.tensors[name], mean.old) for name, mean in averages.items()}, self.run.clip_norm
         )
@@ -193,10 +175,7 @@ class Privacy:
     def hidden(
         self, update: Mapping[str, torch.Tensor], sent: Mapping[str, torch.Tensor], *place: str | int
     ) -> dict[str, torch.Tensor]:
-        """Return a client's update as it is sent to the server with ``local``.
-
-        The change of the update is clipped, and has noise.
-        """
+        """Return an update as a client sends it with ``local``: its clipped change, with noise."""
         factor = clip_factor({name: (x, sent[name]) for name, x in update.items()}, self.run.clip_norm)
         made = {}
         for name, x in update.items():
@@ -211,11 +190,7 @@ class Privacy:
 
 
 class NoisyMean:
-    """old + (sum of clipped changes + noise) / the expected number of clients, all in float64.
-
-    Args:
-        expected: the divisor of the sum, for any number of updates.
-    """
+    """old + (sum of clipped changes + noise) / the expected number of clients, all in float64."""
 
     def __init__(self, old: torch.Tensor, expected: float) -> None:
         self.old, self._expected = old, expected
@@ -231,12 +206,7 @@ class NoisyMean:
 
 
 class PoissonParticipants:
-    """Draw each participant with a fixed probability, from the key of a run.
-
-    Args:
-        share: the probability, in (0, 1].
-        arm: draws for two arms do not depend on each other.
-    """
+    """Draw each participant of an arm with the probability ``share``, from the key of a run."""
 
     def __init__(self, clients: tuple[str, ...], share: float, key: bytes, arm: str) -> None:
         self._clients, self._share, self._key, self._arm = clients, share, key, arm
@@ -248,11 +218,7 @@ class PoissonParticipants:
 
 
 def spent_by(updates: Mapping[float, int], delta: float) -> float:
-    """Return the epsilon of one client that has added noise to its own updates, over all its runs.
-
-    Args:
-        updates: number of sent updates by ``noise_multiplier``.
-    """
+    """Return the epsilon of a client over all its runs, from its noisy updates by ``noise_multiplier``."""
     divergences = [count * _of_update(noise) for noise, count in updates.items() if count]
     return _epsilon(np.sum(divergences, axis=0), delta) if divergences else 0.0
 
@@ -282,12 +248,9 @@ def _divergence(sampled: float, noise: float) -> npt.NDArray[np.float64]:
 
 
 def clip_factor(pairs: Mapping[str, tuple[torch.Tensor, torch.Tensor]], norm: float) -> float:
-    """Return the factor that clips all changes ``new - old`` together to the length ``norm``.
+    """Return the factor, at most 1, that clips all changes ``new - old`` together to the length ``norm``.
 
-    If the changes are shorter, the factor is 1.
-
-    The L2 norm is over all tensors, in float64. If the norm is not finite, the factor is 0, because no part
-    of the change may be used.
+    The L2 norm is over all tensors, in float64. If it is not finite, no part may be used: the factor is 0.
     """
     square = sum(float((new.double() - old.double()).square().sum()) for new, old in pairs.values())
     if not math.isfinite(square):
@@ -296,11 +259,9 @@ def clip_factor(pairs: Mapping[str, tuple[torch.Tensor, torch.Tensor]], norm: fl
 
 
 def gaussian(key: bytes, hides: torch.Tensor, deviation: float, *place: str | int) -> torch.Tensor:
-    """Return normal noise in the shape of a float64 tensor, with this standard deviation.
+    """Return normal noise in the shape of a float64 tensor, derived from the key and that tensor.
 
-    The noise is derived from the key and that tensor.
-
-    A different deviation gives an independent draw. Otherwise two scales of one draw would reveal the tensor.
+    Another deviation has an independent draw, because two scales of one draw would reveal the tensor.
     """
     values = np.ascontiguousarray(hides.detach().cpu().numpy())
     drawn = ndtri(
@@ -326,10 +287,7 @@ def uniform(key: bytes, data: bytes, count: int, *place: str | int) -> npt.NDArr
 
 
 def key_of(out: Path, begun: bool) -> bytes:
-    """Return the secret key of a run folder.
-
-    The key is drawn from the secure source of the operating system when the run begins. Only the owner may
-    read the file.
+    """Return the secret key of a run, which the system draws at its begin for the owner only.
 
     Raises:
         UserError: the run has begun and its key is gone.
@@ -342,10 +300,14 @@ def key_of(out: Path, begun: bool) -> bytes:
             f"{path} is missing; it has the secret key of this run's noise. Restore it, or start again in"
             " another folder"
         )
-    key = secrets.token_bytes(32)
+    draw_key(path)
+    return read_bytes(path)
+
+
+def draw_key(path: Path) -> None:
+    """Draw a secret key of 32 bytes into a file that only its owner may read."""
     with replaced(path) as new, os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
-        file.write(key)
-    return key
+        file.write(secrets.token_bytes(32))
 
 
 def check(cfg: Config, arm: str, workspace: Workspace) -> None:
@@ -397,10 +359,7 @@ def check_accountant(what: str) -> None:
 
 
 def without_statistics(cfg: Config, federation: Federation) -> Federation:
-    """Return a federation without the mean and deviation of pixels if noise does not protect them.
-
-    Both are statistics of the clients' images.
-    """
+    """Return a federation without the mean and deviation of pixels if noise does not protect them."""
     if cfg.run.privacy == "none":
         return federation
     channels = len(federation.mean)

@@ -18,11 +18,7 @@ _LOGGER = logging.getLogger(__package__)
 
 
 class PlainProgress:
-    """One line per round.
-
-    Args:
-        notice: takes each line; default: the logger ``uefl``, at level INFO.
-    """
+    """Give a line per round to ``notice``, by default the logger ``uefl`` at level INFO."""
 
     def __init__(self, notice: Callable[[str], None] = _LOGGER.info) -> None:
         self.notice = notice
@@ -47,10 +43,7 @@ class PlainProgress:
 
 
 class LiveProgress:
-    """Show one bar over all arms that advances with each client.
-
-    Each arm has its own estimate of the time left.
-    """
+    """Show one bar over all arms that advances with each client, and the time left of an arm."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -75,11 +68,7 @@ class LiveProgress:
         )
 
     def client(self, arm: str, round: int, client: str) -> None:
-        """Show that a client begins.
-
-        The earlier clients of this round have finished. After the last round follows an exchange that only
-        measures.
-        """
+        """Show that a client begins, after the earlier ones of a round, which may only be measured."""
         place = f"round {min(round + 1, self._rounds)}/{self._rounds}"
         self._begun = self._begun + 1 if self._progress.tasks[0].fields["round"] == place else 0
         steps = min(
@@ -88,10 +77,7 @@ class LiveProgress:
         self._progress.update(self._task, completed=steps, round=place, client=escape(label(client)))
 
     def round(self, arm: str, round: int, records: list[dict[str, Any]]) -> None:
-        """Show the metrics of a round.
-
-        The exchange that measured the round has already trained the next one.
-        """
+        """Show the metrics of a round, while the next one has been trained already."""
         self._progress.update(self._task, measured=means(records))
 
     def notice(self, message: str) -> None:
@@ -127,10 +113,7 @@ def watch(console: Console) -> Iterator[PlainProgress | LiveProgress]:
 
 @contextmanager
 def bar(console: Console, what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Yield a function that advances a bar by a number of steps.
-
-    If the console is not a terminal, there is no bar.
-    """
+    """Yield a function that advances a bar by a number of steps, without a bar outside of a terminal."""
     with Progress(
         *_columns("{task.completed}/{task.total}"),
         console=console,

@@ -16,15 +16,10 @@ Registered = TypeVar("Registered")
 
 
 class Registry(Generic[Entry]):
-    """Entries by name.
+    """Entries by name, each called ``what`` in messages.
 
-    The first look-up imports the modules of a package, which register their entries, and loads the entry
-    points of installed packages. A process of another engine does the same.
-
-    Args:
-        package: the package of the modules with the entries.
-        what: the word for an entry in messages.
-        group: the group of entry points, such as ``uefl.sources``.
+    The first look-up imports the modules of ``package``, which register their entries, and loads the entry
+    points ``group`` of installed packages, such as ``uefl.sources``. Another process does the same.
     """
 
     def __init__(self, package: str, what: str, group: str) -> None:
@@ -33,9 +28,7 @@ class Registry(Generic[Entry]):
         self._complete = False
 
     def add(self, name: str, entry: Entry) -> None:
-        """Register an entry.
-
-        An entry may be registered twice under its name.
+        """Register an entry, also a second time under its name.
 
         Raises:
             ValueError: another entry has the name.

@@ -23,8 +23,7 @@ import hashlib
 import os
 import platform
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -35,7 +34,7 @@ from torch import nn
 
 from uefl_kernels import _library as library
 
-from . import checkpoint, config, extend, privacy, report
+from . import checkpoint, config, extend, privacy
 from .aggregation import check_rule
 from .algorithms.base import Algorithm, Context, Record, find
 from .client import together
@@ -53,6 +52,10 @@ from .isolation import isolate
 from .json_text import parse_json
 from .models import custom, saved
 from .paths import check_name, command, has_file, other_capitals, read_text, special
+from .report import samples
+from .report.events import EventWriter, event_writer
+from .report.run_folder import outcomes, own_columns, parted
+from .report.write import write_report
 from .seeds import derive, deterministic, make_repeatable
 from .server.participants import Participants, check_joins
 from .server.rounds import ServerLoop
@@ -64,10 +67,7 @@ class Observer(Protocol):
     """An object that receives the progress of a run."""
 
     def start(self, arms: list[str], rounds: int, clients: int) -> None:
-        """Handle the start of a run.
-
-        ``rounds`` is the number for each arm.
-        """
+        """Handle the start of a run with this number of rounds for each arm."""
 
     def arm(self, name: str, done_rounds: int) -> None:
         """Handle the start of an arm, or its continuation after ``done_rounds`` measured rounds."""
@@ -94,18 +94,11 @@ class ClientPool(Protocol):
     def federation(
         self, cfg: Config, data_root: Path | None, known: Silos, check: Callable[[Federation], object]
     ) -> Federation:
-        """Find all clients, or raise UserError or RunError.
-
-        ``known`` is what an interrupted run had in :attr:`silos`. ``check`` is called with the federation,
-        and raises UserError if it cannot be trained.
-        """
+        """Find all clients, with the ``silos`` that are known, and ``check`` that they can be trained."""
         ...
 
     def engine(self, arm: str, started: Callable[[str], None]) -> Engine:
-        """Return an engine for the clients in one arm.
-
-        ``started`` is as in :class:`uefl.engines.in_process.LocalEngine`.
-        """
+        """Return an engine for the clients in one arm, see :class:`uefl.engines.in_process.LocalEngine`."""
         ...
 
 
@@ -127,17 +120,12 @@ def train(
 
     Args:
         preset: the name of its source, recorded in the folder.
-        device: ``auto``, ``cpu`` or ``cuda``.
-        federation: replaces the data of the configuration.
-        network: makes a new network if ``model.encoder`` is ``given``.
-        deployment: the engine for clients in other processes; None: all clients are in this process. Not
-            together with ``federation`` or ``network``.
+        deployment: the engine for clients in other processes, without ``federation`` and ``network``.
         pages: write the report and the pictures at the end; ``uefl report`` can also do this later.
 
     Raises:
         UserError: the folder is not free, or the clients cannot be built; nothing was written.
-        RunError: the run ended early, e.g. because the model diverged; the folder holds the rounds until
-            then.
+        RunError: the run ended early, e.g. because the model diverged.
     """
     where = chosen_device(device)
     cfg = cfg.absolute()
@@ -179,13 +167,10 @@ def resume(
     pages: bool = True,
     more_rounds: int = 0,
 ) -> dict[str, Any]:
-    """Continue the run in a folder from its last round.
+    """Continue the run in a folder as :func:`uefl.resume` does, or return the summary of a finished run.
 
-    A finished run returns its summary, or trains further rounds.
-
-    On the same device and with the same number of threads, the result is the same, bit for bit, as without
-    the interruption. With ``more_rounds``, it is the result of a run that had these rounds in its last
-    iteration from the start. The other arguments are as in :func:`train`.
+    On the same device and with the same number of threads, the result has the same bits as without the
+    interruption.
 
     Raises:
         UserError: there is no run, it comes from another version, or the data have changed.
@@ -217,7 +202,7 @@ def resume(
             run = _with_more_rounds(out, cfg, more_rounds, preset, prepared)
         elif has_file(out / "summary.json"):
             if pages and not all((out / name).exists() for name in ("report.md", "report.html")):
-                report.write_report(out)
+                write_report(out)
             (out / privacy.KEY).unlink(missing_ok=True)
             observer.notice(
                 f"{out} is a finished run; to run it again, name another folder or remove this one"
@@ -262,11 +247,18 @@ def _prepare(
     deployment: ClientPool | None,
 ) -> _Run:
     """Build and check all that the configuration names, before anything is written."""
-
     checked: list[_Run] = []
 
     def check(federation: Federation) -> None:
-        checked[:] = [_checked(cfg, preset, out, where, federation, observer, network, deployment)]
+        if federation.server is not None and any(client.name == SERVER for client in federation.clients):
+            raise UserError(
+                f"client {SERVER!r} has the name that uefl uses for the server; rename the client"
+            )
+        check_inputs(cfg, federation)
+        hidden = privacy.without_statistics(cfg, federation)
+        run = _Run(cfg, preset, out, hidden, where, observer, network, deployment)
+        run.check_arms()
+        checked[:] = [run]
 
     kinds = {find(arm.algorithm) for arm in cfg.arms.values()}
     try:
@@ -288,48 +280,6 @@ def _prepare(
     else:
         check(federation)
     return checked[0]
-
-
-def _checked(
-    cfg: Config,
-    preset: str,
-    out: Path,
-    where: torch.device,
-    federation: Federation,
-    observer: Observer,
-    network: Callable[[], nn.Module] | None,
-    deployment: ClientPool | None,
-) -> _Run:
-    """Return the run of a federation, or raise UserError if it cannot be trained."""
-    if federation.server is not None and any(client.name == SERVER for client in federation.clients):
-        raise UserError(f"client {SERVER!r} has the name that uefl uses for the server; rename the client")
-    check_inputs(cfg, federation)
-    run = _Run(
-        cfg, preset, out, privacy.without_statistics(cfg, federation), where, observer, network, deployment
-    )
-    for name in cfg.arms:
-        workspace = run.workspace(name)
-        if network is not None:
-            custom.check(workspace.net, workspace.normalize, federation)
-        workspace.algorithm.check(federation, name, workspace.net)
-        check_rule(
-            cfg.run, name, workspace.algorithm.plain_means, len(federation.clients) - len(cfg.run.joins)
-        )
-        check_joins(name, workspace.algorithm)
-        privacy.check(cfg, name, workspace)
-        together.check(workspace, name)
-        if (
-            deployment is not None
-            and deployment.clients_keep_states
-            and cfg.run.private_mean
-            and _keeps_what_predicts(workspace)
-        ):
-            why = (
-                "clients keep layers or tensors that predictions need, and silos do not send these, so"
-                " there is no mean"
-            )
-            raise UserError(f"arm {name!r}: its {why}; set run.private_mean = false")
-    return run
 
 
 def check_inputs(cfg: Config, federation: Federation) -> None:
@@ -383,18 +333,10 @@ class _Run:
         self.clients = Clients(federation.by_name.values(), device)
         names = tuple(sorted(client.name for client in federation.clients))
         examples = {client.name: client.sizes.train for client in federation.clients}
-        about = (federation.classes, federation.shape, names, network, examples)
         tested = {name: client.sizes.test for name, client in federation.by_name.items()}
-        self.context = Context(
-            cfg.run.seed,
-            cfg.run,
-            cfg.model,
-            cfg.training,
-            *about,
-            self._clients_keep_states,
-            federation.inputs,
-            tested,
-        )
+        about = (federation.classes, federation.shape, names, network, examples)
+        about_clients = (self._clients_keep_states, federation.inputs, tested)
+        self.context = Context(cfg.run.seed, cfg.run, cfg.model, cfg.training, *about, *about_clients)
         self._resident: tuple[str, Workspace] | None = None
         deterministic(device)
         first = self.workspace(next(iter(cfg.arms)))
@@ -414,11 +356,28 @@ class _Run:
             **({"network": custom.digest(network, cfg.run.seed)} if network is not None else {}),
         }
 
-    def made(self) -> dict[str, Any]:
-        """Return time, place and versions of the start of the run, and the notes on its data.
+    def check_arms(self) -> None:
+        """Refuse an arm that cannot be trained."""
+        cfg, federation = self.cfg, self.federation
+        for name in cfg.arms:
+            workspace = self.workspace(name)
+            if self.network is not None:
+                custom.check(workspace.net, workspace.normalize, federation)
+            workspace.algorithm.check(federation, name, workspace.net)
+            several = len(federation.clients) - len(cfg.run.joins)
+            check_rule(cfg.run, name, workspace.algorithm.plain_means, several)
+            check_joins(name, workspace.algorithm)
+            privacy.check(cfg, name, workspace)
+            together.check(workspace, name)
+            if self._clients_keep_states and cfg.run.private_mean and _keeps_what_predicts(workspace):
+                why = (
+                    "clients keep layers or tensors that predictions need, and silos do not send these, so"
+                    " there is no mean"
+                )
+                raise UserError(f"arm {name!r}: its {why}; set run.private_mean = false")
 
-        These facts are for readers. No number depends on them.
-        """
+    def made(self) -> dict[str, Any]:
+        """Return facts for readers: time, place and versions of the start, and the notes on the data."""
         from . import __version__
 
         return {
@@ -469,12 +428,10 @@ class _Run:
         for note in self.federation.notes:
             self.observer.notice(f"note: {note}")
         if self.federation.here and self.federation.inputs.kind == "images":
-            report.write_samples(
-                self.out, [client.name for client in self.federation.clients], self.clients.data
-            )
-        own = dict.fromkeys(key for columns in report.own_columns(self.cfg).values() for key in columns)
-        with _events(self.out, self.metrics, own, self.cfg.run.metrics) as events:
-            names = list(self.cfg.arms)
+            samples.write(self.out, [client.name for client in self.federation.clients], self.clients.data)
+        own = dict.fromkeys(key for columns in own_columns(self.cfg).values() for key in columns)
+        names, (records, _) = list(self.cfg.arms), parted(self.metrics.lines())
+        with event_writer(self.out, records, own, self.cfg.run.metrics) as events:
             for index in range(plain["arm"], len(names)):
                 arm, workspace = self._arm(names[index])
                 if index == plain["arm"] and tensors:
@@ -495,14 +452,11 @@ class _Run:
         checkpoint.write_json(self.out / "summary.json", summary)
         (self.out / privacy.KEY).unlink(missing_ok=True)
         if pages:
-            report.write_report(self.out)
+            write_report(self.out)
         return summary
 
     def check_origin(self, then: dict[str, Any]) -> None:
-        """Refuse a checkpoint of another configuration or other data.
-
-        On another machine the run continues, but with other bits.
-        """
+        """Refuse a checkpoint of another configuration or other data, and note another machine."""
         changes = {
             "config": "config.toml has been changed",
             "data": "the images of the clients have changed",
@@ -534,32 +488,19 @@ class _Run:
             why = "its steps are not all the same" if is_gpu(self.device) else "its clients are not on a GPU"
             self.observer.notice(f"note: arm {name!r} trains without run.cuda_graphs: {why}")
         clients = self.clients.handlers(workspace)
-        engine: Engine = LocalEngine(clients, started, together.together(clients, workspace))
+        group = together.together(clients, workspace)
+        engine: Engine = LocalEngine(clients, started, group, self.cfg.run.clients_at_once)
         if self.deployment is not None:
             engine = self.deployment.engine(name, started)
         teacher = Teacher.of(workspace.algorithm.server_data(self.federation), workspace)
         members = self.cfg.run.members if self.cfg.run.uncertainty == "ensemble" else 1
         seeds = [derive(seed, "member", i) if i else seed for i in range(members)]
-        arm = ServerLoop(
-            name,
-            workspace,
-            seeds,
-            engine,
-            self.out / "private",
-            teacher,
-            self.observer.notice,
-            self.privacy,
-            self._clients_keep_states,
-        )
+        private, notice, kept = self.out / "private", self.observer.notice, self._clients_keep_states
+        arm = ServerLoop(name, workspace, seeds, engine, private, teacher, notice, self.privacy, kept)
         return arm, workspace
 
     def _finish(
-        self,
-        index: int,
-        arm: ServerLoop,
-        workspace: Workspace,
-        events: report.EventWriter | None,
-        pages: bool,
+        self, index: int, arm: ServerLoop, workspace: Workspace, events: EventWriter | None, pages: bool
     ) -> None:
         # a turn measures the round that the turn before has trained
         self.observer.arm(arm.name, arm.round - (arm.trained > 0))
@@ -594,13 +535,8 @@ class _Run:
                 f"note: arm {arm.name!r} has no model file here: each silo keeps its own part of the model"
             )
             return
-        saved.save(
-            self.out / f"model-{arm.name}.safetensors",
-            self.cfg,
-            arm.name,
-            self.federation,
-            arm.networks(workspace),
-        )
+        path = self.out / f"model-{arm.name}.safetensors"
+        saved.save(path, self.cfg, arm.name, self.federation, arm.networks(workspace))
         shown = pages and self.federation.here and self.federation.inputs.kind == "images"
         if shown and self.privacy is None:  # privacy: no client's images in a report
             self._write_uncertain(arm.name)
@@ -610,12 +546,12 @@ class _Run:
         names = [client.name for client in self.federation.clients]
         try:
             model = saved.load(self.out / f"model-{arm}.safetensors", self.network).to(self.device)
-            report.write_uncertain(self.out, arm, model, names, self.clients.data)
+            samples.write_uncertain(self.out, arm, model, names, self.clients.data)
         except UserError as error:  # a model that cannot predict for some client
             self.observer.notice(f"note: no uncertain images of arm {arm!r}: {error}")
 
     def _summary(self) -> dict[str, Any]:
-        arms = report.outcomes(self.metrics.lines(), self.cfg)
+        arms = outcomes(self.metrics.lines(), self.cfg)
         for name, outcome in arms.items():
             outcome["seconds"] = round(self.seconds[name], 3)
             if self.deployment is None:  # otherwise other processes train
@@ -631,11 +567,7 @@ class _Run:
 
 
 def _written_summary(out: Path) -> dict[str, Any]:
-    """Return the summary of a finished run.
-
-    Raises:
-        UserError: the summary is damaged.
-    """
+    """Return the summary of a finished run."""
     path = out / "summary.json"
     try:
         return dict(parse_json(read_text(path)))
@@ -659,17 +591,3 @@ def chosen_device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda: no CUDA device is available; use --device cpu, and see `uefl doctor`")
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
-
-
-@contextmanager
-def _events(
-    out: Path, metrics: MetricsFile, columns: Iterable[str], weighted: Iterable[str]
-) -> Iterator[report.EventWriter | None]:
-    """Yield a writer of events that first writes all metrics again, as a killed run may have more events."""
-    records, _ = report.parted(metrics.lines())
-    writer = report.open_event_writer(out, records, columns, weighted)
-    try:
-        yield writer
-    finally:
-        if writer is not None:
-            writer.close()

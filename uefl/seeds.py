@@ -24,10 +24,7 @@ def derive(seed: int, *place: str | int) -> int:
 
 @contextmanager
 def seeded(device: torch.device, seed: int, *place: str | int) -> Iterator[None]:
-    """Seed torch's generators on the CPU and on ``device`` inside the context.
-
-    Afterwards they continue as before.
-    """
+    """Seed torch's generators on the CPU and on ``device``, and restore them afterwards."""
     with torch.random.fork_rng(devices=gpus_of(device)):
         seed_torch(derive(seed, *place))
         yield

@@ -17,11 +17,7 @@ _PLAIN = {"±": "+-", "−": "-", "–": "-", "…": "...", "°": " deg"}
 
 
 def open_closed_streams() -> None:
-    """Open the null device for stdin, stdout and stderr where the caller has closed them.
-
-    Otherwise a file of the run could get the number of a closed stream, and output of libraries would go into
-    it.
-    """
+    """Open the null device for closed streams, so that no file of the run gets their numbers."""
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(number)
@@ -61,10 +57,7 @@ class _Messages(io.TextIOWrapper):
 
 
 def replace_streams() -> None:
-    """Name stdout in its errors, and drop messages that stderr cannot take.
-
-    The disk of stdout can be full while the disk of the run folder is not.
-    """
+    """Name stdout in its errors, and drop messages that stderr cannot take."""
     for name, kind in (("stdout", _Output), ("stderr", _Messages)):
         stream = getattr(sys, name)
         if type(stream) is io.TextIOWrapper:
@@ -80,18 +73,12 @@ def write_nearest_characters() -> None:
 
 
 def say(text: str, *, error: bool = False) -> None:
-    """Print a line to stdout, or to stderr.
-
-    ``typer.echo`` would write past these streams in a locale of ASCII.
-    """
+    """Print a line to stdout or stderr, which ``typer.echo`` would bypass in a locale of ASCII."""
     print(text, file=sys.stderr if error else sys.stdout, flush=True)
 
 
 def nearest_characters(text: str, encoding: str) -> str:
-    """Return a text as a terminal of this encoding shows it.
-
-    The result may be longer, and tables use its length.
-    """
+    """Return a text, which may become longer, as a terminal of this encoding shows it."""
     return text.encode(encoding, "nearest-character").decode(encoding)
 
 

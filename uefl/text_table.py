@@ -19,10 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Table:
-    """Text in rows and columns.
-
-    The first column names the row.
-    """
+    """Text in rows and columns, with the name of each row in the first column."""
 
     title: str
     header: list[str]
@@ -61,15 +58,8 @@ class Table:
         made = []
         for number, group in enumerate(groups):
             header, *rows = ([line[0], *(line[i] for i in group)] for line in (self.header, *self.rows))
-            made.append(
-                Table(
-                    "" if number else self.title,
-                    header,
-                    rows,
-                    self.numeric,
-                    self.note if group is groups[-1] else "",
-                )
-            )
+            title, note = "" if number else self.title, self.note if group is groups[-1] else ""
+            made.append(Table(title, header, rows, self.numeric, note))
         return made
 
     def _width(self, column: int) -> int:
@@ -79,10 +69,7 @@ class Table:
         return max(cell_len(row[column]) for row in (self.header, *self.rows))
 
     def rich(self, encoding: str = "utf-8") -> RichTable:
-        """Return the table for a terminal.
-
-        Square brackets in names are not markup.
-        """
+        """Return the table for a terminal, without markup in square brackets."""
         from rich import box
         from rich.table import Table as RichTable
         from rich.text import Text

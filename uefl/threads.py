@@ -17,16 +17,13 @@ _OWN = Path("/proc/self/cgroup")
 def threads_for(net: nn.Module, example: torch.Tensor, batch_size: int) -> int:
     """Return the number of threads that train a network fastest, even if other programs use the same cores.
 
-    A small network trains with one thread: an operation of microseconds ends before a second thread begins.
-        Threads that wait for each other keep cores busy that other programs need. The number does not depend
-    on the load of the machine, so a command repeats its bits.
+    It is 1 for a small network, because an operation of microseconds ends before a second thread begins.
+    Otherwise it is the threads of torch, and no more than the cores that the control group grants. It does
+    not depend on the load of the machine, so a command repeats its bits.
 
     Args:
         example: one input, ``[1, ...]``.
         batch_size: inputs of a training step, which costs three forward passes.
-
-    Returns:
-        1, or the threads of torch, and no more than the cores that the control group grants.
     """
     mode = net.training
     with torch.no_grad(), torch.random.fork_rng(devices=[]), FlopCounterMode(display=False) as counter:

@@ -34,19 +34,14 @@ class Prediction(NamedTuple):
 
     @property
     def mutual_info(self) -> torch.Tensor:
-        """Return the entropy of the mean minus the mean entropy, ``[B]``.
-
-        The difference measures how much the passes or members disagree.
-        """
+        """Return how much passes or members disagree ``[B]``: entropy of the mean minus mean entropy."""
         return (self.entropy - self.expected_entropy).clamp_min(0)
 
 
 def of_network(
     net: nn.Module, images: torch.Tensor, passes: int, amp: Callable[[], AbstractContextManager[None]]
 ) -> Prediction:
-    """Predict images with a network, from ``passes`` passes with dropout on.
-
-    With 0 passes, or without dropout layers, predict from one pass with dropout off.
+    """Predict images from ``passes`` passes with dropout on, or from one with dropout off.
 
     Args:
         net: from images ``[B, C, H, W]`` to logits ``[B, classes]``, in evaluation mode. A

@@ -1,4 +1,7 @@
-"""Engines around another engine: they record its messages or change its replies."""
+"""Engines around another engine: they record its messages or change its replies.
+
+The functions return what ``wrap`` of :func:`tests.federated.tiny.arm` takes.
+"""
 
 
 class RecordingEngine:
@@ -16,7 +19,7 @@ class RecordingEngine:
 
 
 class TamperingEngine:
-    """An engine that lets ``change`` alter each reply on its way."""
+    """An engine that lets ``change`` alter or replace each reply on its way."""
 
     def __init__(self, inner, change):
         self.inner, self.change = inner, change
@@ -26,4 +29,22 @@ class TamperingEngine:
 
     def round(self, messages, deadline=None):
         for reply in self.inner.round(messages, deadline):
-            yield self.change(reply)
+            yield self.change(reply) or reply
+
+
+def recorded(record):
+    return lambda engine: RecordingEngine(engine, record)
+
+
+def tampered(change):
+    return lambda engine: TamperingEngine(engine, change)
+
+
+def lies(change, client="silo-1"):
+    """Let ``change`` alter the valid replies of one client."""
+
+    def meddle(reply):
+        if reply.client == client and reply.error is None:
+            change(reply)
+
+    return tampered(meddle)

@@ -24,10 +24,7 @@ KEYS: dict[str, Any] = {
 
 
 class Killer:
-    """Stops the process, or this thread, at one client of one round.
-
-    It can also stop at the n-th turn that a client has in the run.
-    """
+    """Stops the process, or this thread, at one client of one round or at the n-th turn of any client."""
 
     def __init__(self, when=None, kill=False):
         self.when, self.kill, self.turns = when, kill, 0
@@ -44,10 +41,7 @@ class Killer:
 
 
 def run_of(tmp_path: Path, arms: dict[str, Any], **overrides: Any) -> uefl.Run:
-    """Train two clients into a folder.
-
-    ``overrides`` has the form of ``--set``.
-    """
+    """Train two clients into a folder, with ``overrides`` in the form of ``--set``."""
     return uefl.train(KEYS | {"arms": arms}, out=tmp_path / "whole", **overrides)
 
 
@@ -67,10 +61,7 @@ def run_twice(tmp_path: Path, arms: dict[str, Any], **overrides: Any) -> uefl.Ru
 
 
 def killed_and_resumed(tmp_path: Path, arms: dict[str, Any], turns: Iterable[int], **overrides: Any) -> None:
-    """Check that a run of two clients that is killed and resumed has the same end.
-
-    The process is killed at the n-th turn of a client, for each n.
-    """
+    """Check that a run that is killed at the n-th turn of a client, for each n, has the same end."""
     from tests import fresh  # the import starts a process, which few tests need
 
     keys = KEYS | {"arms": arms}
@@ -85,10 +76,7 @@ def killed_and_resumed(tmp_path: Path, arms: dict[str, Any], turns: Iterable[int
 
 
 def saved_accuracy(run: uefl.Run, arm: str, client: str | None = None) -> tuple[float, float]:
-    """Return two accuracies on the images of ``silo-1``: of the saved model, and as the run measured it.
-
-    Dropout is off in the saved model, and on in the run.
-    """
+    """Return the accuracy on the images of ``silo-1`` without dropout, and as the run measured it."""
     test = build(run.config.data, kind="labeled", seed=run.config.run.seed).clients[1].load().test
     probs = run.model(arm).predict(test.images, client)
     assert torch.allclose(probs.sum(1), torch.ones(len(test)), atol=1e-5)

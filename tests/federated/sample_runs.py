@@ -8,7 +8,7 @@ from typing import Any
 
 from uefl import config
 from uefl.algorithms.base import registry
-from uefl.report import outcomes
+from uefl.report.run_folder import outcomes
 
 ROUNDS = (2, 2)
 CLASSES = ("0", "1", "2", "3")
@@ -59,10 +59,7 @@ def records(arms: tuple[str, ...] = ("fedavg", "uefl"), clients: int = 3) -> lis
 
 
 def table(arms: tuple[str, ...], **keys: Any) -> dict[str, Any]:
-    """Return the sections of a small configuration.
-
-    ``keys`` has the form of ``--set``. Arms with other names than an algorithm's use uefl.
-    """
+    """Return a small configuration with ``keys`` as in ``--set``, and uefl for arms of other names."""
     known = registry()
     sets = known.get(arms[0], known["uefl"]).kind == "sets"
     plan: dict[str, Any] = {"rounds": [sum(ROUNDS)] if sets else list(ROUNDS)}
@@ -81,10 +78,7 @@ def write(
     classes: Any = CLASSES,
     **keys: Any,
 ) -> Path:
-    """Write a run folder of these records, which count rounds from 0.
-
-    ``keys`` go into its configuration.
-    """
+    """Write a run folder of records with rounds from 0, with ``keys`` in its configuration."""
     lines = records() if lines is None else lines
     arms = tuple(dict.fromkeys(line["arm"] for line in lines))
     cfg = config.from_table(table(arms, **keys))

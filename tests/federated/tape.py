@@ -64,10 +64,7 @@ class Tape:
 
 
 class _Writing(TorchDispatchMode):
-    """Carries the operations out as well, since later ones need tensors of the right shape.
-
-    Afterwards their changes are undone.
-    """
+    """Carries the operations out, as later ones need tensors of the right shape, until a restore."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,10 +95,7 @@ class _Writing(TorchDispatchMode):
         return out
 
     def _keep(self, given: Any) -> None:
-        """Keep a copy of every tensor from outside.
-
-        Batch norm changes its statistics without a mark in its schema.
-        """
+        """Keep a copy of tensors from outside, which batch norm changes without a mark in its schema."""
         for tensor in tree_leaves(given):
             if isinstance(tensor, torch.Tensor) and tensor.untyped_storage().data_ptr() not in self._seen:
                 self._seen.add(tensor.untyped_storage().data_ptr())

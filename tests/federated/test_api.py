@@ -13,11 +13,12 @@ from torch import nn
 import uefl
 from tests.federated.interrupted import Killer
 from tests.fresh import python
-from uefl import config, report
+from uefl import config
 from uefl.algorithms import base
 from uefl.client.work import Batch, Work
 from uefl.data import from_arrays
 from uefl.report.plots import write_plots
+from uefl.report.write import write_report
 
 KEYS = {
     "threads": 1,
@@ -275,6 +276,8 @@ def with_a_result():
         ({"source": 3}, "preset"),
         ({"source": "demoo"}, "'demoo' .*'demo'"),
         ({"gama": 1}, "key 'gama' .*'gamma'"),
+        ({"federation": from_arrays(clients())}, r"clients .*federation"),
+        ({"source": config.load("demo")}, r"configuration .*overrides"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -295,11 +298,6 @@ def test_parameters_of_an_instance_are_checked():
         Shrunk(penalty=-1)
     with pytest.raises(uefl.UserError, match=r"key 'penalti' .*Shrunk.*'penalty'"):
         Shrunk(penalti=1)
-
-
-def test_clients_and_a_federation_are_not_given_together(tmp_path):
-    with pytest.raises(uefl.UserError, match=r"clients .*federation"):
-        own(tmp_path / "run", federation=from_arrays(clients()))
 
 
 def test_models_are_looked_up_by_existing_arms(finished):
@@ -327,12 +325,6 @@ def test_a_run_inside_of_a_run_is_refused(finished):
         with pytest.raises(uefl.UserError, match=rf"{finished.path}; .*--out"):
             own(inside)
         assert not inside.exists()
-
-
-def test_a_checked_configuration_takes_no_overrides(tmp_path):
-    cfg = config.load("demo")
-    with pytest.raises(uefl.UserError, match=r"configuration .*overrides"):
-        uefl.train(cfg, out=tmp_path / "run", lr=1.0)
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, KeyError])
@@ -404,7 +396,7 @@ def test_given_network_replaces_the_network_of_a_preset(source):
 def test_report_of_own_parts_can_be_written_again(finished):
     before = (finished.path / "report.html").read_text()
     (finished.path / "report.html").unlink()
-    report.write_report(finished.path)
+    write_report(finished.path)
     assert (finished.path / "report.html").read_text() == before
 
 

@@ -1,4 +1,3 @@
-import json
 from contextlib import suppress
 
 import pytest
@@ -60,39 +59,21 @@ def test_a_kill_at_any_rename_leaves_a_whole_pair(tmp_path, monkeypatch, renames
     assert tensors["values"].tolist() == [plain["round"]] * 2
 
 
-def tensor_file(directory):
-    return next(directory.glob("*.safetensors"))
-
-
-def damage(kind, directory):
-    index = directory / "checkpoint.json"
-    if kind == "truncated tensors":
-        tensor_file(directory).write_bytes(tensor_file(directory).read_bytes()[:-3])
-    elif kind == "missing tensors":
-        tensor_file(directory).unlink()
-    elif kind == "truncated index":
-        index.write_text(index.read_text()[:20])
-    elif kind == "other version":
-        index.write_text(json.dumps(json.loads(index.read_text()) | {"schema": 99}))
-    elif kind == "no state":
-        content = json.loads(index.read_text())
-        del content["state"]
-        index.write_text(json.dumps(content))
-
-
 @pytest.mark.parametrize(
-    ("kind", "message"),
+    ("file", "change", "message"),
     [
-        ("truncated tensors", "truncated .*altered"),
-        ("missing tensors", r"checkpoint\.json .*\.safetensors"),
-        ("truncated index", r"/checkpoint\.json "),
-        ("other version", "schema 99, .*schema 4"),
-        ("no state", r"/checkpoint\.json "),
+        ("*.safetensors", lambda data: data[:-3], "truncated .*altered"),
+        ("*.safetensors", None, r"checkpoint\.json .*\.safetensors"),
+        ("checkpoint.json", lambda data: data[:20], r"/checkpoint\.json "),
+        ("checkpoint.json", lambda data: data.replace(b": 4,", b": 99,"), "schema 99, .*schema 4"),
+        ("checkpoint.json", lambda data: data.replace(b'"state"', b'"other"'), r"/checkpoint\.json "),
     ],
+    ids=["truncated tensors", "missing tensors", "truncated index", "other version", "no state"],
 )
-def test_damaged_checkpoint_error_has_advice(tmp_path, kind, message):
+def test_damaged_checkpoint_error_has_advice(tmp_path, file, change, message):
     checkpoint.save(tmp_path, TENSORS, {"round": 3})
-    damage(kind, tmp_path)
+    path = next(tmp_path.glob(file))
+    path.write_bytes(change(path.read_bytes())) if change else path.unlink()
     with pytest.raises(UserError, match=message):
         checkpoint.load(tmp_path)
 

@@ -10,26 +10,22 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
 
 from tests import fresh
 from uefl import config, progress
-from uefl.cli import _Terminated, app
+from uefl.cli import _Terminated
 from uefl.errors import RunError, UserError
 from uefl.folder import check_free
 
 from . import sample_runs
+from .command_line import cli
 
-runner = CliRunner()
 LOCALES = ({}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"})
 
 
 @pytest.fixture
 def fake_run(monkeypatch, tmp_path):
-    """Replace ``uefl.run`` by a module that writes a folder by hand and keeps its arguments.
-
-    If its ``fails`` is set, the module raises it.
-    """
+    """Replace ``uefl.run`` by a module that writes a folder by hand, or raises its ``fails``."""
     monkeypatch.chdir(tmp_path)
     for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):  # with either, rich takes anything for a terminal
         monkeypatch.delenv(name, raising=False)
@@ -63,32 +59,24 @@ def fake_run(monkeypatch, tmp_path):
 
 
 def test_train_passes_options_on_and_prints_tables_and_paths(fake_run):
-    result = runner.invoke(
-        app,
-        [
-            "train",
-            "demo",
-            "--set",
-            "gamma=0.5",
-            "--set",
-            "arms=uefl",
-            "--seed",
-            "7",
-            "--device",
-            "cpu",
-            "--data-root",
-            "d",
-        ],
+    result = cli(
+        "train",
+        "demo",
+        "--set",
+        "gamma=0.5",
+        "--set",
+        "arms=uefl",
+        "--seed",
+        "7",
+        "--device",
+        "cpu",
+        "--data-root",
+        "d",
     )
     assert result.exit_code == 0, result.output
     ((name, out, asked),) = fake_run.calls
-    assert (name, out, asked["preset"], asked["device"], asked["data_root"]) == (
-        "train",
-        Path("runs/demo"),
-        "demo",
-        "cpu",
-        Path("d"),
-    )
+    assert (name, out) == ("train", Path("runs/demo"))
+    assert (asked["preset"], asked["device"], asked["data_root"]) == ("demo", "cpu", Path("d"))
     cfg = asked["cfg"]
     assert (cfg.arms["uefl"].parameters.gamma, list(cfg.arms), cfg.run.seed) == (0.5, ["uefl"], 7)
     for text in ("0.460 ± 0.129", "silo-2", "runs/demo/report.md", "runs/demo/plots"):
@@ -96,7 +84,7 @@ def test_train_passes_options_on_and_prints_tables_and_paths(fake_run):
 
 
 def test_train_prints_a_line_per_round_without_a_terminal(fake_run):
-    lines = runner.invoke(app, ["train", "demo"]).output.splitlines()
+    lines = cli("train", "demo").output.splitlines()
     rounds = [line for line in lines if " round " in line and "accuracy" in line]
     assert len(rounds) == 8
     assert rounds[5] == "uefl round 2/4  accuracy 0.410  entropy 0.900"
@@ -105,17 +93,17 @@ def test_train_prints_a_line_per_round_without_a_terminal(fake_run):
 
 def test_a_configuration_file_names_the_default_folder(fake_run, tmp_path):
     (tmp_path / "mine.toml").write_text('base = "demo"\n')
-    assert runner.invoke(app, ["train", "mine.toml"]).exit_code == 0
+    assert cli("train", "mine.toml").exit_code == 0
     assert fake_run.calls[0][1] == Path("runs/mine")
 
 
 def test_out_wins_over_the_default_folder(fake_run):
-    assert runner.invoke(app, ["train", "demo", "--out", "there"]).exit_code == 0
+    assert cli("train", "demo", "--out", "there").exit_code == 0
     assert fake_run.calls[0][1] == Path("there")
 
 
 def test_resume_continues_in_the_folder(fake_run):
-    result = runner.invoke(app, ["train", "--resume", "there", "--device", "cpu"])
+    result = cli("train", "--resume", "there", "--device", "cpu")
     assert result.exit_code == 0, result.output
     assert fake_run.calls == [
         ("resume", Path("there"), {"device": "cpu", "data_root": None, "deployment": None})
@@ -126,7 +114,7 @@ def test_resume_continues_in_the_folder(fake_run):
     "extra", [["demo"], ["--set", "gamma=1"], ["--seed", "0"], ["--out", "o"]], ids=lambda extra: extra[0]
 )
 def test_resume_refuses_another_configuration(fake_run, extra):
-    result = runner.invoke(app, ["train", "--resume", "there", *extra])
+    result = cli("train", "--resume", "there", *extra)
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith("error: --resume ")
     assert fake_run.calls == []
@@ -146,21 +134,9 @@ def test_resume_refuses_another_configuration(fake_run, extra):
         (["trian"], "'trian'.*'train'"),
         (["--train"], "--train"),
     ],
-    ids=[
-        "nothing",
-        "preset",
-        "key",
-        "file",
-        "run",
-        "argument",
-        "option",
-        "choice",
-        "command",
-        "option-of-all",
-    ],
 )
 def test_mistakes_are_one_line_on_stderr_and_exit_code_2(fake_run, arguments, message):
-    result = runner.invoke(app, arguments)
+    result = cli(*arguments)
     assert (result.exit_code, result.stdout) == (2, "")
     assert re.search(f"^error: .*{message}", result.stderr, re.MULTILINE)
     assert result.stderr.count("\n") == 1
@@ -172,16 +148,16 @@ def test_mistakes_are_one_line_on_stderr_and_exit_code_2(fake_run, arguments, me
 )
 def test_errors_of_a_run_have_their_exit_code_and_no_traceback(fake_run, error, code):
     fake_run.fails = error
-    result = runner.invoke(app, ["train", "demo"])
+    result = cli("train", "demo")
     assert (result.exit_code, result.stderr) == (code, f"error: {error}\n")
 
 
 def test_full_disk_error_names_the_resume_command(fake_run, tmp_path):
     fake_run.fails = OSError(28, "full")
-    result = runner.invoke(app, ["train", "demo"])
+    result = cli("train", "demo")
     assert (result.exit_code, result.stderr) == (2, "error: full\n")
     sample_runs.write(tmp_path / "runs/demo", finished=False)
-    result = runner.invoke(app, ["train", "demo"])
+    result = cli("train", "demo")
     assert result.exit_code == 1
     assert re.fullmatch("error: full .*runs/demo .*: uefl train --resume runs/demo\n", result.stderr)
 
@@ -247,7 +223,7 @@ def test_ctrl_c_names_the_resume_command(fake_run, tmp_path, begun):
     fake_run.fails = KeyboardInterrupt()
     if begun:
         sample_runs.write(tmp_path / "runs/demo", finished=False)
-    result = runner.invoke(app, ["train", "demo"])
+    result = cli("train", "demo")
     assert result.exit_code == 130
     assert ("uefl train --resume runs/demo" in result.stderr) == begun
 
@@ -257,15 +233,10 @@ def test_commands_in_messages_are_for_a_shell(fake_run, tmp_path):
     sample_runs.write(out, finished=False)
     fake_run.fails = KeyboardInterrupt()
     for arguments in (["train", "demo", "--out", out, "--data-root", root], ["train", "--resume", out]):
-        message = runner.invoke(app, list(map(str, arguments))).stderr
-        resume = [
-            "uefl",
-            "train",
-            "--resume",
-            str(out),
-            *(["--data-root", str(root)] * ("demo" in arguments)),
-        ]
-        assert shlex.split(message[message.index("uefl ") :]) == resume
+        message = cli(*arguments).stderr
+        resume = ["uefl", "train", "--resume", str(out)]
+        more = ["--data-root", str(root)] if "demo" in arguments else []
+        assert shlex.split(message[message.index("uefl ") :]) == resume + more
     with pytest.raises(UserError) as error:
         check_free(out)
     assert shlex.split(str(error.value).rpartition("it: ")[2]) == ["uefl", "train", "--resume", str(out)]
@@ -275,7 +246,7 @@ def test_sigterm_and_closed_pipe_name_the_resume_command(fake_run, tmp_path):
     sample_runs.write(tmp_path / "runs/demo", finished=False)
     for error, code, why in ((_Terminated(), 143, "interrupted"), (BrokenPipeError(), 130, "output")):
         fake_run.fails = error
-        result = runner.invoke(app, ["train", "demo"])
+        result = cli("train", "demo")
         assert result.exit_code == code
         assert re.search(f"{why}.*: uefl train --resume runs/demo\n$", result.stderr)
 
@@ -319,14 +290,14 @@ command.main()
     [["predict", "run", ""], ["report", ""], ["train", "demo", "--out="], ["export", "", "a.pt2"]],
 )
 def test_an_empty_argument_is_not_the_current_folder(arguments):
-    result = runner.invoke(app, arguments)
+    result = cli(*arguments)
     assert result.exit_code == 2
     assert "empty" in result.stderr
     assert result.stderr.count("\n") == 1
 
 
 def test_a_value_may_end_with_an_equals_sign():
-    result = runner.invoke(app, ["report", "--against=a=", "absent"])
+    result = cli("report", "--against=a=", "absent")
     assert result.exit_code == 2
     assert "absent" in result.stderr
 
@@ -339,12 +310,8 @@ def test_live_progress_counts_every_client_and_keeps_notices(fake_run):
         for client in ("a", "b", "c"):
             observer.client("fedavg", 0, client)
         task = observer._progress.tasks[0]
-        assert (task.completed, task.total, task.fields["client"], task.fields["round"]) == (
-            2,
-            12,
-            "c",
-            "round 1/2",
-        )
+        assert (task.completed, task.total) == (2, 12)
+        assert (task.fields["client"], task.fields["round"]) == ("c", "round 1/2")
         observer.round("fedavg", 0, [{"accuracy": 0.5, "entropy": 1.0}, {"accuracy": 0.7, "entropy": 2.0}])
         assert task.fields["measured"] == "accuracy 0.600  entropy 1.500"
         observer.arm("uefl", 1)  # a resumed arm has finished round 1
@@ -359,23 +326,20 @@ def test_live_progress_counts_every_client_and_keeps_notices(fake_run):
 
 def test_report_of_one_run_shows_clients_and_rewrites(tmp_path):
     sample_runs.write(tmp_path / "a")
-    result = runner.invoke(app, ["report", str(tmp_path / "a")])
+    result = cli("report", tmp_path / "a")
     assert result.exit_code == 0, result.output
     assert "per client" in result.output
     assert "over runs" not in result.output
     assert not re.search(r"\bseed\b", result.output)  # no table with a row for each run
     assert (tmp_path / "a/report.md").is_file()
-    assert (
-        "differences to fedavg"
-        in runner.invoke(app, ["report", str(tmp_path / "a"), "--against", "fedavg"]).output
-    )
+    assert "differences to fedavg" in cli("report", tmp_path / "a", "--against", "fedavg").output
 
 
 def test_report_of_several_runs_notes_differences(tmp_path):
     sample_runs.write(tmp_path / "a")
     sample_runs.write(tmp_path / "b", gamma=0.9)
     sample_runs.write(tmp_path / "c", finished=False)
-    result = runner.invoke(app, ["report", *(str(tmp_path / name) for name in "abc")])
+    result = cli("report", *(str(tmp_path / name) for name in "abc"))
     assert result.exit_code == 0, result.output
     assert "over runs" in result.output
     assert f"unfinished: {tmp_path / 'c'}" in result.output
@@ -384,7 +348,7 @@ def test_report_of_several_runs_notes_differences(tmp_path):
 
 def test_report_counts_a_run_named_twice_once(tmp_path):
     sample_runs.write(tmp_path / "a")
-    result = runner.invoke(app, ["report", str(tmp_path / "a"), str(tmp_path / "a/../a")])
+    result = cli("report", tmp_path / "a", tmp_path / "a/../a")
     assert result.exit_code == 0, result.output
     assert "over runs" not in result.output
     assert "twice" in result.output
@@ -393,24 +357,24 @@ def test_report_counts_a_run_named_twice_once(tmp_path):
 def test_report_counts_runs_of_one_seed_once(tmp_path):
     for name in "ab":
         sample_runs.write(tmp_path / name)
-    result = runner.invoke(app, ["report", str(tmp_path / "a"), str(tmp_path / "b")])
+    result = cli("report", tmp_path / "a", tmp_path / "b")
     assert f": {tmp_path / 'b'}" in result.output
     assert "over runs" not in result.output  # one run is left, so there is no mean
 
 
 def test_presets_lists_each_with_what_it_runs():
-    result = runner.invoke(app, ["presets"])
+    result = cli("presets")
     assert result.exit_code == 0
     assert "demo" in result.output
     assert "Nine clients" in result.output
 
 
 def test_a_preset_is_printed_to_start_a_file_from(tmp_path):
-    result = runner.invoke(app, ["presets", "demo"])
+    result = cli("presets", "demo")
     assert result.exit_code == 0
     (tmp_path / "mine.toml").write_text(result.stdout)
     assert config.load(str(tmp_path / "mine.toml")) == config.load("demo")
-    result = runner.invoke(app, ["presets", "demoo"])
+    result = cli("presets", "demoo")
     assert (result.exit_code, result.stdout) == (2, "")
     assert re.match("error: .*'demoo' .*'demo'", result.stderr)
 
@@ -418,7 +382,7 @@ def test_a_preset_is_printed_to_start_a_file_from(tmp_path):
 def test_version():
     from uefl_kernels import __version__
 
-    assert runner.invoke(app, ["--version"]).output == f"uefl {__version__}\n"
+    assert cli("--version").output == f"uefl {__version__}\n"
 
 
 def test_the_command_line_imports_no_torch_or_matplotlib():

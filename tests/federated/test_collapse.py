@@ -12,10 +12,7 @@ from uefl.collapse import ClassSums, Collapse, class_sums, geometry, neural_coll
 
 
 def frame(classes, dimensions=16):
-    """Return the vertices ``[C, D]`` of a simplex equiangular tight frame of unit vectors.
-
-    Its rotation is random.
-    """
+    """Return vertices ``[C, D]`` of a simplex equiangular tight frame of unit vectors, turned at random."""
     generator = torch.Generator().manual_seed(classes)
     turn, _ = torch.linalg.qr(torch.randn(dimensions, classes, generator=generator, dtype=torch.float64))
     return (

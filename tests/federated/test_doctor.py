@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from tests import fresh
-from uefl.cli import app
+from tests.federated.command_line import cli
 from uefl_kernels import _library as library
 from uefl_kernels import doctor
 
@@ -145,7 +144,7 @@ def test_a_forced_backend_is_named_or_its_absence_explained(monkeypatch, host):
 
 def test_command_prints_both_tables(host, gpu, monkeypatch):
     kernels(monkeypatch, ("uefl_cuda", "CUDA"))
-    result = CliRunner().invoke(app, ["doctor"])
+    result = cli("doctor")
     assert result.exit_code == 0, result.output
     for text in ("torch", "avx2", "A GPU, sm_90", "vq_assign", "cuda:0", "UEFL_BACKEND"):
         assert text in result.output

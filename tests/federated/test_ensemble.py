@@ -8,7 +8,7 @@ import re
 import pytest
 import torch
 
-from tests.federated.engine_wrappers import RecordingEngine, TamperingEngine
+from tests.federated.engine_wrappers import recorded, tampered
 from tests.federated.tiny import again, arm, federation, finish, settings, visible
 from tests.federated.whole_run import Watcher, go_on, interrupted, outcome, start
 from uefl import config
@@ -17,7 +17,7 @@ from uefl.data import build
 from uefl.engines.base import Message
 from uefl.errors import UserError
 from uefl.models import saved
-from uefl.report import write_report
+from uefl.report.write import write_report
 from uefl.seeds import derive
 from uefl_kernels.metrics import entropy
 
@@ -127,11 +127,8 @@ def test_an_invalid_member_rejects_the_update_of_all_members():
             reply.tensors["1.values"] = torch.full_like(reply.tensors["1.values"], float("nan"))
         elif reply.tensors:
             reply.tensors["0.values"] = torch.full_like(reply.tensors["0.values"], 3.0)
-        return reply
 
-    algorithm, _, notices = arm(
-        settings("fedavg", **KEYS, quorum=0.6), wrap=lambda e: TamperingEngine(e, meddle)
-    )
+    algorithm, _, notices = arm(settings("fedavg", **KEYS, quorum=0.6), wrap=tampered(meddle))
     algorithm.turn()
     (notice,) = notices
     assert re.match("round 1: rejected silo-1: member 1: values .*finite", notice)
@@ -154,11 +151,8 @@ def test_invalid_reply_of_an_ensemble_is_rejected(meddle, said):
     def meddled(reply):
         if reply.client == "silo-1" and reply.tensors:
             meddle(reply)
-        return reply
 
-    algorithm, _, notices = arm(
-        settings("fedavg", **KEYS, quorum=0.6), wrap=lambda e: TamperingEngine(e, meddled)
-    )
+    algorithm, _, notices = arm(settings("fedavg", **KEYS, quorum=0.6), wrap=tampered(meddled))
     algorithm.turn()
     (notice,) = notices
     assert re.match(f"round 1: rejected silo-1: .*{said}", notice)
@@ -170,7 +164,7 @@ def test_one_request_carries_all_members_without_a_copy():
     def record(messages):
         asked.append(messages["silo-0"])
 
-    algorithm, _, _ = arm(settings(**KEYS), wrap=lambda e: RecordingEngine(e, record))
+    algorithm, _, _ = arm(settings(**KEYS), wrap=recorded(record))
     before = [own.tensors["values"] for own in (m.state for m in algorithm.members)]
     algorithm.turn()
     (request,) = asked

@@ -9,20 +9,19 @@ from dataclasses import replace
 import pytest
 import torch
 from safetensors.torch import load_file
-from typer.testing import CliRunner
 
 import uefl
 from uefl import config, run
 from uefl import extend as extend_module
-from uefl.cli import app
 from uefl.data import build
 from uefl.errors import UserError
 
-from .whole_run import Watcher, outcome, start
+from .command_line import cli
+from .whole_run import Watcher, go_on, outcome, start
 
 
 def extend(out, rounds, observer=None):
-    return run.resume(out, device="cpu", data_root=None, observer=observer or Watcher(), more_rounds=rounds)
+    return go_on(out, observer, more_rounds=rounds)
 
 
 def same(a, b):
@@ -68,7 +67,7 @@ def test_interrupted_extension_resumes(tmp_path, calls):
         extend(tmp_path / "run", 2, Watcher(stop_after=calls))
     with pytest.raises(UserError, match="train --resume"):
         extend(tmp_path / "run", 1)
-    run.resume(tmp_path / "run", device="cpu", data_root=None, observer=Watcher())
+    go_on(tmp_path / "run")
     same(tmp_path / "run", tmp_path / "long")
 
 
@@ -154,9 +153,9 @@ def test_run_that_cannot_be_extended_is_unchanged(tmp_path):
 
 def test_the_command(tmp_path):
     start(tmp_path / "run", "arms=fedavg", "rounds=[1]")
-    result = CliRunner().invoke(app, ["train", "--resume", str(tmp_path / "run"), "--more-rounds", "1"])
+    result = cli("train", "--resume", tmp_path / "run", "--more-rounds", "1")
     assert result.exit_code == 0, result.output
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["arms"]["fedavg"]["rounds"] == 2
-    result = CliRunner().invoke(app, ["train", "demo", "--more-rounds", "1"])
+    result = cli("train", "demo", "--more-rounds", "1")
     assert result.exit_code == 2
     assert "--resume DIR --more-rounds N" in result.output

@@ -15,15 +15,16 @@ import pytest
 from rich.console import Console
 from safetensors.torch import load_file
 
-from uefl import config, run
+from uefl import config
 from uefl.data import build
 from uefl.errors import UserError
 from uefl.models import saved
 from uefl.progress import watch
-from uefl.report import read_run, spread_table
+from uefl.report.compare import spread_table
+from uefl.report.run_folder import read_run
 
 from .data.test_own_sets import write
-from .whole_run import Watcher, go_on, killed, outcome
+from .whole_run import Watcher, go_on, killed, outcome, train
 
 KEYS = [
     'arms=["fedul-m2", "fedul", "fedllp-vat"]',
@@ -42,10 +43,7 @@ KEYS = [
 
 
 def start(out: Path, *keys: str, observer: Watcher | None = None):
-    cfg = config.load("fedul-demo", [*KEYS, *keys])
-    return run.train(
-        cfg, preset="fedul-demo", out=out, device="cpu", data_root=None, observer=observer or Watcher()
-    )
+    return train(config.load("fedul-demo", [*KEYS, *keys]), out, observer)
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +118,7 @@ def test_own_sets_through_the_command(tmp_path):
         "precision=fp32",
     ]
     cfg = config.load("own-sets", keys)
-    run.train(cfg, preset="own-sets", out=tmp_path / "run", device="cpu", data_root=None, observer=Watcher())
+    train(cfg, tmp_path / "run")
     arms = json.loads((tmp_path / "run" / "summary.json").read_text())["arms"]
     assert set(arms["fedul"]["clients"]) == {"berlin", "madrid"}
     path = tmp_path / "run" / "config.toml"
@@ -140,14 +138,7 @@ def test_without_test_images_a_run_measures_no_accuracy(tmp_path):
     keys = [f"source={write(tmp_path / 'sets', server=())}", "width=2", "rounds=[2]", "batch_size=8"]
     observer, out = Console(file=io.StringIO(), width=200), tmp_path / "run"
     with watch(observer) as lines:
-        run.train(
-            config.load("own-sets", keys),
-            preset="own-sets",
-            out=out,
-            device="cpu",
-            data_root=None,
-            observer=lines,
-        )
+        train(config.load("own-sets", keys), out, lines)
     said = observer.file.getvalue()
     assert "fedul round 2/2  entropy 0." in said
     assert "accuracy" not in said
@@ -174,9 +165,7 @@ def test_without_test_images_a_run_measures_no_accuracy(tmp_path):
 def test_missing_input_is_an_error_before_writing(tmp_path, keys, message):
     cfg = config.load("own-sets", [f"source={write(tmp_path / 'sets', server=('test',))}", *keys])
     with pytest.raises(UserError, match=message):
-        run.train(
-            cfg, preset="own-sets", out=tmp_path / "run", device="cpu", data_root=None, observer=Watcher()
-        )
+        train(cfg, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -192,9 +181,7 @@ def test_sets_that_allow_no_step_are_refused(tmp_path):
     for arm, message in (("supervised", r"server .*\b1 labeled"), ("fedllp", "client 'madrid' .*sets")):
         cfg = config.load("own-sets", [f"source={root}", f"arms=['{arm}']"])
         with pytest.raises(UserError, match=message):
-            run.train(
-                cfg, preset="own-sets", out=tmp_path / "run", device="cpu", data_root=None, observer=Watcher()
-            )
+            train(cfg, tmp_path / "run")
 
 
 @pytest.mark.slow
@@ -211,15 +198,7 @@ def test_the_preset_of_the_baselines_trains_them_all(tmp_path, sets):
         "rounds=[1]",
     ]
     cfg = config.load("fedul-baselines", [*small, f"sets={sets}", "threads=1"])
-    summary = run.train(
-        cfg, preset="fedul-baselines", out=tmp_path / "run", device="cpu", data_root=None, observer=Watcher()
-    )
-    assert set(summary["arms"]) == {
-        "fedul",
-        "fedpl",
-        "fedllp",
-        "fedllp-vat",
-        "fedavg-labeled",
-        "fedavg-labeled-10",
-    }
+    summary = train(cfg, tmp_path / "run")
+    labeled = {"fedavg-labeled", "fedavg-labeled-10"}
+    assert set(summary["arms"]) == {"fedul", "fedpl", "fedllp", "fedllp-vat"} | labeled
     assert all(0 <= arm["accuracy"] <= 1 for arm in summary["arms"].values())

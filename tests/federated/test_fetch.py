@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 from torchvision import datasets
-from typer.testing import CliRunner
 
 from tests import fresh
+from tests.federated.command_line import cli
 from uefl import fetch
-from uefl.cli import app
 from uefl.data import SOURCES
 
 
@@ -47,10 +46,6 @@ def calls(monkeypatch):
     return made
 
 
-def cli(*arguments):
-    return CliRunner().invoke(app, ["fetch", *map(str, arguments)])
-
-
 def test_every_name_is_a_data_set_and_its_class_is_there():
     for name, (kind, _) in fetch.SETS.items():
         assert name in SOURCES
@@ -58,13 +53,13 @@ def test_every_name_is_a_data_set_and_its_class_is_there():
 
 
 def test_data_sets_are_fetched_once_each(calls, tmp_path):
-    result = cli("mnist", "gtsrb", "mnist", "--data-root", tmp_path)
+    result = cli("fetch", "mnist", "gtsrb", "mnist", "--data-root", tmp_path)
     assert result.exit_code == 0, result.output
     assert [split for split, download in calls if download] == ["all", "train", "test"]
     assert result.stdout.splitlines() == [f"mnist: {tmp_path}", f"gtsrb: {tmp_path}"]
     assert files(tmp_path) == dict.fromkeys(("set/all.bin", "set/train.bin", "set/test.bin"), "whole")
     calls.clear()
-    assert cli("mnist", "gtsrb", "--data-root", tmp_path).exit_code == 0
+    assert cli("fetch", "mnist", "gtsrb", "--data-root", tmp_path).exit_code == 0
     assert not any(download for _, download in calls)
 
 
@@ -88,10 +83,10 @@ fetch.fetch(["mnist"], Path({str(tmp_path)!r}), print)
     else:
         with monkeypatch.context() as patch:
             patch.setattr(Published, "stop", lambda self: (_ for _ in ()).throw(end("stopped")))
-            assert cli("mnist", "--data-root", tmp_path).exit_code != 0
+            assert cli("fetch", "mnist", "--data-root", tmp_path).exit_code != 0
         assert files(tmp_path) == {"set/mine": "mine"}
     assert not (tmp_path / "set" / "all.bin").exists()
-    assert cli("mnist", "--data-root", tmp_path).exit_code == 0
+    assert cli("fetch", "mnist", "--data-root", tmp_path).exit_code == 0
     assert files(tmp_path) == {"set/mine": "mine", "set/all.bin": "whole"}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["set"]
 
@@ -105,7 +100,7 @@ fetch.fetch(["mnist"], Path({str(tmp_path)!r}), print)
     ],
 )
 def test_mistakes_are_a_line_and_nothing_is_fetched(calls, arguments, message):
-    result = cli(*arguments)
+    result = cli("fetch", *arguments)
     assert result.exit_code == 2
     assert re.search(message, result.stderr)
     assert calls == []
@@ -117,7 +112,7 @@ def test_a_download_that_fails_is_a_line(calls, monkeypatch, tmp_path, error):
         raise error
 
     monkeypatch.setattr(datasets, "CIFAR10", fail)
-    result = cli("cifar10", "--data-root", tmp_path)
+    result = cli("fetch", "cifar10", "--data-root", tmp_path)
     assert result.exit_code == 2
     assert all(line in result.stderr for line in str(error).splitlines())
     assert len(result.stderr.strip().splitlines()) == 1

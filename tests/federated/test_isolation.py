@@ -6,7 +6,6 @@ The run does not change these settings.
 import hashlib
 import os
 import random
-import threading
 import warnings
 from contextlib import ExitStack, contextmanager
 
@@ -21,7 +20,7 @@ from uefl.progress import PlainProgress
 from uefl.seeds import make_repeatable
 
 from .test_api import clients, network
-from .tiny import settings, workspace_of
+from .tiny import in_threads, settings, workspace_of
 
 KEYS = {
     "threads": 1,
@@ -209,11 +208,7 @@ def test_two_threads(tmp_path, alone):
         except BaseException as error:
             failed.append(error)
 
-    threads = [threading.Thread(target=work, args=(tmp_path / name,)) for name in ("a", "b")]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, [tmp_path / "a", tmp_path / "b"])
     assert not failed
     assert result(tmp_path / "a") == result(tmp_path / "b") == alone
 
@@ -248,10 +243,7 @@ def test_frozen_network_is_refused(tmp_path):
 
 
 def test_predictions_of_several_clients_in_threads(tmp_path):
-    """A call puts the layers of its client into the network.
-
-    Calls for other clients at the same time do not see these layers.
-    """
+    """A call puts the layers of its client into the network, and other calls do not see these layers."""
     arms = {"fedbn": {"algorithm": "fedper"}}
     run = uefl.train(
         "demo", out=tmp_path / "run", clients=clients(), arms=arms, **KEYS | {"width": 4, "hidden": 8}
@@ -265,11 +257,7 @@ def test_predictions_of_several_clients_in_threads(tmp_path):
             client for _ in range(8) if not torch.equal(model.predict(images, client), alone[client])
         )
 
-    threads = [threading.Thread(target=work, args=(client,)) for client in model.clients for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, 2 * model.clients)
     assert len({tuple(each.flatten().tolist()) for each in alone.values()}) > 1
     assert not wrong
 

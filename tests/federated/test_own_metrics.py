@@ -11,7 +11,7 @@ from uefl import config
 from uefl.errors import UserError
 from uefl.metrics import METRICS, metric
 from uefl.metrics.base import measured
-from uefl.report import read_run, summarize
+from uefl.report.run_folder import read_run, summarize
 from uefl.report.tables import arm_table
 
 KEYS = {

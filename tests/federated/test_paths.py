@@ -17,12 +17,10 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from PIL import Image
-from typer.testing import CliRunner
 
 import uefl
 from tests import fresh
 from uefl import checkpoint, config, data, privacy
-from uefl.cli import app
 from uefl.data import SOURCES
 from uefl.deploy import choices
 from uefl.deploy.privacy_floor import PrivacyFloor
@@ -35,24 +33,11 @@ from uefl.paths import opened, read_bytes, read_text
 from uefl.report.plots import save
 from uefl.report.style import Picture
 
+from .command_line import cli, refused
 from .data.common import labeled
 from .whole_run import KEYS, go_on, interrupted, outcome, start
 
 SETS = [item for key in KEYS for item in ("--set", key)]
-
-
-def cli(*arguments):
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
-def refused(*arguments):
-    """Return the message of a command that ends with one line and exit code 2."""
-    result = cli(*arguments)
-    assert result.exit_code == 2, result.output
-    assert not isinstance(result.exception, Exception) or isinstance(result.exception, SystemExit)
-    lines = result.output.strip().splitlines()
-    assert len(lines) == 1
-    return lines[0]
 
 
 def images(folder, count=6, suffix=".png"):

@@ -10,7 +10,6 @@ import os
 import re
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -19,12 +18,10 @@ import torch
 from PIL import Image
 from rich.console import Console
 from safetensors import safe_open
-from typer.testing import CliRunner
 
 import uefl
-from tests.federated.tiny import federation, settings
-from uefl.algorithms import base
-from uefl.cli import app
+from tests.federated.command_line import cli
+from tests.federated.tiny import in_threads, settings
 from uefl.data import pixels
 from uefl.errors import UserError
 from uefl.models import saved
@@ -206,10 +203,6 @@ def test_color_becomes_gray_as_pillow_makes_it():
     assert torch.equal(
         pixels.gray(torch.from_numpy(color).movedim(2, 0)[None])[0, 0], torch.from_numpy(expected)
     )
-
-
-def cli(*arguments):
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 def test_predict_writes_csv(models, files, tmp_path):
@@ -407,11 +400,7 @@ def test_uncertainty_in_several_threads(models):
             said = model.predict(IMAGES, client, uncertainty=True)
             wrong.extend([client] * (not all(map(torch.equal, said[:4], alone[client][:4]))))
 
-    threads = [threading.Thread(target=work, args=(client,)) for client in model.clients]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, model.clients)
     assert not wrong
 
 
@@ -480,10 +469,7 @@ def test_export_as_onnx(models, tmp_path):
 
 @pytest.mark.parametrize("suffix", [".pt2", ".safetensors"])
 def test_export_to_a_full_disk_is_a_line(models, tmp_path, suffix):
-    """torch would end the process.
-
-    A limit on the size of files replaces the full disk.
-    """
+    """A limit on the size of files replaces a full disk, at which torch would end the process."""
     from tests import fresh  # not above: the import starts a process, which few tests need
 
     arguments = ["uefl", "export", str(models["fedavg"][1]), f"{tmp_path / 'a'}{suffix}"]
@@ -509,6 +495,4 @@ def test_export_does_not_replace_a_pipe(models, tmp_path):
 
 
 def test_misfit_is_none_by_default():
-    assert base.Algorithm.misfit(None, None, None, {}) is None
-    assert uefl.Algorithm is base.Algorithm
-    assert federation().clients
+    assert uefl.Algorithm.misfit(None, None, None, {}) is None

@@ -31,10 +31,7 @@ def test_every_arm_of_a_preset_trains(name, every_source):
 
 
 def trains(cfg: Config, root: Path) -> None:
-    """Check that each arm of a configuration trains a round in each iteration.
-
-    Every client is measured.
-    """
+    """Check that each arm trains a round in each iteration, and that every client is measured."""
     data = None
     for one_arm in smallest(cfg):
         data = data or build(one_arm.data, kind=one_arm.kind, seed=0, data_root=root)

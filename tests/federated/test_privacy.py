@@ -14,7 +14,7 @@ import torch
 from scipy.stats import kstest, norm
 
 from tests.federated import tiny_sets
-from tests.federated.engine_wrappers import TamperingEngine
+from tests.federated.engine_wrappers import tampered
 from tests.federated.tiny import again, arm, federation, finish, settings, updates, values, workspace_of
 from uefl import config
 from uefl.aggregation import WeightedMean
@@ -159,12 +159,11 @@ def test_a_round_adds_the_sum_over_the_expected_number(monkeypatch):
 
     def keep(reply):
         sent.append(reply.tensors["values"].clone())
-        return reply
 
     monkeypatch.setattr(
         "uefl.privacy.gaussian", lambda key, hides, deviation, *place: torch.full_like(hides, deviation)
     )
-    one = private(wrap=lambda e: TamperingEngine(e, keep), clip_norm=0.2, noise_multiplier=0.5)
+    one = private(wrap=tampered(keep), clip_norm=0.2, noise_multiplier=0.5)
     old = values(one).double()
     one.turn()
     cut = [(x.double() - old) * min(1, 0.2 / float((x.double() - old).norm())) for x in sent]
@@ -182,9 +181,8 @@ def test_clients_weigh_equally_and_the_denominator_is_fixed(monkeypatch):
         up[0] = math.nan if reply.client == "silo-1" else 7.0
         reply.tensors = reply.tensors | {"values": old + up}
         reply.examples = 24 if reply.client == "silo-2" else 1
-        return reply
 
-    one = private(wrap=lambda e: TamperingEngine(e, meddle), quorum=0.5, clip_norm=0.25)
+    one = private(wrap=tampered(meddle), quorum=0.5, clip_norm=0.25)
     old = values(one).clone()
     one.turn()
     assert float((values(one) - old)[0]) == pytest.approx(2 * 0.25 / 3)
@@ -216,10 +214,9 @@ def test_with_local_noise_the_server_gets_only_noisy_updates():
 
     def keep(reply):
         sent[reply.client] = (reply.tensors["values"].clone(), reply.examples)
-        return reply
 
     keys = {"noise_multiplier": 2.0, "clip_norm": 0.5, "width": 8, "hidden": 64}
-    one = private(wrap=lambda e: TamperingEngine(e, keep), **(keys | {"privacy": "local"}))
+    one = private(wrap=tampered(keep), **(keys | {"privacy": "local"}))
     old = values(one).clone()
     one.turn()
     for update, examples in sent.values():
@@ -233,10 +230,7 @@ def test_with_local_noise_the_server_gets_only_noisy_updates():
 
 
 def test_the_accountant_gives_published_numbers():
-    """McMahan et al. 2018, table 1, has 4.634 at delta 1e-9.
-
-    Their conversion is a little looser than today's.
-    """
+    """McMahan et al. 2018, table 1, has 4.634 at delta 1e-9, by a slightly looser conversion."""
     of_paper = privacy(participation=5000 / 763_430, noise_multiplier=1.0, delta=1e-9)
     assert 0.9 * 4.634 < of_paper.epsilon(5000) <= 4.634
     assert privacy(participation=0.01, noise_multiplier=4.0).epsilon(10_000) == pytest.approx(
@@ -321,12 +315,7 @@ def test_only_algorithms_that_send_just_a_model_are_private(name):
         return
     assert not workspace.flat.buffers.numel()
     sent, make = [], arm if registry()[name].kind == "labeled" else tiny_sets.arm
-    one = make(
-        cfg,
-        wrap=lambda engine: TamperingEngine(
-            engine, lambda reply: sent.append({*reply.tensors, *reply.private}) or reply
-        ),
-    )[0]
+    one = make(cfg, wrap=tampered(lambda reply: sent.append({*reply.tensors, *reply.private})))[0]
     one.turn(), one.turn()
     assert {"values", "buffers"} in sent
     assert all(names <= {"values", "buffers"} for names in sent)

@@ -6,8 +6,8 @@ import stat
 import pytest
 
 from tests.federated.test_privacy import SECRET, privacy
-from tests.federated.whole_run import KEYS, Watcher, go_on, outcome
-from uefl import config, run
+from tests.federated.whole_run import KEYS, Watcher, go_on, outcome, train
+from uefl import config
 from uefl.errors import UserError
 from uefl.models import saved
 from uefl.privacy import KEY
@@ -33,10 +33,7 @@ def begin(out, observer=None):
         "norm_layer=group",
         "normalize=centered",
     ]
-    cfg = config.load("demo", [*keys, *own])
-    return run.train(
-        cfg, preset="demo", out=out, device="cpu", data_root=None, observer=observer or Watcher()
-    )
+    return train(config.load("demo", [*keys, *own]), out, observer)
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,8 @@ from tests.federated.engine_wrappers import RecordingEngine, TamperingEngine
 from tests.federated.tiny import arm, federation, finish, settings, state, values, workspace_of
 from uefl.config import Config
 from uefl.errors import RunError, UserError
-from uefl.report import protocol_table, read_run, summarize
+from uefl.report.run_folder import read_run, summarize
+from uefl.report.tables import protocol_table
 from uefl.server.participants import Participants, check_joins
 
 NAMES = tuple(f"silo-{i}" for i in range(10))
@@ -143,10 +144,7 @@ def test_unseen_clients_are_measured_and_decide_nothing(name):
 
 
 def test_a_round_is_selected_by_the_validation_images():
-    """The run selects the first of the best rounds.
-
-    The accuracy on the test images is higher later.
-    """
+    """The run selects the first of the best rounds, although the test accuracy is higher later."""
     validation = (0.5, 0.8, 0.8, 0.6)
     lines = [
         line | {"validation_accuracy": validation[line["round"]]} for line in sample_runs.records(("fedavg",))

@@ -1,10 +1,12 @@
 """Data sets and partitions of other packages come in by entry points."""
 
 import importlib.metadata
+from types import SimpleNamespace
 
 import pytest
 
 import uefl
+from uefl.algorithms.base import ALGORITHMS, registry
 from uefl.data import PARTITIONS, SOURCES, Scheme
 from uefl.errors import UserError
 from uefl.metrics import METRICS, metric
@@ -85,10 +87,18 @@ def test_names_registered_by_a_script_are_refused_by_workers(monkeypatch, tmp_pa
     assert not (tmp_path / "run").exists()
 
 
-def test_a_package_that_fails_to_load_is_named(install):
-    install(SOURCES, "uefl.sources", "theirs", ImportError("torchx"))
+def test_an_entry_point_names_an_algorithm(install):
+    theirs = type("Other", (uefl.Algorithm,), {})
+    install(ALGORITHMS, "uefl.algorithms", "theirs", theirs)
+    assert registry()["theirs"] is theirs
+
+
+@pytest.mark.parametrize("dist", [None, SimpleNamespace(name="other_package")])
+def test_a_package_that_fails_to_load_is_named(install, monkeypatch, dist):
+    monkeypatch.setattr(Point, "dist", dist)
+    install(ALGORITHMS, "uefl.algorithms", "theirs", ImportError("torchx"))
     with pytest.raises(UserError, match=r"'theirs'.*other_package.*torchx"):
-        SOURCES["theirs"]
+        registry()
 
 
 def test_duplicate_names_of_entry_points_are_refused(install):

@@ -9,21 +9,12 @@ from matplotlib.colors import to_rgb
 from PIL import Image
 
 from uefl.errors import UserError
-from uefl.report import (
-    arm_table,
-    client_tables,
-    differing_keys,
-    open_event_writer,
-    plots,
-    protocol_table,
-    read_run,
-    rejected_table,
-    repeated,
-    spread_table,
-    style,
-    summarize,
-    write_report,
-)
+from uefl.report import plots, style
+from uefl.report.compare import differing_keys, repeated, spread_table
+from uefl.report.events import event_writer
+from uefl.report.run_folder import read_run, summarize
+from uefl.report.tables import arm_table, client_tables, protocol_table, rejected_table
+from uefl.report.write import write_report
 from uefl.text_table import Table
 
 from . import sample_runs
@@ -234,10 +225,7 @@ def test_the_entropy_plot_shows_the_threshold_of_each_iteration(tmp_path, draw):
 
 @pytest.mark.parametrize("count", [2, 3, 5, 8])
 def test_equal_arms_are_all_visible(tmp_path, count):
-    """If curves are equal, every color has a share of the pixels.
-
-    If arms differ, each has a whole line.
-    """
+    """Each color has a share of the pixels of equal curves, and different arms have whole lines."""
     arms = ("fedavg", "uefl", *(f"arm-{i}" for i in range(count - 2)))
     lines = sample_runs.records(arms)
     for line in lines:
@@ -255,7 +243,7 @@ def test_equal_arms_are_all_visible(tmp_path, count):
     ]
     assert min(found) > 0.4 * max(found) > 0
     assert style.shared({arm: np.arange(4.0) + i for i, arm in enumerate(arms)}) == []
-    apart = [style.line(run, arm) for arm in arms]
+    apart = [style.line(arms, arm) for arm in arms]
     assert len({str(own["linestyle"]) for own in apart}) == len({own["color"] for own in apart}) == count
 
 
@@ -287,10 +275,7 @@ def test_the_report_explains_its_columns(tmp_path, validation):
 
 
 def test_the_report_lists_the_codebooks_of_unseen_clients(tmp_path):
-    """Each codebook has the accuracy of the last round of its client.
-
-    An arm without codebooks has no such list.
-    """
+    """The accuracy is of the last round, and an arm without codebooks has none."""
     lines = sample_runs.records()
     for line in [line for line in lines if line["client"] == "silo-2"]:
         line["unseen"] = True
@@ -307,16 +292,8 @@ def test_the_report_lists_the_codebooks_of_unseen_clients(tmp_path):
 @pytest.mark.usefixtures("drawn")
 def test_report_is_rewritten_with_the_same_bytes(tmp_path):
     sample_runs.write(tmp_path)
-    first = (
-        write_report(tmp_path),
-        (tmp_path / "report.md").read_bytes(),
-        (tmp_path / "plots/accuracy.png").read_bytes(),
-    )
-    second = (
-        write_report(tmp_path),
-        (tmp_path / "report.md").read_bytes(),
-        (tmp_path / "plots/accuracy.png").read_bytes(),
-    )
+    files = [tmp_path / name for name in ("report.md", "plots/accuracy.png")]
+    first, second = ([write_report(tmp_path), *(file.read_bytes() for file in files)] for _ in range(2))
     assert first == second
 
 
@@ -528,11 +505,10 @@ def test_a_run_without_a_round_has_nothing_to_report(tmp_path):
 
 def test_events_have_means_and_clients_of_every_round(tmp_path):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    writer = open_event_writer(tmp_path)
     lines = [line for line in sample_runs.records() if line["arm"] == "uefl"]
-    for number in range(2):
-        writer.round("uefl", number, [line for line in lines if line["round"] == number])
-    writer.close()
+    with event_writer(tmp_path) as writer:
+        for number in range(2):
+            writer.round("uefl", number, [line for line in lines if line["round"] == number])
     events = accumulator.EventAccumulator(str(tmp_path)).Reload()
     assert [(e.step, round(e.value, 5)) for e in events.Scalars("accuracy/uefl")] == [(0, 0.31), (1, 0.41)]
     assert [round(e.value, 5) for e in events.Scalars("accuracy uefl/silo-2")] == [0.32, 0.42]
@@ -542,10 +518,9 @@ def test_events_are_rewritten_from_metrics_on_resume(tmp_path):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     lines = [line for line in sample_runs.records() if line["arm"] == "fedavg"]
     for known in (0, 6):  # killed when round 3 was in the events, but only rounds 1 and 2 in the metrics
-        writer = open_event_writer(tmp_path, lines[:known])
-        for number in range(known // 3, 3):
-            writer.round("fedavg", number, lines[3 * number : 3 * number + 3])
-        writer.close()
+        with event_writer(tmp_path, lines[:known]) as writer:
+            for number in range(known // 3, 3):
+                writer.round("fedavg", number, lines[3 * number : 3 * number + 3])
     events = accumulator.EventAccumulator(str(tmp_path)).Reload()
     assert [e.step for e in events.Scalars("accuracy/fedavg")] == [0, 1, 2]
     assert len(list(tmp_path.iterdir())) == 1
@@ -553,5 +528,6 @@ def test_events_are_rewritten_from_metrics_on_resume(tmp_path):
 
 def test_without_the_extra_there_is_no_writer(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    assert open_event_writer(tmp_path) is None
+    with event_writer(tmp_path) as writer:
+        assert writer is None
     assert list(tmp_path.iterdir()) == []

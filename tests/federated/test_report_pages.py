@@ -20,37 +20,24 @@ import pytest
 import torch
 from rich.console import Console
 from safetensors.torch import load_file, save_file
-from typer.testing import CliRunner
 
-from uefl.cli import app
 from uefl.data.federation import LabeledData, Split
 from uefl.errors import UserError
-from uefl.report import (
-    arm_table,
-    by_data,
-    client_tables,
-    compare,
-    paired_table,
-    quality,
-    read_run,
-    samples,
-    write_report,
-)
-from uefl.report.compare import configurations
+from uefl.report import quality, samples
+from uefl.report.compare import by_data, compare, configurations, paired_table
+from uefl.report.run_folder import read_run
+from uefl.report.tables import arm_table, client_tables
 from uefl.report.words import count, label, labels
+from uefl.report.write import write_report
 from uefl.text_table import Table
 from uefl.uncertainty import Prediction
 
 from . import sample_runs
-
-runner = CliRunner()
+from .command_line import cli
 
 
 class Page(HTMLParser):
-    """Tags with their attributes, and the text between them.
-
-    Every tag that is opened must be closed.
-    """
+    """Tags with their attributes, all of which must be closed, and the text between them."""
 
     EMPTY = ("meta", "img")
 
@@ -219,10 +206,7 @@ def test_samples_of_unlabeled_sets_and_of_colors_are_shown(tmp_path):
 
 
 def test_samples_are_labeled_with_their_measured_clients(tmp_path):
-    """Samples have the labels of the client that was measured.
-
-    With ``evaluation`` below 1, this need not be the first client of the federation.
-    """
+    """With ``evaluation`` below 1, the measured client need not be the first of the federation."""
     with_samples(
         sample_runs.write(tmp_path, [line for line in sample_runs.records() if line["client"] == "silo-2"])
     )
@@ -358,7 +342,7 @@ def test_runs_on_other_data_are_kept_apart(tmp_path):
     }
     runs = [read_run(sample_runs.write(tmp_path / name, **keys)) for name, keys in where.items()]
     assert [[run.path.name for run in group] for group in by_data(runs)] == [["a", "b"], ["c", "d"]]
-    result = runner.invoke(app, ["report", *(str(run.path) for run in runs)])
+    result = cli("report", *(str(run.path) for run in runs))
     assert result.exit_code == 0, result.output
     assert re.findall(r"\b(\d) runs .*\b(digits|mnist)\b", result.output) == [("2", "digits"), ("2", "mnist")]
     assert "different data" in result.output
@@ -389,23 +373,23 @@ def test_a_suite_folder_names_its_runs_and_skips_logs(tmp_path):
         (tmp_path, "CASE/ARM/seed-N: uefl report {}/*/*/seed-*"),
         (tmp_path / "few", "ARM/seed-N: uefl report {}/*/seed-*"),
     ):
-        result = runner.invoke(app, ["report", str(folder)])
+        result = cli("report", folder)
         assert result.exit_code == 2
         assert result.stderr.endswith(f"{hint.format(folder)}\n")
-    result = runner.invoke(app, ["report", *map(str, sorted(tmp_path.glob("few/*/seed-*")))])
+    result = cli("report", *sorted(tmp_path.glob("few/*/seed-*")))
     assert result.exit_code == 0, result.output
     assert f": {log}\n" in result.output
     assert re.findall(r"\b\d runs\b", result.output) == ["2 runs"]
-    assert re.search(r"seed-0\.log .*config\.toml", runner.invoke(app, ["report", str(log)]).stderr)
+    assert re.search(r"seed-0\.log .*config\.toml", cli("report", log).stderr)
 
 
 def test_the_arm_to_compare_with_must_exist(tmp_path):
     paths = [str(sample_runs.write(tmp_path / str(seed), seed=seed)) for seed in (0, 1)]
-    result = runner.invoke(app, ["report", *paths, "--against", "fedag"])
+    result = cli("report", *paths, "--against", "fedag")
     assert result.exit_code == 2
     assert re.fullmatch("error: --against 'fedag': .*fedavg, uefl\n", result.stderr)
-    assert "differences to uefl" in runner.invoke(app, ["report", *paths, "--against", "uefl"]).output
-    alone = runner.invoke(app, ["report", paths[0], "--against", "fedag"])
+    assert "differences to uefl" in cli("report", *paths, "--against", "uefl").output
+    alone = cli("report", paths[0], "--against", "fedag")
     assert (alone.exit_code, alone.stderr) == (result.exit_code, result.stderr)
 
 
@@ -502,7 +486,7 @@ def test_closed_output_names_the_resume_command(tmp_path):
 def test_several_runs_have_a_page_in_common(tmp_path):
     paths = [str(sample_runs.write(tmp_path / str(seed), shifted(0.1 * seed), seed=seed)) for seed in (0, 1)]
     paths.append(str(sample_runs.write(tmp_path / "other", lr=0.5, seed=2)))
-    assert runner.invoke(app, ["report", *paths]).exit_code == 0
+    assert cli("report", *paths).exit_code == 0
     page = Page((tmp_path / "comparison" / "report.html").read_text())
     assert [tag for tag, _ in page.tags].count("img") == 2  # accuracy and entropy; losses
     assert "training.lr" in page.text
@@ -512,7 +496,7 @@ def test_several_runs_have_a_page_in_common(tmp_path):
     curve = compared.groups[0].series("uefl", "accuracy")
     np.testing.assert_allclose(curve[0], [0.31, 0.41, 0.31])
     out = tmp_path / "elsewhere"
-    assert runner.invoke(app, ["report", *paths, "--out", str(out)]).exit_code == 0
+    assert cli("report", *paths, "--out", out).exit_code == 0
     assert (out / "report.md").is_file()
 
 

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from uefl.api import Run, train
-from uefl.report import read_run, write_report
 from uefl.report.content import content, verdict
 from uefl.report.plots import _draw_arms
+from uefl.report.run_folder import read_run
+from uefl.report.write import write_report
 
 from . import sample_runs
 

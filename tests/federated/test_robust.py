@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.federated import tiny_sets
-from tests.federated.engine_wrappers import TamperingEngine
+from tests.federated.engine_wrappers import tampered
 from tests.federated.tiny import CODEBOOK, again, arm, federation, finish, settings, updates, values
 from uefl.aggregation import Updates, WeightedMean, check_rule, choose, robust
 from uefl.algorithms.base import registry
@@ -115,10 +115,9 @@ def accuracies(cfg, how):
     def meddle(reply):
         if reply.client == "silo-4" and "values" in reply.tensors:
             reply.tensors = reply.tensors | {"values": how(reply.tensors["values"])}
-        return reply
 
     try:
-        records = finish(arm(cfg, federation(**FIVE), wrap=lambda e: TamperingEngine(e, meddle))[0])
+        records = finish(arm(cfg, federation(**FIVE), wrap=tampered(meddle))[0])
     except RunError:  # it has diverged
         return [0.0]
     return [r["accuracy"] for r in records if r["round"] == records[-1]["round"]]
@@ -153,13 +152,9 @@ def test_clients_have_equal_weights_for_any_claim():
     def greedy(reply):
         if reply.client == "silo-4":
             reply.examples = 1
-        return reply
 
     cfg = settings("fedavg", aggregation="median")
-    runs = [
-        arm(cfg, federation(**FIVE), wrap=wrap)[0]
-        for wrap in (lambda e: e, lambda e: TamperingEngine(e, greedy))
-    ]
+    runs = [arm(cfg, federation(**FIVE), wrap=wrap)[0] for wrap in (lambda e: e, tampered(greedy))]
     for one in runs:
         one.turn()
     assert torch.equal(*map(values, runs))

@@ -20,23 +20,15 @@ from uefl.errors import RunError, UserError
 from uefl.models import saved
 from uefl_kernels import backend
 
-from .whole_run import KEYS, Watcher, go_on, interrupted, outcome, start
+from .whole_run import KEYS, Watcher, go_on, interrupted, outcome, start, train
 
 
 def test_the_folder_of_a_finished_run(finished):
     out, observer, summary = finished
     names = {path.name for path in out.iterdir()}
-    assert {
-        "config.toml",
-        "manifest.json",
-        "metrics.jsonl",
-        "summary.json",
-        "checkpoint.json",
-        "report.md",
-        "plots",
-        "run.lock",
-    } <= names
-    assert {"model-fedavg.safetensors", "model-uefl.safetensors"} <= names
+    texts = {"config.toml", "manifest.json", "metrics.jsonl", "summary.json", "checkpoint.json", "report.md"}
+    models = {"model-fedavg.safetensors", "model-uefl.safetensors"}
+    assert names >= texts | models | {"plots", "run.lock"}
     assert not [name for name in names if name.endswith((".tmp", ".new"))]
     assert summary == json.loads((out / "summary.json").read_text())
     precision = "bf16" if uses_bf16("auto", torch.device("cpu")) else "fp32"
@@ -109,26 +101,10 @@ def test_a_folder_in_use_is_not_changed(finished, tmp_path):
 
 def test_own_silos_leave_the_number_of_clients_out(make_npz, tmp_path, monkeypatch):
     monkeypatch.chdir(make_npz().parent)
-    keys = [
-        "source=data.npz",
-        "image_size=8",
-        "width=2",
-        "hidden=8",
-        "arms=fedavg",
-        "rounds=[2]",
-        "local_epochs=1",
-        "threads=1",
-    ]
-    cfg = config.load("own-silos", keys)
+    keys = ["source=data.npz", "image_size=8", "width=2", "hidden=8", "arms=fedavg", "rounds=[2]"]
+    keys += ["local_epochs=1", "threads=1"]
     with pytest.raises(KeyboardInterrupt):
-        run.train(
-            cfg,
-            preset="own-silos",
-            out=tmp_path / "new",
-            device="cpu",
-            data_root=None,
-            observer=Watcher(stop_after=3),
-        )
+        train(config.load("own-silos", keys), tmp_path / "new", Watcher(stop_after=3))
     data = tomllib.loads((tmp_path / "new" / "config.toml").read_text())["data"]
     assert "clients" not in data
     assert data["source"] == str(tmp_path / "data.npz")  # found again from any folder
@@ -231,10 +207,8 @@ def test_a_diverged_run_ends_with_an_error(tmp_path):
 def test_devices(tmp_path):
     cfg = config.load("demo", KEYS)
     with pytest.raises(UserError, match="auto, cpu, cuda"):
-        run.train(cfg, preset="demo", out=tmp_path / "a", device="tpu", data_root=None, observer=Watcher())
+        train(cfg, tmp_path / "a", device="tpu")
     if not torch.cuda.is_available():
         with pytest.raises(UserError, match="CUDA"):
-            run.train(
-                cfg, preset="demo", out=tmp_path / "a", device="cuda", data_root=None, observer=Watcher()
-            )
+            train(cfg, tmp_path / "a", device="cuda")
     assert not (tmp_path / "a").exists()

@@ -7,28 +7,36 @@ import json
 import re
 import shutil
 import statistics
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from uefl.report import read_run
+from uefl.report.run_folder import read_run
 from uefl.suites import report, suite
 
 from . import sample_runs
-from .test_suites import REPRODUCTION, TINY, tiny
+from .test_suites import FEW, REPRODUCTION, TINY, tiny
+
+
+def _collected(
+    tmp_path: Path, text: str, changes: Callable[[suite.Job, dict], dict | None], seeds: int = 3
+) -> report.SuiteResult:
+    """Write the runs of a suite by hand, with changed records unless these are None, and collect them."""
+    whole = suite.load(tiny(tmp_path, text))
+    jobs = suite.jobs(whole, "cpu", seeds, tmp_path / "out", threads=1)
+    for job in jobs:
+        made = [(line, changes(job, line)) for line in sample_runs.records((job.arm,))]
+        lines = [line | more for line, more in made if more is not None]
+        if lines and not job.folder.exists():
+            sample_runs.write(job.folder, lines, seed=job.seed)
+    return report.collect(whole, "cpu", jobs, {})
 
 
 def _finished(tmp_path: Path, accuracies: dict[str, list[float]]) -> report.SuiteResult:
     """Write runs of the case ``few`` by hand, with these accuracies by seed."""
-    whole = suite.load(tiny(tmp_path))
-    jobs = [job for job in suite.jobs(whole, "cpu", 3, tmp_path / "out", threads=1) if job.case == "few"]
-    for job in jobs:
-        lines = sample_runs.records((job.arm,))
-        for line in lines:
-            line["accuracy"] = accuracies[job.arm][job.seed]
-        sample_runs.write(job.folder, lines, seed=job.seed)
-    return report.collect(whole, "cpu", jobs, {})
+    return _collected(tmp_path, FEW, lambda job, line: {"accuracy": accuracies[job.arm][job.seed]})
 
 
 def _interval(differences: list[float]) -> str:
@@ -70,24 +78,16 @@ def test_a_case_is_compared_with_an_arm_of_another_case(tmp_path: Path) -> None:
     text = TINY.replace('data.source = "cifar100"\n', 'training.lr = 0.5\nagainst = "few"\n').replace(
         "[cases.few]", '[cases.few]\narms = ["fedavg"]'
     )
-    (tmp_path / "mine.toml").write_text(
-        text.partition("[cases.few.paper]")[0] + "[cases.absent]" + text.partition("[cases.absent]")[2]
-    )
-    whole = suite.load(str(tmp_path / "mine.toml"))
-    assert whole.configs("cpu")["absent"].training.lr == 0.5
-    jobs = suite.jobs(whole, "cpu", 3, tmp_path / "out", threads=1)
+    text = text.partition("[cases.few.paper]")[0] + "[cases.absent]" + text.partition("[cases.absent]")[2]
     accuracy = {
         "few/fedavg": [0.5, 0.7, 0.9],
         "absent/fedavg": [0.4, 0.6, 0.7],
         "absent/uefl": [0.6, 0.77, 0.97],
     }
-    for job in jobs:
-        lines = [
-            line | {"accuracy": accuracy[f"{job.case}/{job.arm}"][job.seed]}
-            for line in sample_runs.records((job.arm,))
-        ]
-        sample_runs.write(job.folder, lines, seed=job.seed)
-    result = report.collect(whole, "cpu", jobs, {})
+    result = _collected(
+        tmp_path, text, lambda job, line: {"accuracy": accuracy[f"{job.case}/{job.arm}"][job.seed]}
+    )
+    assert result.suite.configs("cpu")["absent"].training.lr == 0.5
     assert {row[0]: row[3] for row in report.table(result).rows} == {
         "few / fedavg": "",
         "absent / fedavg": _interval([-0.1, -0.1, -0.2]),
@@ -108,9 +108,7 @@ def test_a_damaged_run_is_named_and_the_others_are_reported(tmp_path: Path) -> N
     result = _finished(tmp_path, {"fedavg": [0.5] * 3, "uefl": [0.6] * 3})
     folder = tmp_path / "out" / "few" / "uefl" / "seed-1"
     (folder / "summary.json").write_text("{")
-    jobs = [
-        job for job in suite.jobs(result.suite, "cpu", 3, tmp_path / "out", threads=1) if job.case == "few"
-    ]
+    jobs = suite.jobs(result.suite, "cpu", 3, tmp_path / "out", threads=1)
     again = report.collect(result.suite, "cpu", jobs, {})
     assert list(again.values("few", "uefl", "accuracy")) == [0, 2]
     assert list(again.missing) == ["few/uefl/seed-1"]
@@ -118,21 +116,18 @@ def test_a_damaged_run_is_named_and_the_others_are_reported(tmp_path: Path) -> N
 
 
 def test_the_report_has_validated_and_final_accuracy(tmp_path: Path) -> None:
-    (tmp_path / "mine.toml").write_text(TINY.replace('"entropy"]', '"selected_accuracy"]'))
-    whole = suite.load(str(tmp_path / "mine.toml"))
-    jobs = [job for job in suite.jobs(whole, "cpu", 1, tmp_path / "out", threads=1) if job.case == "few"]
-    for job in jobs:
-        lines = sample_runs.records((job.arm,))
-        if job.arm == "fedavg":  # its second round is the best one on validation images
-            lines = [line | {"validation_accuracy": 0.9 if line["round"] == 1 else 0.8} for line in lines]
-        sample_runs.write(job.folder, lines)
-    result = report.collect(whole, "cpu", jobs, {})
+    def validated(job: suite.Job, line: dict) -> dict:
+        """Make the second round of fedavg the best one on validation images."""
+        best = 0.9 if line["round"] == 1 else 0.8
+        return {"validation_accuracy": best} if job.arm == "fedavg" else {}
+
+    text = FEW.replace('"entropy"]', '"selected_accuracy"]')
+    result = _collected(tmp_path, text, validated, seeds=1)
     # 0.1 x 2, and 0.01 of the mean client
     assert [row[-1] for row in report.table(result).rows] == ["0.210", "-"]
     assert "selected_accuracy" in str(report.content(result, []).sections[0].elements)
-    assert "selected_accuracy" not in str(
-        report.content(_finished(tmp_path, {"fedavg": [0.5] * 3, "uefl": [0.6] * 3}), []).sections
-    )
+    other = _finished(tmp_path / "out", {"fedavg": [0.5] * 3, "uefl": [0.6] * 3})
+    assert "selected_accuracy" not in str(report.content(other, []).sections)
 
 
 @pytest.fixture(scope="module")
@@ -168,27 +163,22 @@ def test_a_report_has_pages_pictures_and_numbers(written: Path) -> None:
 
 
 def test_an_average_over_cases_is_paired_by_seed(tmp_path: Path) -> None:
-    """The average uses the seeds that all its cases have.
-
-    If a case lacks an arm, the arm has no average.
-    """
-    (tmp_path / "mine.toml").write_text(
+    """The average uses the seeds and the arms that all its cases have."""
+    text = (
         TINY.replace('data.source = "cifar100"\n', "arms.fedprox = {}\n")
         + '[averages.both]\ncases = ["few", "absent"]\n[averages.both.paper]\nuefl = { accuracy = 0.5 }\n'
     )
-    whole = suite.load(str(tmp_path / "mine.toml"))
     given = {
         ("few", "fedavg"): [0.1, 0.3, 0.2],
         ("few", "uefl"): [0.2, 0.5],
         ("absent", "uefl"): [0.4, 0.5, 0.9],
     }
-    jobs = suite.jobs(whole, "cpu", 3, tmp_path / "out", threads=1)
-    for job in jobs:  # the two cases share the runs of fedavg
-        accuracies = given.get((job.case, job.arm), given["few", "fedavg"])
-        if job.seed < len(accuracies) and not job.folder.exists():
-            lines = [line | {"accuracy": accuracies[job.seed]} for line in sample_runs.records((job.arm,))]
-            sample_runs.write(job.folder, lines, seed=job.seed)
-    result = report.collect(whole, "cpu", jobs, {})
+
+    def change(job: suite.Job, line: dict) -> dict | None:
+        accuracies = given.get((job.case, job.arm), given["few", "fedavg"])  # cases share the runs of fedavg
+        return {"accuracy": accuracies[job.seed]} if job.seed < len(accuracies) else None
+
+    result = _collected(tmp_path, text, change)
     assert result.arms("both") == ["fedavg", "uefl"]
     assert result.values("both", "uefl", "accuracy") == pytest.approx({0: 0.3, 1: 0.5})
     rows = {row[0]: row for row in report.table(result).rows}
@@ -201,17 +191,12 @@ def test_a_sweep_has_columns_per_panel_and_paired_intervals(tmp_path: Path) -> N
     text = TINY.replace("x = 4", 'x = 4\nlabel = "four"\npanel = "one"').replace(
         "x = 8", 'x = 8\nlabel = "eight"\npanel = "two"'
     )
-    (tmp_path / "mine.toml").write_text(text.replace('data.source = "cifar100"', 'data.normalize = "raw"'))
-    whole = suite.load(str(tmp_path / "mine.toml"))
-    jobs = suite.jobs(whole, "cpu", 3, tmp_path / "out", threads=1)
-    for job in jobs:
-        accuracy = (0.5 if job.arm == "fedavg" else 0.6) + 0.01 * job.seed * (job.case == "few")
-        sample_runs.write(
-            job.folder,
-            [line | {"accuracy": accuracy} for line in sample_runs.records((job.arm,))],
-            seed=job.seed,
-        )
-    figure = report._draw_sweep(report.collect(whole, "cpu", jobs, {}), "accuracy")
+    text = text.replace('data.source = "cifar100"', 'data.normalize = "raw"')
+
+    def change(job: suite.Job, line: dict) -> dict:
+        return {"accuracy": (0.5 if job.arm == "fedavg" else 0.6) + 0.01 * job.seed * (job.case == "few")}
+
+    figure = report._draw_sweep(_collected(tmp_path, text, change), "accuracy")
     above, below = figure.axes[:2], figure.axes[2:4]
     assert [ax.get_title() for ax in above] == ["one", "two"]
     assert [[label.get_text() for label in ax.get_xticklabels()] for ax in below] == [["four"], ["eight"]]
@@ -231,18 +216,15 @@ def test_a_sweep_has_columns_per_panel_and_paired_intervals(tmp_path: Path) -> N
 
 
 def test_best_measures_are_of_the_round_with_highest_accuracy(tmp_path: Path) -> None:
-    text = TINY.replace('"accuracy", "entropy"]', '"best_accuracy", "best_entropy", "last_accuracy"]')
-    (tmp_path / "mine.toml").write_text(text.replace("uefl = { acc", "uefl = { best_acc"))
-    whole = suite.load(str(tmp_path / "mine.toml"))
-    job, *_ = suite.jobs(whole, "cpu", 1, tmp_path / "out", threads=1)
-    lines = sample_runs.records(("fedavg",))
+    text = FEW.replace('"accuracy", "entropy"]', '"best_accuracy", "best_entropy", "last_accuracy"]')
     at = {0: (0.5, 1.0), 1: (0.8, 0.7), 2: (0.6, 0.3)}
-    lines = [
-        line | dict(zip(("accuracy", "entropy"), at[min(line["round"], 2)], strict=True)) for line in lines
-    ]
-    sample_runs.write(job.folder, lines)
-    result = report.collect(whole, "cpu", [job], {})
-    found = [result.values("few", "fedavg", measure)[0] for measure in whole.measures]
+    result = _collected(
+        tmp_path,
+        text.replace("uefl = { acc", "uefl = { best_acc"),
+        lambda job, line: dict(zip(("accuracy", "entropy"), at[min(line["round"], 2)], strict=True)),
+        seeds=1,
+    )
+    found = [result.values("few", "fedavg", measure)[0] for measure in result.suite.measures]
     assert found == pytest.approx([0.8, 0.7, 0.6])
     assert "highest" in str(report.content(result, []).sections[0].elements)
 
@@ -351,10 +333,7 @@ def test_a_measure_may_average_a_column_over_four_rounds(tmp_path: Path) -> None
 
 
 def test_a_measure_may_be_of_the_clients_of_one_angle(tmp_path: Path) -> None:
-    """Two clients have unturned images and one has turned images, in each partition.
-
-    Accuracies differ by 0.01 in a round, and by 0.1 between rounds.
-    """
+    """Accuracies of two unturned clients and a turned one differ by 0.01, and by 0.1 between rounds."""
     found = {}
     schemes = {
         "rotations": {"clients": 3, "partition": {"scheme": "rotations", "angles": [0, 0, -50]}},

@@ -19,18 +19,18 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
-from typer.testing import CliRunner
 
 from tests import fresh
-from uefl import load, run
-from uefl.cli import app
+from uefl import load
 from uefl.errors import RunError, UserError
 from uefl.models.saved import SavedModel
 from uefl.suites import command, cost, features, report, runner, suite
 
 from . import sample_runs
+from .command_line import cli
 from .interrupted import Killer, outcome
-from .test_suites import TINY, tiny
+from .test_suites import FEW, TINY, tiny
+from .whole_run import train
 
 
 def test_folder_with_another_run_is_not_reused(tmp_path: Path) -> None:
@@ -51,9 +51,8 @@ def test_folders_of_other_suites_and_runs_keep_their_report(tmp_path: Path) -> N
     results = tmp_path / "out" / "results.json"
     results.write_text(json.dumps(report.plain(report.SuiteResult(whole, "cpu", {}, {}))))
     runner.check_own(tmp_path / "out", "tiny", jobs)  # accepted, although the names of its cases have changed
-    (tmp_path / "mine.toml").write_text(TINY)
     before = results.read_bytes()
-    refused = CliRunner().invoke(app, ["suite", str(tmp_path / "mine.toml"), "--out", str(tmp_path / "out")])
+    refused = cli("suite", tiny(tmp_path, name="mine"), "--out", tmp_path / "out")
     assert refused.exit_code == 2
     assert re.fullmatch(f"error: {tmp_path / 'out'} .*'tiny'; .*--out\n", refused.stderr)
     assert results.read_bytes() == before
@@ -81,10 +80,8 @@ def test_a_changed_suite_names_all_its_runs_before_it_starts(tmp_path: Path) -> 
     for job in jobs:
         job.folder.mkdir(parents=True, exist_ok=True)
         (job.folder / "config.toml").write_text(job.config.to_toml())
-    (tmp_path / "tiny.toml").write_text(TINY.replace("codewords = 4", "codewords = 3"))
-    found = CliRunner().invoke(
-        app, ["suite", str(tmp_path / "tiny.toml"), "--seeds", "2", "--out", str(tmp_path / "out")]
-    )
+    tiny(tmp_path, TINY.replace("codewords = 4", "codewords = 3"))
+    found = cli("suite", tmp_path / "tiny.toml", "--seeds", "2", "--out", tmp_path / "out")
     folder = tmp_path / "out" / "few" / "uefl" / "seed-0"
     message = rf"error: {folder} .*1 more: .*\(arms\.uefl\.codewords\); .*--out\n"
     assert (found.exit_code, found.stdout) == (2, "")
@@ -95,10 +92,7 @@ def test_a_changed_suite_names_all_its_runs_before_it_starts(tmp_path: Path) -> 
 def test_requested_number_of_runs_share_one_device(
     device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three runs train at a time, also on a GPU.
-
-    Each is a separate process with the same device.
-    """
+    """Three processes train at a time on the same device, also on a GPU."""
     going: list[FakeProcess] = []
     most, seen = 0, []
 
@@ -132,10 +126,7 @@ def test_requested_number_of_runs_share_one_device(
 
 
 def test_one_display_shows_all_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One bar shows the rounds of all runs.
-
-    Current runs have their names, and each finished run has a line.
-    """
+    """One bar shows the rounds of all runs and current names, and each finished run has a line."""
 
     def two_of_four(jobs: list[suite.Job], *, ended: Callable, report: Callable, **_: object) -> None:
         ended(runner.JobResult(jobs[0], 2.0, None))
@@ -165,9 +156,6 @@ def test_one_display_shows_all_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_notes_are_below_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two seeds of an arm that ended early, and a measure that is mistyped."""
-    (tmp_path / "mine.toml").write_text(
-        TINY.partition("[cases.absent]")[0].replace('"entropy"]', '"entropi"]')
-    )
 
     def by_hand(jobs: list[suite.Job], **_: object) -> None:
         for job in jobs:
@@ -182,18 +170,15 @@ def test_notes_are_below_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(report, "write", lambda *_: None)
     shown = io.StringIO()
     keys = {"scale": "cpu", "seeds": 2, "jobs": 1, "device": "cpu", "data_root": None}
-    command.run(
-        str(tmp_path / "mine.toml"), out=tmp_path / "out", console=Console(file=shown, width=160), **keys
-    )
+    mine = tiny(tmp_path, FEW.replace('"entropy"]', '"entropi"]'))
+    command.run(mine, out=tmp_path / "out", console=Console(file=shown, width=160), **keys)
     below = shown.getvalue().partition("few / uefl")[2]
     assert re.search("rounds: few / uefl 3, fedavg 4.\n.*'entropi' .*'entropy'.*\nreport: ", below)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_a_device_that_is_not_here_is_refused_before_any_run(tmp_path: Path) -> None:
-    found = CliRunner().invoke(
-        app, ["suite", tiny(tmp_path), "--out", str(tmp_path / "out"), "--device", "cuda"]
-    )
+    found = cli("suite", tiny(tmp_path), "--out", tmp_path / "out", "--device", "cuda")
     assert found.exit_code == 2
     assert "--device cuda: " in found.output
     assert not (tmp_path / "out").exists()
@@ -213,7 +198,7 @@ def test_runs_go_side_by_side_and_are_not_run_twice(tmp_path: Path) -> None:
         "--data-root",
         str(tmp_path),
     ]
-    first = CliRunner().invoke(app, command)
+    first = cli(*command)
     assert first.exit_code == 1, first.output  # there is no CIFAR-100 in that folder
     assert "error: 2 of 4 runs" in first.output
     text = (tmp_path / "out" / "report.md").read_text()
@@ -230,7 +215,7 @@ def test_runs_go_side_by_side_and_are_not_run_twice(tmp_path: Path) -> None:
     assert "features-few-fedavg.png" not in pictures
     _shows_features_and_codewords(tmp_path / "out" / "few" / "uefl" / "seed-0")
     before = (tmp_path / "out" / "few" / "uefl" / "seed-0" / "metrics.jsonl").stat().st_mtime_ns
-    again = CliRunner().invoke(app, command)
+    again = cli(*command)
     assert re.search("4 runs, 2 .*finished", again.output)
     assert (tmp_path / "out" / "few" / "uefl" / "seed-0" / "metrics.jsonl").stat().st_mtime_ns == before
 
@@ -260,10 +245,7 @@ def test_extensions_of_every_segment_are_drawn_separately() -> None:
 
 
 def test_residual_codewords_are_drawn_from_the_mean() -> None:
-    """Features around (9, 9).
-
-    A client's added codeword is zero, so it lies in the middle of these features.
-    """
+    """An added codeword of zero lies in the middle of features around (9, 9)."""
     found = {"silo-0": 9 + np.random.default_rng(0).normal(size=(400, 1, 1, 2))}
     codebook = {"silo-0": np.array([[9.0, 9.0], [0.0, 0.0]])}
     for residual, distance in ((True, 0.0), (False, 9 * 2**0.5)):
@@ -272,10 +254,7 @@ def test_residual_codewords_are_drawn_from_the_mean() -> None:
 
 
 def test_the_server_of_forks_ignores_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fork server inherits the signal handling of its parent.
-
-    Otherwise Ctrl-C in the first seconds of a suite would print the traceback of its imports.
-    """
+    """Ctrl-C in the first seconds of a suite would otherwise print the traceback of its imports."""
     before, seen = signal.getsignal(signal.SIGINT), []
     monkeypatch.setattr(
         "multiprocessing.forkserver.ensure_running", lambda: seen.append(signal.getsignal(signal.SIGINT))
@@ -318,27 +297,14 @@ def test_runs_end_with_a_suite_that_is_killed(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_stopped_run_is_resumed(tmp_path: Path) -> None:
-    """The run stops before its last measurement.
-
-    The suite finishes it with the bits of an uninterrupted run.
-    """
-    (tmp_path / "mine.toml").write_text(TINY.partition("[cases.absent]")[0])
-    mine = str(tmp_path / "mine.toml")
+    """A suite finishes a run that stops before its last measurement with the same bits."""
+    mine = tiny(tmp_path, FEW)
     first = suite.jobs(suite.load(mine), "cpu", 1, tmp_path / "stopped", threads=1)[0]
-    keys = {
-        "preset": str(first.folder),
-        "out": first.folder,
-        "device": "cpu",
-        "data_root": None,
-        "pages": False,
-    }
     with pytest.raises(KeyboardInterrupt):
-        run.train(first.config, observer=Killer((first.arm, 2, "silo-1")), **keys)
+        train(first.config, first.folder, Killer((first.arm, 2, "silo-1")), pages=False)
     assert not (first.folder / "summary.json").exists()
     for name in ("stopped", "whole"):
-        found = CliRunner().invoke(
-            app, ["suite", mine, "--seeds", "1", "--out", str(tmp_path / name), "--device", "cpu"]
-        )
+        found = cli("suite", mine, "--seeds", "1", "--out", tmp_path / name, "--device", "cpu")
         assert found.exit_code == 0, found.output
     assert re.search("fedavg .*round 2/2", first.folder.with_suffix(".log").read_text())
     (of_stopped, *stopped), (of_whole, *whole) = (
@@ -399,11 +365,8 @@ def test_the_cost_of_a_model_covers_the_cpu_and_any_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The count covers the network and one client's codebook."""
-    (tmp_path / "mine.toml").write_text(TINY.partition("[cases.absent]")[0])
-    job = suite.jobs(suite.load(str(tmp_path / "mine.toml")), "cpu", 1, tmp_path / "out", threads=1)[1]
-    run.train(
-        job.config, preset="", out=job.folder, device="cpu", data_root=None, observer=Killer(), pages=False
-    )
+    job = suite.jobs(suite.load(tiny(tmp_path, FEW)), "cpu", 1, tmp_path / "out", threads=1)[1]
+    train(job.config, job.folder, Killer(), pages=False)
     monkeypatch.setattr(cost, "_REPEATS", 2)
     went: list[str] = []
     timed: list[SavedModel] = []

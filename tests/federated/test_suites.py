@@ -9,15 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from uefl import config
-from uefl.cli import app
 from uefl.data import build
 from uefl.errors import UserError
 from uefl.models.net import Net
 from uefl.suites import suite
 
+from .command_line import cli
 from .test_presets import trains
 from .tiny import arm as tiny_arm
 from .tiny import smallest, values
@@ -57,9 +56,14 @@ arms.uefl.codewords = 8
 """
 
 
-def tiny(tmp_path: Path) -> str:
-    path = tmp_path / "tiny.toml"
-    path.write_text(TINY)
+FEW = TINY.partition("[cases.absent]")[0]
+"""the suite with its first case only"""
+
+
+def tiny(tmp_path: Path, text: str = TINY, name: str = "tiny") -> str:
+    """Write a suite, and return its path."""
+    path = tmp_path / f"{name}.toml"
+    path.write_text(text)
     return str(path)
 
 
@@ -79,10 +83,7 @@ def test_every_suite_is_a_list_of_runs(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", suite.suites())
 def test_every_arm_and_every_case_trains(name: str, every_source: Path) -> None:
-    """Train a round in each of two iterations on small generated files.
-
-    Each arm trains in its first case, and each case with one arm.
-    """
+    """Train every arm in its first case, and each case with one arm, on small generated files."""
     trained: set[str] = set()
     for number, cfg in enumerate(suite.load(name).configs("cpu").values()):
         names = [arm for arm in cfg.arms if arm not in trained] or [list(cfg.arms)[number % len(cfg.arms)]]
@@ -132,18 +133,9 @@ def test_a_comparison_that_was_planned_can_still_be_run(file: Path) -> None:
 
 def test_the_small_scale_is_smaller() -> None:
     small, large = (suite.load("table1").configs(scale)["mnist"] for scale in ("cpu", "paper"))
-    assert (small.model.width, small.data.clients, small.data.image_size, small.training.iterations()) == (
-        8,
-        9,
-        16,
-        [16, 4, 4],
-    )
-    assert (large.model.width, large.data.clients, large.data.image_size, large.training.iterations()) == (
-        128,
-        9,
-        0,
-        [20] * 5,
-    )
+    for cfg, sizes in ((small, (8, 9, 16, [16, 4, 4])), (large, (128, 9, 0, [20] * 5))):
+        data = cfg.data
+        assert (cfg.model.width, data.clients, data.image_size, cfg.training.iterations()) == sizes
 
 
 def test_the_scale_of_the_paper_has_the_published_settings() -> None:
@@ -160,10 +152,7 @@ def test_the_scale_of_the_paper_has_the_published_settings() -> None:
 
 
 def test_the_wide_network_matches_a_codebook_extended_twice() -> None:
-    """`fedavg-wide` is the control for the size of a method.
-
-    It is in the preset and at both scales of its suite.
-    """
+    """The control for the size of a method is in its preset and at both scales of its suite."""
     scales = [suite.load("controls").configs(scale)["mnist"] for scale in ("cpu", "paper")]
     assert [(cfg.model.width, cfg.data.clients, sum(cfg.training.iterations())) for cfg in scales] == [
         (8, 9, 24),
@@ -187,7 +176,7 @@ def test_a_clone_has_paper_suites_and_an_installation_none(
         suite, "_FOLDERS", (tmp_path / "site-packages" / "reproduction", Path("reproduction"))
     )
     assert suite.suites() == {}
-    found = CliRunner().invoke(app, ["suite"])
+    found = cli("suite")
     assert found.exit_code == 2
     assert "reproduction/" in found.stderr
     assert suite.load(str(REPRODUCTION / "table1.toml")).configs("cpu")["mnist"].model.width == 8
@@ -198,47 +187,37 @@ def test_a_clone_has_paper_suites_and_an_installation_none(
 
 def test_the_base_file_of_the_small_scale_is_next_to_the_suite(tmp_path: Path) -> None:
     (tmp_path / "small.toml").write_text("data.train_per_client = 12\nmodel.width = 3\n")
-    (tmp_path / "mine.toml").write_text('cpu_base = "small.toml"\n' + TINY)
-    (cfg, *_) = suite.load(str(tmp_path / "mine.toml")).configs("cpu").values()
+    (cfg, *_) = suite.load(tiny(tmp_path, 'cpu_base = "small.toml"\n' + TINY)).configs("cpu").values()
     assert (cfg.data.train_per_client, cfg.model.width) == (20, 2)  # the suite's own [cpu] comes after it
     without_cpu = TINY.partition("[cpu]")[0] + "[all.arms.fedavg]\n[cases.one]\nx = 1\n"
-    (tmp_path / "mine.toml").write_text('cpu_base = "small.toml"\n' + without_cpu)
-    (cfg,) = suite.load(str(tmp_path / "mine.toml")).configs("cpu").values()
+    mine = tiny(tmp_path, 'cpu_base = "small.toml"\n' + without_cpu)
+    (cfg,) = suite.load(mine).configs("cpu").values()
     assert (cfg.data.train_per_client, cfg.model.width) == (12, 3)
     (tmp_path / "small.toml").unlink()
     with pytest.raises(UserError, match=r"small\.toml"):
-        suite.load(str(tmp_path / "mine.toml"))
+        suite.load(mine)
 
 
 def test_a_job_has_one_arm_and_one_seed(tmp_path: Path) -> None:
     jobs = suite.jobs(suite.load(tiny(tmp_path)), "cpu", 2, tmp_path, threads=1)
-    assert [(j.case, j.arm, j.seed) for j in jobs[:4]] == [
-        ("few", "fedavg", 0),
-        ("few", "uefl", 0),
-        ("absent", "fedavg", 0),
-        ("absent", "uefl", 0),
-    ]
+    places = [(case, arm, 0) for case in ("few", "absent") for arm in ("fedavg", "uefl")]
+    assert [(j.case, j.arm, j.seed) for j in jobs[:4]] == places
     assert [list(job.config.arms) for job in jobs[:2]] == [["fedavg"], ["uefl"]]
     assert {(job.config.run.seed, job.config.run.threads) for job in jobs[4:]} == {(1, 1)}
     assert jobs[1].folder == tmp_path / "few" / "uefl" / "seed-0"
 
 
 def test_seeds_begin_at_the_seed_of_the_case(tmp_path: Path) -> None:
-    (tmp_path / "mine.toml").write_text(TINY.replace("run.passes = 2", "run = { passes = 2, seed = 100 }"))
-    jobs = suite.jobs(suite.load(str(tmp_path / "mine.toml")), "cpu", 2, tmp_path, threads=1)
-    assert {(job.seed, job.config.run.seed, job.folder.name) for job in jobs} == {
-        (100, 100, "seed-100"),
-        (101, 101, "seed-101"),
-    }
+    mine = tiny(tmp_path, TINY.replace("run.passes = 2", "run = { passes = 2, seed = 100 }"))
+    jobs = suite.jobs(suite.load(mine), "cpu", 2, tmp_path, threads=1)
+    found = {(job.seed, job.config.run.seed, job.folder.name) for job in jobs}
+    assert found == {(100, 100, "seed-100"), (101, 101, "seed-101")}
 
 
 def test_runs_that_cases_have_in_common_are_made_once(tmp_path: Path) -> None:
-    """A sweep over the codebook does not change FedAvg.
-
-    So FedAvg has one run for each seed, in the folder of the first case.
-    """
-    (tmp_path / "mine.toml").write_text(TINY.replace('data.source = "cifar100"\n', ""))
-    jobs = suite.jobs(suite.load(str(tmp_path / "mine.toml")), "cpu", 1, tmp_path, threads=1)
+    """A sweep over the codebook does not change FedAvg, which has one run for each seed."""
+    whole = suite.load(tiny(tmp_path, TINY.replace('data.source = "cifar100"\n', "")))
+    jobs = suite.jobs(whole, "cpu", 1, tmp_path, threads=1)
     folders = [str(job.folder.relative_to(tmp_path)) for job in jobs]
     assert folders == ["few/fedavg/seed-0", "few/uefl/seed-0", "few/fedavg/seed-0", "absent/uefl/seed-0"]
 
@@ -270,17 +249,15 @@ def test_runs_that_cases_have_in_common_are_made_once(tmp_path: Path) -> None:
     ],
 )
 def test_invalid_suite_is_refused_in_one_line(text: str, message: str, tmp_path: Path) -> None:
-    (tmp_path / "bad.toml").write_text(text)
     with pytest.raises(UserError, match=message) as error:
-        suite.load(str(tmp_path / "bad.toml")).configs("cpu")
+        suite.load(tiny(tmp_path, text, "bad")).configs("cpu")
     assert "\n" not in str(error.value)
 
 
 def test_size_of_an_own_suite_follows_its_file(tmp_path: Path) -> None:
     """This is the example of docs/suites.md."""
     text = Path("docs/suites.md").read_text().partition("```toml\n")[2].partition("```")[0]
-    (tmp_path / "mine.toml").write_text(text)
-    own = suite.load(str(tmp_path / "mine.toml"))
+    own = suite.load(tiny(tmp_path, text))
     assert own.about
     assert [cfg.data.train_per_client for cfg in own.configs("cpu").values()] == [100, 400]
     assert own.configs("cpu") == own.configs("paper")
@@ -300,16 +277,13 @@ def test_the_page_has_every_key_of_a_file() -> None:
 
 
 def test_a_case_picks_arms_by_name(tmp_path: Path) -> None:
-    (tmp_path / "mine.toml").write_text(TINY + '[cases.one]\narms = ["uefl"]\n')
-    (arm,) = suite.load(str(tmp_path / "mine.toml")).configs("cpu")["one"].arms.values()
+    whole = suite.load(tiny(tmp_path, TINY + '[cases.one]\narms = ["uefl"]\n'))
+    (arm,) = whole.configs("cpu")["one"].arms.values()
     assert arm.parameters.codewords == 4
 
 
 def test_data_of_ones_own_is_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run folder keeps the whole path.
-
-    A suite that continues compares this path.
-    """
+    """A run folder keeps the whole path, which a suite that continues compares."""
     (tmp_path / "silos").mkdir()
     (tmp_path / "mine.toml").write_text(
         'against = "fedavg"\n[cases.a]\nbase = "own-silos"\ndata.source = "silos"\n'
@@ -326,7 +300,7 @@ def test_an_unknown_suite_names_the_nearest_one() -> None:
 def test_table_5_is_table_1_by_rotation(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, Path]] = []
     monkeypatch.setattr("uefl.suites.command.run", lambda name, *, out, **_: asked.append((name, out)))
-    assert CliRunner().invoke(app, ["suite", "table5"]).exit_code == 0
+    assert cli("suite", "table5").exit_code == 0
     assert asked == [("table1", Path("runs/table1-cpu"))]
     table1 = suite.load("table1")
     for case in table1.cases.values():

@@ -110,10 +110,7 @@ def test_a_network_of_any_kind_draws_passes_with_dropout_on():
 
 
 def test_layers_before_dropout_run_once_for_all_passes(monkeypatch):
-    """These layers run once more for the pass with dropout off.
-
-    A network is traced once, and runs with its current weights.
-    """
+    """Layers run once more with dropout off, and a traced network has its current weights."""
     torch.manual_seed(0)
     calls, forward = [], torch.nn.Flatten.forward
     monkeypatch.setattr(torch.nn.Flatten, "forward", lambda self, x: calls.append(len(x)) or forward(self, x))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -37,10 +38,7 @@ CODEBOOK = {"codewords": 4, "segments": 4, "gamma": 0.0, "stop_when_certain": Fa
 
 
 def settings(algorithm: str = "uefl", base: dict[str, Any] = KEYS, **keys: Any) -> Config:
-    """Return a configuration of one arm with the name ``arm``.
-
-    Keys go into their sections, as with ``--set``.
-    """
+    """Return a configuration of the arm ``arm``, with keys in their sections as with ``--set``."""
     fields = registry()[algorithm].Parameters.model_fields
     own = {key: value for key, value in CODEBOOK.items() if key in fields}
     if keys.get("uncertainty") == "ensemble" or not registry()[algorithm].draws:
@@ -135,7 +133,8 @@ def arm(
     fed = fed or federation(test_is_holdout=published)
     workspace, notices = workspace_of(cfg, fed, algorithm, device, clients_keep_states), []
     clients = dict(Clients((*fed.clients, *fed.unseen), workspace.device).handlers(workspace))
-    engine = wrap(LocalEngine(clients, group=together(clients, workspace)))
+    size = workspace.context.run.clients_at_once
+    engine = wrap(LocalEngine(clients, group=together(clients, workspace), size=size))
     count = cfg.run.members if cfg.run.uncertainty == "ensemble" else 1
     seeds = [derive(cfg.run.seed, "member", i) if i else cfg.run.seed for i in range(count)]
     teacher = Teacher.of(workspace.algorithm.server_data(fed), workspace)
@@ -164,6 +163,11 @@ def finish(arm: ServerLoop, limit: int = 50) -> list[dict[str, Any]]:
             return records
         records += arm.turn()
     raise AssertionError("the run did not end")
+
+
+def turns(arm: ServerLoop, count: int) -> list[list[dict[str, Any]]]:
+    """Return the records of some turns."""
+    return [arm.turn() for _ in range(count)]
 
 
 def state(arm: ServerLoop) -> State:
@@ -205,10 +209,7 @@ def updates(n: int, scale: float = 1.0, seed: int = 0) -> list[dict[str, torch.T
 
 
 def turn_of(arm: ServerLoop, participants: tuple[str, ...] = (), *, measure: bool = False) -> Turn:
-    """Return the next turn of an arm, and set it in the first member of the arm.
-
-    The turn trains if there are participants.
-    """
+    """Return the next turn of an arm, which trains if there are participants, and set it in a member."""
     turn = arm._turn(arm.members[0], measure, bool(participants), participants)
     arm.members[0].turn = turn
     return turn
@@ -284,10 +285,7 @@ def smallest(cfg: Config) -> Iterator[Config]:
 
 
 def again(cfg: Config, fed: Federation | None = None, make: Callable[..., Any] = arm) -> list[dict[str, Any]]:
-    """Return all records of a run that continues in a new arm after every turn.
-
-    This is what a restart of the process does.
-    """
+    """Return all records of a run that continues in a new arm, as after a restart, after every turn."""
     records: list[dict[str, Any]] = []
     one = make(cfg, fed)[0]
     while not one.finished:
@@ -297,6 +295,15 @@ def again(cfg: Config, fed: Federation | None = None, make: Callable[..., Any] =
         one.restore(tensors, plain)
         records += one.turn()
     return records
+
+
+def in_threads(work: Callable[[Any], object], values: Iterable[Any]) -> None:
+    """Call a function for each value in a thread of its own."""
+    threads = [threading.Thread(target=work, args=(value,)) for value in values]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def check_errors(replies, *words):

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from uefl import config, run
+from uefl.config import Config
 
 KEYS = [
     'arms=["fedavg", "uefl"]',
@@ -56,15 +57,18 @@ class Watcher:
         self.notices.append(message)
 
 
+def train(cfg: Config, out: Path, observer: Watcher | None = None, device: str = "cpu", **keys: object):
+    """Train a configuration into a folder."""
+    observer = observer or Watcher()
+    return run.train(cfg, preset="demo", out=out, device=device, data_root=None, observer=observer, **keys)
+
+
 def start(out: Path, *keys: str, observer: Watcher | None = None):
-    cfg = config.load("demo", [*KEYS, *keys])
-    return run.train(
-        cfg, preset="demo", out=out, device="cpu", data_root=None, observer=observer or Watcher()
-    )
+    return train(config.load("demo", [*KEYS, *keys]), out, observer)
 
 
-def go_on(out: Path, observer: Watcher | None = None):
-    return run.resume(out, device="cpu", data_root=None, observer=observer or Watcher())
+def go_on(out: Path, observer: Watcher | None = None, **keys: object):
+    return run.resume(out, device="cpu", data_root=None, observer=observer or Watcher(), **keys)
 
 
 def outcome(out: Path):

@@ -114,6 +114,30 @@ def test_metric_cosine_predicts_what_it_fitted():
         assert model.score(x) == pytest.approx(-model.inertia_)
 
 
+@pytest.mark.parametrize("kind", [np.array, scipy.sparse.csr_array])
+def test_a_metric_set_later_is_for_the_next_fit(kind):
+    x = kind(DATA + 3)
+    for metric, other in (("l2", "cosine"), ("cosine", "l2")):
+        model = KMeans(5, metric=metric, random_state=0).fit(x)
+        before = model.predict(x), model.transform(x), model.score(x)
+        model.set_params(metric=other)
+        for value, found in zip(before, (model.predict(x), model.transform(x), model.score(x)), strict=True):
+            assert np.array_equal(found, value)
+        expected = KMeans(5, metric=other, random_state=0).fit(x).labels_
+        assert np.array_equal(model.fit(x).labels_, expected)
+
+
+def test_missing_dates_are_refused():
+    days = np.arange(8).reshape(-1, 1).astype("M8[D]")
+    assert KMeans(2, init=days[[0, 7]]).fit(days).cluster_centers_.tolist() == [[1.5], [5.5]]
+    days[3] = np.datetime64("NaT")
+    for x in (days, days - days[0], list(days)):
+        with pytest.raises(ValueError, match="^KMeans: X .*NaN"):
+            KMeans(2).fit(x)
+    with pytest.raises(ValueError, match="^KMeans: init must be finite"):
+        KMeans(2, init=days[2:4]).fit(days[:3])
+
+
 def test_sample_weight_moves_the_centers():
     model = KMeans(1).fit(np.array([[0.0], [1.0]]), sample_weight=[3.0, 1.0])
     assert model.cluster_centers_.item() == 0.25

@@ -113,11 +113,7 @@ class Algorithm:
 
     @property
     def asks_all(self) -> bool:
-        """Return True if the server asks clients that have not trained yet.
-
-        Also return True if the algorithm needs all clients from the first round. Then no client can join
-        later.
-        """
+        """Return True if the server asks clients that have not trained, so that no client can join later."""
         return False
 
     @property
@@ -155,9 +151,7 @@ class Algorithm:
         return algorithm
 
     def check(self, federation: Federation, arm: str, net: nn.Module) -> None:
-        """Refuse settings that cannot be trained, before anything is written.
-
-        ``net`` is the network of :meth:`build_model`.
+        """Refuse settings that cannot be trained by a ``net``, before anything is written.
 
         Raises:
             UserError: ``arm`` lacks something; the message has advice.
@@ -174,10 +168,7 @@ class Algorithm:
     # --- the model -----------------------------------------------------------------------------------------
 
     def build_model(self, spec: ModelSpec) -> nn.Module:
-        """Build a network from normalized images ``[B, C, H, W]`` to logits ``[B, classes]``.
-
-        The generator of torch draws the weights.
-        """
+        """Build a network with drawn weights, from images ``[B, C, H, W]`` to logits ``[B, classes]``."""
         return spec.network()
 
     def is_private(self, name: str, owner: nn.Module) -> bool:
@@ -201,20 +192,14 @@ class Algorithm:
         return iterations[iteration] if iteration < len(iterations) else None
 
     def server_state(self, values: torch.Tensor, buffers: torch.Tensor, net: nn.Module) -> State:
-        """Return the initial state of the server.
+        """Return the initial state of the server, with the flat parameters ``[P]`` and buffers ``[Q]``.
 
-        It is made from the flat parameters ``[P]`` and buffers ``[Q]`` of a new network without its private
-        parts.
-
-        ``net`` is a network of the same shape with other weights; use it for sizes.
+        They are without private parts. Use ``net``, which has other weights, only for sizes.
         """
         return State({"values": values, "buffers": buffers})
 
     def prepare(self, state: State, turn: Turn) -> None:
-        """Prepare the messages of a turn.
-
-        ``turn.ask`` gets replies of the clients first.
-        """
+        """Prepare the messages of a turn, after replies of the clients that ``turn.ask`` gets."""
 
     def broadcast(self, state: State, client: str, turn: Turn) -> Message:
         """Return the message to one client: tensors, options, and the expected tensors by shape and dtype.
@@ -222,8 +207,7 @@ class Algorithm:
         If ``client`` is only measured, ``turn.train`` is False, and ``context.clients`` does not contain the
         client.
         """
-        tensors = {name: state.tensors[name] for name in ("values", "buffers")}
-        return Message(tensors, expects=expected_like(tensors))
+        return Message(state.model, expects=expected_like(state.model))
 
     def rejection(self, message: Message, reply: Reply) -> str | None:
         """Return a reason to reject an update that has all expected tensors, or None if it is valid.
@@ -238,12 +222,10 @@ class Algorithm:
 
     def averages(self, state: State) -> dict[str, Mean]:
         """Return the running averages of a round, by tensor name."""
-        return {name: WeightedMean(state.tensors[name]) for name in ("values", "buffers")}
+        return {name: WeightedMean(tensor) for name, tensor in state.model.items()}
 
     def add(self, state: State, averages: dict[str, Mean], update: Reply) -> None:
-        """Add a valid update to the averages.
-
-        Clone the tensors that you keep, because they may belong to the engine.
+        """Add a valid update to the averages, with a clone of each tensor that they keep.
 
         Raises:
             ValueError: an average names a tensor that the clients do not send.
@@ -262,10 +244,7 @@ class Algorithm:
             state.tensors[name] = mean.result()
 
     def end_round(self, state: State, turn: Turn, server: Teacher | None) -> None:
-        """Finish a round.
-
-        The server may train or measure with its own images. If it has none, ``server`` is None.
-        """
+        """Finish a round, with training or measurement on the images of the server if it has some."""
 
     def record(self, state: State, client: str, turn: Turn) -> Record:
         """Return columns for a client's line of metrics."""
@@ -312,10 +291,7 @@ class Algorithm:
         yield from (batch for batch in batches if len(batch) > 1 or len(batches) == 1)
 
     def before_round(self, work: Work) -> None:
-        """Prepare the training of the loaded network.
-
-        A tensor in ``work.trained`` is trained with it.
-        """
+        """Prepare the training of the loaded network and of the tensors in ``work.trained``."""
 
     def reply(self, work: Work) -> dict[str, torch.Tensor]:
         """Return the tensors that reply to a message of :meth:`prepare`."""
@@ -343,16 +319,10 @@ class Algorithm:
         """Act after a step of the optimizer."""
 
     def after_round(self, work: Work) -> None:
-        """Clean up after training, also after an error.
-
-        Restore what :meth:`before_round` changed in the network.
-        """
+        """Restore what :meth:`before_round` changed in the network, also after an error."""
 
     def update(self, work: Work) -> dict[str, torch.Tensor]:
-        """Return the tensors that :meth:`broadcast` expects after training.
-
-        By default they are the model without its private tensors.
-        """
+        """Return the tensors that :meth:`broadcast` expects, by default the model without private tensors."""
         return work.model()
 
     def predict(self, work: Work, images: torch.Tensor) -> Prediction:
@@ -360,11 +330,7 @@ class Algorithm:
         return of_network(work.net, images, work.passes, work.amp)
 
     def measure(self, work: Work, extras: list[dict[str, torch.Tensor]], last: bool) -> Record:
-        """Return further metrics of the test split, from the ``extra`` of each member's predictions.
-
-        Args:
-            last: whether this is the last measurement of an iteration.
-        """
+        """Return metrics of the test split from each member's ``extra``, ``last`` in an iteration or not."""
         return {}
 
     def findings(self, history: History) -> Findings | None:
@@ -389,11 +355,9 @@ class Algorithm:
     def misfit(
         self, net: nn.Module, images: torch.Tensor, tensors: Mapping[str, torch.Tensor]
     ) -> torch.Tensor | None:
-        """Return the misfit ``[B]`` of a client's ``tensors`` to normalized images ``[B, C, H, W]``.
+        """Return the misfit ``[B]`` of a client's ``tensors`` (:meth:`infer`) to ``images [B, C, H, W]``.
 
-        See :meth:`infer` for the tensors. Lower is better. Return None if there is no measure.
-
-        A saved model predicts for a new client with the tensors of the client that fits best.
+        A saved model predicts for a new client with the tensors of the lowest misfit, unless it is None.
         """
         return None
 
@@ -403,10 +367,7 @@ class Algorithm:
 
 class _Algorithms(Registry[type[Algorithm]]):
     def add(self, name: str, entry: type[Algorithm]) -> None:
-        """Register an algorithm.
-
-        A class may be defined and registered again, as in a notebook.
-        """
+        """Register an algorithm, also a class that is defined again, as in a notebook."""
         if not isinstance(name, str) or not name:
             raise TypeError(f"register({name!r}): expected a name")
         if not (isinstance(entry, type) and issubclass(entry, Algorithm)):
@@ -431,9 +392,7 @@ def register(name: str) -> Callable[[A], A]: ...
 @overload
 def register(name: str, algorithm: A) -> A: ...
 def register(name: str, algorithm: A | None = None) -> A | Callable[[A], A]:
-    """Register an algorithm by name.
-
-    This is a decorator, or a call with the class.
+    """Register an algorithm by name, in a decorator or in a call with the class.
 
     Raises:
         ValueError: another class has that name.

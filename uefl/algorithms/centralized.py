@@ -18,10 +18,7 @@ from .base import Algorithm, Record, State, register
 
 @register("centralized")
 class Centralized(Algorithm):
-    """One model on the training images of all clients.
-
-    The images leave the clients, so it is a baseline for experiments on one machine.
-    """
+    """One model on the training images of all clients, a baseline for experiments on one machine."""
 
     trains_clients = False
 
@@ -46,10 +43,7 @@ class Centralized(Algorithm):
         return ServerData(pooled, None)
 
     def server_state(self, values: torch.Tensor, buffers: torch.Tensor, net: torch.nn.Module) -> State:
-        """Return the state of FedAvg and the loss of the last round.
-
-        The first round adds the optimizer's state.
-        """
+        """Return the state of FedAvg and the loss of the last round."""
         state = super().server_state(values, buffers, net)
         state.plain["server_loss"] = None
         return state

@@ -95,10 +95,7 @@ class Context:
 
 @dataclass
 class State:
-    """The server's state between two turns.
-
-    A checkpoint holds it and the clients' private states.
-    """
+    """The server's state between two turns, which is in a checkpoint."""
 
     tensors: dict[str, torch.Tensor]
     """``values`` ``[P]`` and ``buffers`` ``[Q]``, the flat model without its private tensors, and further
@@ -107,3 +104,8 @@ class State:
     """values that JSON can hold"""
     scratch: dict[str, Any] = field(default_factory=dict)
     """values for the methods of one exchange; cleared before each, never written to disk"""
+
+    @property
+    def model(self) -> dict[str, torch.Tensor]:
+        """Return ``values`` and ``buffers``."""
+        return {name: self.tensors[name] for name in ("values", "buffers")}

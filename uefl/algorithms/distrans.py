@@ -24,10 +24,7 @@ from .base import Algorithm, ModelSpec, register
 
 
 class TwinHead(Head):
-    """The usual head with its hidden layer applied to two feature maps.
-
-    The last layer takes both results.
-    """
+    """The usual head with its hidden layer on two feature maps, and a last layer that takes both."""
 
     def __init__(self, single: Head, classes: int) -> None:
         nn.Module.__init__(self)
@@ -40,9 +37,7 @@ class TwinHead(Head):
 
 
 class TwinNet(Net):
-    """Encoder and head on two mixtures of each image and ``offset``.
-
-    The offset ``[C, H, W]`` is a buffer outside of the optimizer.
+    """Encoder and head on two mixtures of each image and ``offset [C, H, W]``, which no optimizer has.
 
     Raises:
         UserError: the network is not an encoder with the usual head.
@@ -136,10 +131,7 @@ class DisTrans(Algorithm):
 
 
 def mixtures(images: torch.Tensor, offset: torch.Tensor, alpha: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the mixtures (1 - alpha) x + alpha t and (1 + alpha) x - alpha t.
-
-    Images x are ``[B, C, H, W]``, the offset t is ``[C, H, W]``.
-    """
+    """Return (1 - alpha) x + alpha t and (1 + alpha) x - alpha t for x ``[B, C, H, W]``, t ``[C, H, W]``."""
     shift = alpha * (offset - images)
     return images + shift, images - shift
 

@@ -15,10 +15,7 @@ from .base import Algorithm, ModelSpec, register
 
 @register("fedavg-wide")
 class FedAvgWide(Algorithm):
-    """FedAvg with additional hidden units in the head, up to a number of parameters.
-
-    With 0 additional units it is FedAvg bit for bit.
-    """
+    """FedAvg with hidden units for additional parameters in the head, and FedAvg bit for bit with 0."""
 
     class Parameters(base.Parameters):
         """Parameters of the wider head."""
@@ -27,10 +24,7 @@ class FedAvgWide(Algorithm):
         """additional parameters of the head, rounded up to whole hidden units"""
 
     def build_model(self, spec: ModelSpec) -> torch.nn.Module:
-        """Build the network.
-
-        The encoder's initial weights are the same as for FedAvg.
-        """
+        """Build the network, with the encoder's initial weights of FedAvg."""
         settings = spec.settings
         net, head = usual(super().build_model(spec), "the wider head of fedavg-wide needs")
         inputs = head.fc1.in_features

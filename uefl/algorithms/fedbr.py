@@ -36,12 +36,10 @@ _SHARE = 50
 
 @register("fedbr")
 class FedBR(Algorithm):
-    """FedAvg with loss terms on pseudo-images.
-
-    ``contrast = uniform = 0`` is FedAvg bit for bit.
-    """
+    """FedAvg with loss terms on pseudo-images, and FedAvg bit for bit with ``contrast = uniform = 0``."""
 
     images_only: ClassVar[str] = "sends means of images"
+    asks_all = True  # all clients make their mean images before the first round
 
     class Parameters(base.Parameters):
         """Parameters of FedBR."""
@@ -61,16 +59,8 @@ class FedBR(Algorithm):
         projection_lr: float = Field(0.01, gt=0)
         """learning rate of the projection head, which has its own plain SGD"""
 
-    @property
-    def asks_all(self) -> bool:
-        """Return True: all clients make their mean images before the first round."""
-        return True
-
     def check(self, federation: Federation, arm: str, net: nn.Module) -> None:
-        """Refuse a network without the usual head.
-
-        Its hidden units are the features.
-        """
+        """Refuse a network without the usual head, which has the features."""
         usual(net, f"arm {arm!r}: the features of fedbr need")
         super().check(federation, arm, net)
         if self._on and not any(most_means(client.sizes.train) for client in federation.clients):
@@ -111,10 +101,7 @@ class FedBR(Algorithm):
         state.tensors["pseudo"] = torch.cat(made).to(state.tensors["values"].device)
 
     def broadcast(self, state: State, client: str, turn: Turn) -> Message:
-        """Return the message of FedAvg.
-
-        Training clients also get the pseudo-images and the projection head.
-        """
+        """Return the message of FedAvg, in training with the pseudo-images and the projection head."""
         message = super().broadcast(state, client, turn)
         if self._on and turn.train:
             message.tensors["projection"] = state.tensors["projection"]
@@ -194,20 +181,14 @@ class FedBR(Algorithm):
         return total
 
     def ascend(self, work: Work, features: tuple[torch.Tensor, ...]) -> None:
-        """Take a step of the projection head.
-
-        The network stays as it is.
-        """
+        """Take a step of the projection head, and leave the network as it is."""
         projection, optimizer = work.memory["projection"], work.memory["optimizer"]
         projection.grad.zero_()
         (-self.contrast_of(work, tuple(each.detach() for each in features))).backward()
         optimizer.step()
 
     def contrast_of(self, work: Work, features: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        """Return the contrast of three groups of features ``[m, n]``.
-
-        They are features of pseudo-images, of own images, and of pseudo-images under the received model.
-        """
+        """Return the contrast of three features ``[m, n]``: pseudo, own, and pseudo by the received model."""
         return contrast(
             *map(work.memory["projector"], features), pull=self.parameters.pull, push=self.parameters.push
         )
@@ -232,10 +213,7 @@ class FedBR(Algorithm):
         return super().update(work) | own
 
     def projector(self, net: nn.Module) -> nn.Sequential:
-        """Build a projection head for this network.
-
-        torch's generator draws the weights.
-        """
+        """Build a projection head for this network, with drawn weights."""
         _, head = usual(net, "the features of fedbr need")
         n = head.fc2.in_features
         hidden, outputs = (256, 128) if self.parameters.projection == "paper" else (2 * n, n)
@@ -245,20 +223,14 @@ class FedBR(Algorithm):
 
 
 def most_means(images: int) -> int:
-    """Return the largest number of pseudo-images of a client.
-
-    It is one for each 50 images, rounded up, and 0 below 20 images.
-    """
+    """Return the largest number of pseudo-images: one for 50 images, rounded up, and none below 20."""
     return -(-images // _SHARE) if images >= 2 * _MIXED else 0
 
 
 def contrast(
     pseudo: torch.Tensor, own: torch.Tensor, received: torch.Tensor, *, pull: float, push: float
 ) -> torch.Tensor:
-    """Return the mean of ln(1 + exp(push cos(pseudo, own) - pull cos(pseudo, received))).
-
-    The mean is over the rows of three ``[m, n]``.
-    """
+    """Return the mean of ln(1 + exp(push cos(pseudo, own) - pull cos(pseudo, received))) over ``[m, n]``."""
     return softplus(push * cosine_similarity(pseudo, own) - pull * cosine_similarity(pseudo, received)).mean()
 
 

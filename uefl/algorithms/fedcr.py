@@ -36,6 +36,7 @@ class FedCR(GaussianFeatures):
 
     hidden = True
     average_of = "logits"
+    asks_all = True  # all clients send the Gaussians of their classes
 
     class Parameters(GaussianParameters):
         """Parameters of FedCR."""
@@ -60,11 +61,6 @@ class FedCR(GaussianFeatures):
                 )
             return self
 
-    @property
-    def asks_all(self) -> bool:
-        """Return True: all clients send the Gaussians of their classes."""
-        return True
-
     def is_private(self, name: str, owner: nn.Module) -> bool:
         """Keep the head private to its client."""
         return name.startswith("head.")
@@ -72,10 +68,7 @@ class FedCR(GaussianFeatures):
     # --- the Gaussians of the classes ----------------------------------------------------------------------
 
     def server_state(self, values: torch.Tensor, buffers: torch.Tensor, net: nn.Module) -> State:
-        """Return the state of FedAvg and ``classes`` ``[2, classes, d]``.
-
-        These are means and deviations, initially N(0, 1).
-        """
+        """Return the state of FedAvg and the Gaussians ``classes [2, classes, d]``, initially N(0, 1)."""
         state = super().server_state(values, buffers, net)
         if self.parameters.beta > 0:
             means = torch.zeros(len(self.context.classes), self.parameters.dim)
@@ -95,10 +88,7 @@ class FedCR(GaussianFeatures):
             pass  # a head is private: the framework keeps it
 
     def broadcast(self, state: State, client: str, turn: Turn) -> Message:
-        """Send the Gaussians also to each client that trains.
-
-        The client replies with the sums over its own.
-        """
+        """Send the Gaussians also to each client that trains, and expect the sums over its own."""
         message = super().broadcast(state, client, turn)
         if "classes" in state.tensors and turn.train:
             classes = message.tensors["classes"] = state.tensors["classes"]
@@ -151,10 +141,7 @@ class FedCR(GaussianFeatures):
         return loss
 
     def reply(self, work: Work) -> dict[str, torch.Tensor]:
-        """Train the head.
-
-        Nothing goes to the server.
-        """
+        """Train the head, and send nothing to the server."""
         fit(self, work, loss=self._head_loss, epochs=self.parameters.head_epochs)
         work.private |= work.workspace.private()
         return {}
@@ -205,10 +192,7 @@ def divergence(of_class: Gaussian, gaussian: Gaussian) -> torch.Tensor:
 
 @torch.no_grad()
 def sums(gaussian: Gaussian, labels: torch.Tensor, classes: int) -> torch.Tensor:
-    """Return, per class, the sums of 1 / sigma^2 and of mu / sigma^2 over its images.
-
-    The result is ``[2, classes, d]`` float64.
-    """
+    """Return sums of 1 / sigma^2 and mu / sigma^2 over the images of a class, ``[2, classes, d]`` float64."""
     # a matrix product sums in the same order on every device
     of_class = nn.functional.one_hot(labels, classes).double().T
     precision = gaussian.std.double().square().reciprocal()
@@ -216,9 +200,7 @@ def sums(gaussian: Gaussian, labels: torch.Tensor, classes: int) -> torch.Tensor
 
 
 class ProductOfExperts:
-    """Multiply, for every class, N(0, 1) and the Gaussians of all clients' images of the class.
-
-    A class without images keeps its old Gaussian.
+    """Multiply, for a class with images, N(0, 1) and the Gaussians of all clients' images of the class.
 
     Args:
         old: ``[2, classes, d]``, means and deviations before the round.

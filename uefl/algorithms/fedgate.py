@@ -27,7 +27,6 @@ from torch.nn import functional as F
 from ..client.work import Batch, Work
 from ..data.federation import LabeledData
 from ..models.layers import layers
-from ..uncertainty import Prediction, of_network
 from .base import Algorithm, ModelSpec, register
 
 _WEIGHTS = torch.linspace(0, 1, 11, dtype=torch.float64)
@@ -35,9 +34,7 @@ _BATCH = 500
 
 
 class GatedLayer(nn.Module):
-    """A linear layer that all clients share, and a linear layer of one client.
-
-    The module returns the log of the mixed probabilities ``[..., classes]``.
+    """A linear layer of all clients and one of a client, for the log of the mixed probabilities.
 
     Args:
         shared: the layer from features ``[..., D]`` to logits ``[..., classes]``; ``own`` starts as its copy.
@@ -97,6 +94,8 @@ class FedGate(Algorithm):
     """FedAvg with a shared and an own last layer, weighted by the client's holdout images."""
 
     columns: ClassVar[dict[str, str]] = {"own_share": "weight of the client's own last layer, from 0 to 1"}
+    static_step = True
+    only_the_model = False  # the own layers are not part of the mean
 
     def build_model(self, spec: ModelSpec) -> nn.Module:
         """Build the usual network with a gated last layer."""
@@ -105,16 +104,6 @@ class FedGate(Algorithm):
     def is_private(self, name: str, owner: nn.Module) -> bool:
         """Return True for the own layer and for its weight."""
         return isinstance(owner, GatedLayer) or name.rpartition(".")[0].endswith(".own")
-
-    @property
-    def only_the_model(self) -> bool:
-        """Return False: the own layers are not part of the mean."""
-        return False
-
-    @property
-    def static_step(self) -> bool:
-        """Return True: every step runs the same operations."""
-        return True
 
     @torch.no_grad()
     def before_round(self, work: Work) -> None:
@@ -140,10 +129,6 @@ class FedGate(Algorithm):
         with _net(work).apart():
             shared, own = work.logits(batch.images)
         return (work.cross_entropy(shared, batch.labels) + F.cross_entropy(own, batch.labels)) / 2
-
-    def predict(self, work: Work, images: torch.Tensor) -> Prediction:
-        """Predict with the mixture, pass by pass."""
-        return of_network(work.net, images, work.passes, work.amp)
 
 
 def _net(work: Work) -> GatedNet:

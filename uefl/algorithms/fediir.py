@@ -58,10 +58,7 @@ class FedIIR(Algorithm):
         return state
 
     def prepare(self, state: State, turn: Turn) -> None:
-        """Collect the participants' gradients at the model of the round.
-
-        The average is over all batches.
-        """
+        """Average the participants' gradients over all batches, at the model of the round."""
         if "gradient" not in state.tensors or not turn.train:
             return
         average = state.tensors["gradient"]
@@ -95,10 +92,7 @@ class FedIIR(Algorithm):
         return f"sum has an element of {largest:.3g}, more than {LARGEST:g}" if largest > LARGEST else None
 
     def broadcast(self, state: State, client: str, turn: Turn) -> Message:
-        """Return the message of FedAvg.
-
-        A client that trains also gets the average gradient.
-        """
+        """Return the message of FedAvg, in training with the average gradient."""
         message = super().broadcast(state, client, turn)
         if "gradient" in state.tensors and turn.train:
             message.tensors["gradient"] = state.tensors["gradient"]
@@ -107,10 +101,7 @@ class FedIIR(Algorithm):
     # --- the client's half ---------------------------------------------------------------------------------
 
     def reply(self, work: Work) -> dict[str, torch.Tensor]:
-        """Return the head's gradients, summed over the batches of one epoch.
-
-        Batch norm and dropout are as in training.
-        """
+        """Return the head's gradients, summed over the batches of one epoch in training mode."""
         work.net.train()
         total, batches = torch.zeros((), dtype=torch.float64, device=work.workspace.device), 0
         for positions in self.epoch(work):

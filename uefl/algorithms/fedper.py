@@ -18,10 +18,7 @@ from .base import Algorithm, ModelSpec, register
 
 @register("fedper")
 class FedPer(Algorithm):
-    """FedAvg of all layers except the head or its last layer.
-
-    ``personal = "none"`` is FedAvg bit for bit.
-    """
+    """FedAvg of all layers except the head or its last layer, or of all with ``personal = "none"``."""
 
     class Parameters(base.Parameters):
         """Parameters of FedPer."""

@@ -18,10 +18,7 @@ from .base import Algorithm, register
 
 @register("fedprox")
 class FedProx(Algorithm):
-    """FedAvg with a proximal term.
-
-    ``mu = 0`` is FedAvg bit for bit.
-    """
+    """FedAvg with a proximal term, and FedAvg bit for bit with ``mu = 0``."""
 
     class Parameters(base.Parameters):
         """Parameters of FedProx."""

@@ -112,13 +112,10 @@ class FedSR(GaussianFeatures):
             norms = features.norm(dim=1) if p.norm == "l2" else features.square().sum(1)
             loss = loss + p.norm_weight * norms.mean()
         if p.divergence_weight > 0:
-            mean, std = (
-                work.trained["class_mean"][batch.labels],
-                nn.functional.softplus(work.trained["class_std"][batch.labels]),
-            )
-            loss = loss + p.divergence_weight * divergence(
-                gaussian, mean, std, nn.functional.softplus(work.trained["scale"])
-            )
+            mean = work.trained["class_mean"][batch.labels]
+            std = nn.functional.softplus(work.trained["class_std"][batch.labels])
+            scale = nn.functional.softplus(work.trained["scale"])
+            loss = loss + p.divergence_weight * divergence(gaussian, mean, std, scale)
         return loss
 
     def update(self, work: Work) -> dict[str, torch.Tensor]:

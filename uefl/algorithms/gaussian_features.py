@@ -27,10 +27,7 @@ class GaussianParameters(base.Parameters):
 
 
 class GaussianFeatures(Algorithm):
-    """Predict with samples of Gaussian features.
-
-    The network has no dropout.
-    """
+    """Predict with samples of Gaussian features, without dropout."""
 
     Parameters: Any = GaussianParameters
     hidden: ClassVar[bool] = False
@@ -43,10 +40,7 @@ class GaussianFeatures(Algorithm):
         return GaussianNet(super().build_model(spec), self.parameters.dim, hidden=self.hidden)
 
     def features(self, work: Work, gaussian: Gaussian, samples: int = 1) -> torch.Tensor:
-        """Return features to train on, ``[samples * B, d]``: all images, once per sample.
-
-        Without draws these are the means ``[B, d]``.
-        """
+        """Return samples of all images ``[samples * B, d]``, or without draws their means ``[B, d]``."""
         if not self.parameters.stochastic:
             return gaussian.mean
         device = gaussian.mean.device
@@ -57,10 +51,7 @@ class GaussianFeatures(Algorithm):
         return gaussian.sample(noise).flatten(0, 1)
 
     def predict(self, work: Work, images: torch.Tensor) -> Prediction:
-        """Predict over ``work.passes`` samples of the features.
-
-        Without draws, or in an ensemble, predict from their means.
-        """
+        """Predict over ``work.passes`` samples of the features, or without draws from their means."""
         net = gaussian_net(work)
         with work.amp():
             gaussian = net.distribution(images)

@@ -14,10 +14,7 @@ from .base import Algorithm, register
 
 @register("local")
 class Local(Algorithm):
-    """Every client trains a model of its own, all from the same weights.
-
-    Nothing is averaged.
-    """
+    """Every client trains a model of its own from the same weights, and nothing is averaged."""
 
     def check(self, federation: Federation, arm: str, net: nn.Module) -> None:
         """Refuse clients that never train, because they have no model."""

@@ -22,10 +22,7 @@ from .base import Algorithm, State, register
 
 @register("scaffold")
 class Scaffold(Algorithm):
-    """FedAvg with control variates.
-
-    ``correction = 0`` and ``global_step = 1`` are FedAvg bit for bit.
-    """
+    """FedAvg with control variates, and FedAvg with ``correction = 0`` and ``global_step = 1``."""
 
     class Parameters(base.Parameters):
         """Parameters of SCAFFOLD."""
@@ -36,13 +33,9 @@ class Scaffold(Algorithm):
         """weight of the correction c - c_k; 0: none, as with FedAvg"""
 
     static_step = True
+    plain_means = True  # the changes of c_k are averaged in the same way as the model
 
     # --- the server's half ---------------------------------------------------------------------------------
-
-    @property
-    def plain_means(self) -> bool:
-        """Return True: the changes of c_k are averaged in the same way as the model."""
-        return True
 
     def server_state(self, values: torch.Tensor, buffers: torch.Tensor, net: torch.nn.Module) -> State:
         """Return the state of FedAvg, and c, initially zero."""
@@ -51,10 +44,7 @@ class Scaffold(Algorithm):
         return state
 
     def broadcast(self, state: State, client: str, turn: Turn) -> Message:
-        """Return the message of FedAvg.
-
-        A client that trains also gets c.
-        """
+        """Return the message of FedAvg, in training with c."""
         message = super().broadcast(state, client, turn)
         if turn.train:
             message.tensors["control"] = state.tensors["control"]

@@ -55,6 +55,7 @@ class TPT(Algorithm):
     server_columns = frozenset(
         {"train_error", "start_accuracy", *Collapse._fields, *(f"{name}_silo" for name in Collapse._fields)}
     )
+    asks_all = True  # every client is measured at the start of an iteration
 
     class Parameters(base.Parameters):
         """Parameters of the terminal phase."""
@@ -64,16 +65,8 @@ class TPT(Algorithm):
         extra: float = Field(1.0, ge=0)
         """iterations of the phase, as a multiple of the iterations before it"""
 
-    @property
-    def asks_all(self) -> bool:
-        """Return True: every client is measured at the start of an iteration."""
-        return True
-
     def check(self, federation: Federation, arm: str, net: nn.Module) -> None:
-        """Refuse a network without a linear layer.
-
-        Its input is the features.
-        """
+        """Refuse a network without a linear layer, which takes the features."""
         if not linear_layers(net):
             raise UserError(
                 f"arm {arm!r}: neural collapse is measured on the input of the last linear layer, and the"
@@ -113,10 +106,7 @@ class TPT(Algorithm):
         return f"it measures {largest:.3g}, more than {_LARGEST:g}" if largest > _LARGEST else None
 
     def end_iteration(self, state: State, records: list[Record], turn: Turn) -> bool:
-        """Measure the collapse.
-
-        End the run when the phase has lasted ``extra`` times the iterations before it.
-        """
+        """Measure the collapse, and end the run after ``extra`` times the iterations before the phase."""
         done, plain, p = turn.iteration + 1, state.plain, self.parameters
         hits, images = self.measured(state, records, turn)
         if plain["start"] is None and hits >= p.threshold * images:

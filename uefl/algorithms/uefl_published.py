@@ -43,11 +43,7 @@ class PublishedUEFL(CodebookAlgorithm):
     """
 
     draws = False
-
-    @property
-    def asks_all(self) -> bool:
-        """Return True: the server keeps a codebook of every client from the start."""
-        return True
+    asks_all = True  # the server keeps a codebook of every client from the start
 
     def rounds(self, iteration: int) -> int | None:
         """Return None without ``max_iterations``: there is always another iteration."""
@@ -70,10 +66,7 @@ class PublishedUEFL(CodebookAlgorithm):
         return state
 
     def broadcast(self, state: State, client: str, turn: Turn) -> Message:
-        """Return the visible part of the client's module.
-
-        All clients run k-means in the first round of a later iteration.
-        """
+        """Return the visible part of the client's module, with k-means at the start of later iterations."""
         message = super().broadcast(state, client, turn)
         codebook = message.tensors["codebook"] = self.visible(state, client, turn)
         if turn.train and turn.trained == 0 and turn.iteration > 0:
@@ -88,25 +81,16 @@ class PublishedUEFL(CodebookAlgorithm):
         return 1.0
 
     def add(self, state: State, averages: dict[str, Mean], update: Reply) -> None:
-        """Add the model to its average.
-
-        The codebook stays with the client.
-        """
+        """Add the model to its average, and keep the codebook for the client."""
         for name, mean in averages.items():
             mean.add(update.tensors[name], self.weight(update))
         at, codewords = state.plain["own_part"][update.client], self.parameters.codewords
         trained = state.scratch.setdefault("trained", {})
-        trained[update.client] = (
-            at,
-            update.tensors["codebook"][:codewords].clone(),
-            update.tensors["codebook"][codewords:].clone(),
-        )
+        shared, other = update.tensors["codebook"].tensor_split([codewords])
+        trained[update.client] = at, shared.clone(), other.clone()
 
     def aggregate(self, state: State, averages: dict[str, Mean]) -> None:
-        """Leave the main model with the last client's parts.
-
-        After an extension it has one more spare part.
-        """
+        """Leave the main model with the last client's parts, and after an extension with a new spare part."""
         super().aggregate(state, averages)
         tensors, first = state.tensors, state.scratch["first"]
         for name, (at, shared, other) in state.scratch["trained"].items():
@@ -114,14 +98,11 @@ class PublishedUEFL(CodebookAlgorithm):
             parts[0] = shared
             if at > 0:
                 parts[at] = other
-            state.scratch.setdefault("parts", {})[name] = parts
-        for name, parts in state.scratch["parts"].items():
             tensors[f"own.{name}"] = parts
         tensors["main"] = tensors[f"own.{max(self.context.clients)}"]
         if first and state.scratch["later"]:
-            spare = self.start(tensors["main"].shape[2], len(tensors["main"])).to(tensors["main"].device)[
-                None
-            ]
+            main = tensors["main"]
+            spare = self.start(main.shape[2], len(main)).to(main.device)[None]
             for name in ("main", *(f"own.{client}" for client in self.context.clients)):
                 tensors[name] = torch.cat([tensors[name], spare])
 
@@ -165,9 +146,6 @@ class PublishedUEFL(CodebookAlgorithm):
         return parts[0] if own_part == 0 else torch.cat([parts[0], parts[own_part]])
 
     def client_tensors(self, state: State, client: str) -> dict[str, torch.Tensor]:
-        """Return the tensors that the client has after the run.
-
-        A new iteration would start from the main model.
-        """
+        """Return the tensors that the client has after the run, from the main model."""
         parts, own_part = state.tensors["main"], state.plain["own_part"].get(client, 0)
         return {"codebook": parts[0] if own_part == 0 else torch.cat([parts[0], parts[own_part]])}

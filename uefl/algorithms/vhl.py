@@ -30,10 +30,7 @@ _GRID = 8  # side of the noise that an image is made of
 
 @register("vhl")
 class VHL(Algorithm):
-    """FedAvg on real and virtual images.
-
-    ``virtual_batch = 0`` is FedAvg bit for bit.
-    """
+    """FedAvg on real and virtual images, and FedAvg bit for bit with ``virtual_batch = 0``."""
 
     images_only: ClassVar[str] = "makes virtual images"
 
@@ -56,18 +53,12 @@ class VHL(Algorithm):
         """temperature of the feature terms"""
 
     def check(self, federation: Federation, arm: str, net: nn.Module) -> None:
-        """Refuse a network without the usual head.
-
-        Its hidden units are the features.
-        """
+        """Refuse a network without the usual head, which has the features."""
         usual(net, f"arm {arm!r}: virtual images need")
         super().check(federation, arm, net)
 
     def build_model(self, spec: ModelSpec) -> nn.Module:
-        """Build the usual network with a second last layer for the virtual classes.
-
-        Only the first one predicts.
-        """
+        """Build the usual network, and a second last layer for the virtual classes that never predicts."""
         net = super().build_model(spec)
         if isinstance(net, Net) and isinstance(net.head, Head):
             net.head.virtual = nn.Linear(net.head.fc2.in_features, spec.classes)
@@ -81,10 +72,7 @@ class VHL(Algorithm):
             work.memory["virtual"] = images.to(work.workspace.device)
 
     def loss(self, work: Work, batch: Batch) -> torch.Tensor:
-        """Return the cross-entropy of real and virtual images over all their classes, plus two terms.
-
-        The terms are the pull of the real images and the contrast of the virtual ones.
-        """
+        """Return the cross-entropy of real and virtual images, plus the pull and the contrast of features."""
         p, real = self.parameters, len(batch.labels)
         if p.virtual_batch == 0:
             return super().loss(work, batch)
@@ -110,9 +98,7 @@ class VHL(Algorithm):
 
 @lru_cache(maxsize=4)
 def virtual_images(seed: int, shape: tuple[int, int, int], classes: int, count: int) -> Split:
-    """Generate ``count`` images of each class, uint8 ``[classes * count, C, H, W]``, class by class.
-
-    Each call with the same seed returns the same images.
+    """Generate the ``count`` images of each class for a seed, uint8 ``[classes * count, C, H, W]``.
 
     The mean of a class is drawn from N(0, 1) on a grid of 8 x 8, an image of it from N(mean, 0.5^2); it is
     enlarged (bilinear) and clamped to [0, 1], where 1 is white.

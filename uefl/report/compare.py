@@ -29,10 +29,7 @@ _CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class SameData:
-    """Finished runs on the same data.
-
-    In curves, a run takes the place of a client.
-    """
+    """Finished runs on the same data, each drawn like a client."""
 
     runs: list[RunFolder]
 
@@ -55,10 +52,7 @@ class SameData:
         return any(run.measured(key) for run in self.runs)
 
     def series(self, arm: str, key: str) -> npt.NDArray[np.float64]:
-        """Return the mean of a metric over the clients, as ``[rounds, runs]``.
-
-        Missing numbers are NaN.
-        """
+        """Return the mean of a metric over the clients, ``[rounds, runs]`` with NaN for missing numbers."""
         having = [run for run in self.runs if arm in run.arms]
         values = np.full((self.arms[arm]["rounds"], len(having)), np.nan)
         for i, run in enumerate(having):
@@ -79,12 +73,9 @@ class Comparison:
 
 
 def compare(runs: Sequence[RunFolder], against: str | None = None) -> Comparison:
-    """Compare runs, separately for each data set.
-
-    Unfinished and repeated runs are not in the means.
+    """Compare two runs or more, separately for each data set, without unfinished and repeated ones.
 
     Args:
-        runs: at least two.
         against: the arm to subtract; None: see :func:`paired_table`.
 
     Raises:
@@ -138,11 +129,7 @@ def by_data(runs: Sequence[RunFolder]) -> list[list[RunFolder]]:
 
 
 def _data(run: RunFolder) -> str:
-    """Return a key for the data of a run.
-
-    The key is the section of the configuration. For clients given in Python, the key also has the number of
-    images of each class and client.
-    """
+    """Return a key for the data of a run: its section, and the counts of clients given in Python."""
     clients = run.manifest.get("silos", {}) if run.config.data.source == "arrays" else {}
     counts = {
         name: [
@@ -234,10 +221,7 @@ def interval(differences: Sequence[float]) -> str:
 
 
 def half_width(values: Sequence[float]) -> float:
-    """Return half the width of the 95 % confidence interval of a mean (Student's t).
-
-    For a single value the width is 0.
-    """
+    """Return half the width of the 95 % confidence interval of a mean (Student's t), 0 for one value."""
     from scipy import stats
 
     if len(values) < 2:
@@ -249,8 +233,7 @@ def half_width(values: Sequence[float]) -> float:
 def paired_table(runs: Sequence[RunFolder], against: str | None = None) -> Table | None:
     """Return the difference of each arm to one arm of the same run, with a confidence interval over the runs.
 
-    The difference is in accuracy over the last four rounds. The seed of a run changes both arms alike, so
-    differences within a run vary less than accuracies.
+    The seed of a run changes both arms alike, so their accuracies over the last four rounds differ less.
 
     Args:
         runs: runs of one configuration with several seeds. Unfinished ones are ignored.

@@ -125,10 +125,7 @@ def comparison(compared: Comparison, pictures: list[Picture]) -> Content:
 
 
 def verdict(run: RunFolder) -> list[ReportElement]:
-    """Return a sentence on the best arm, and on how large a chance difference may be.
-
-    For a single arm, or without accuracy, the text is empty.
-    """
+    """Return a sentence on the best of several arms, and on how large a chance difference may be."""
     means = {name: arm["accuracy_last4"]["mean"] for name, arm in run.arms.items()}
     ranked = sorted((name for name in means if means[name] is not None), key=lambda name: -means[name])
     if len(ranked) < 2:
@@ -286,10 +283,7 @@ def _parameters(run: RunFolder, name: str) -> str:
 
 
 def _findings(run: RunFolder, pictures: dict[str, Picture]) -> list[ReportSection]:
-    """Return the sections that the algorithms add.
-
-    Findings with the same title share a section.
-    """
+    """Return the sections that the algorithms add, one for each title."""
     sections = []
     for title in dict.fromkeys(findings.title for findings in run.findings.values()):
         same = {arm: findings for arm, findings in run.findings.items() if findings.title == title}

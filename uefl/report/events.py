@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ class EventWriter:
     def __init__(self, directory: Path, columns: Iterable[str] = (), weighted: Iterable[str] = ()) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(directory))
+        self.writer = SummaryWriter(str(directory))
         self._means, self._weighted = (*_MEANS, *columns), frozenset(weighted)
 
     def round(self, arm: str, round: int, records: list[dict[str, Any]]) -> None:
@@ -33,35 +34,34 @@ class EventWriter:
         for key in self._means:
             value = mean(records, key, self._weighted)
             if value is not None:
-                self._writer.add_scalar(f"{key}/{arm}", value, round)
+                self.writer.add_scalar(f"{key}/{arm}", value, round)
         for key in _PER_CLIENT:
             for r in records:
                 if r[key] is not None:
-                    self._writer.add_scalar(f"{key} {arm}/{r['client']}", r[key], round)
-        self._writer.flush()
-
-    def close(self) -> None:
-        """Flush and close the file."""
-        self._writer.close()
+                    self.writer.add_scalar(f"{key} {arm}/{r['client']}", r[key], round)
+        self.writer.flush()
 
 
-def open_event_writer(
+@contextmanager
+def event_writer(
     directory: Path,
     records: Iterable[dict[str, Any]] = (),
     columns: Iterable[str] = (),
     weighted: Iterable[str] = (),
-) -> EventWriter | None:
-    """Open a writer of events, or return None if the extra is not installed.
+) -> Iterator[EventWriter | None]:
+    """Yield a writer of events, or None if the extra is not installed.
 
     The events of ``records`` replace all events in the folder, since TensorBoard would show a round twice.
     """
     try:
         importlib.import_module("torch.utils.tensorboard")
     except ImportError:
-        return None
+        yield None
+        return
     for old in directory.glob("events.out.tfevents.*"):
         old.unlink()
-    writer = EventWriter(directory, columns, weighted)
-    for (arm, number), lines in groupby(records, key=lambda r: (r["arm"], r["round"])):
-        writer.round(arm, number, list(lines))
-    return writer
+    events = EventWriter(directory, columns, weighted)
+    with events.writer:
+        for (arm, number), lines in groupby(records, key=lambda r: (r["arm"], r["round"])):
+            events.round(arm, number, list(lines))
+        yield events

@@ -136,13 +136,13 @@ def _draw_arms(run: Curves, labels: dict[str, str] = LABELS) -> Figure:
     for ax, key in zip(figure.subplots(1, len(keys), squeeze=False)[0], keys, strict=True):
         series = {arm: run.series(arm, key) for arm in run.arms}
         for arm, values in series.items():
-            _draw_band(ax, values, line(run, arm))
+            _draw_band(ax, values, line(run.arms, arm))
         draw(ax, run, {arm: _mean(values) for arm, values in series.items()}, _marker)
         _finish(ax, run)
         _limit(ax, key)
         ax.set_ylabel(labels[key])
         ax.set_xlabel("round")
-    legend(figure, handles(run))
+    legend(figure, handles(run.arms))
     return figure
 
 
@@ -178,8 +178,8 @@ def _draw_many_clients(run: RunFolder, key: str) -> Figure:
         shown = marked(run, arm)
         who = [i for i, name in enumerate(run.measured_clients) if name in {r["client"] for r in shown}]
         ax.plot(_rounds(values), values[:, who], color="#888888", linewidth=0.6, alpha=0.6)
-        _draw_band(ax, values, line(run, arm))
-        ax.plot(_rounds(values), _mean(values), marker=_marker(values), **line(run, arm))
+        _draw_band(ax, values, line(run.arms, arm))
+        ax.plot(_rounds(values), _mean(values), marker=_marker(values), **line(run.arms, arm))
         _finish(ax, run)
         _draw_levels(ax, run, key, arm)
         _mark(ax, run, arm, sorted({r["round"] for r in shown}))
@@ -283,15 +283,9 @@ def _finish(ax: Axes, run: Curves) -> None:
 
 
 def _limit(ax: Axes, key: str) -> None:
-    """Set the natural limits of a metric, with a margin for the width of a line.
-
-    Call this function last, because it ends the automatic scaling of all panels. Entropies far above 0 keep
-    the automatic limits.
-    """
+    """Set the natural limits of a metric at the end, because this ends the scaling of all panels."""
     low, high = ax.get_ylim()
-    if key == "entropy" and low > high / 2:
-        return
-    if key == "entropy":
+    if key == "entropy" and low <= high / 2:  # entropies far above 0 keep the automatic limits
         ax.set_ylim(-_MARGIN * high, (1 + _MARGIN) * high)
     elif key == "accuracy":  # a loss has no natural limit
         ax.set_ylim(low, 1 + _MARGIN * (1 - low))
@@ -299,17 +293,10 @@ def _limit(ax: Axes, key: str) -> None:
 
 def _mark(ax: Axes, run: RunFolder, arm: str, rounds: list[int]) -> None:
     """Draw a triangle between each of the rounds and the round before it."""
+    own, top = color(run, arm), ax.get_xaxis_transform()
     for round in rounds:
-        ax.axvline(round - 0.5, color=color(run, arm), linewidth=0.9)
-        ax.plot(
-            [round - 0.5],
-            [1],
-            marker="v",
-            color=color(run, arm),
-            markersize=6,
-            transform=ax.get_xaxis_transform(),
-            clip_on=False,
-        )
+        ax.axvline(round - 0.5, color=own, linewidth=0.9)
+        ax.plot([round - 0.5], [1], marker="v", color=own, markersize=6, transform=top, clip_on=False)
 
 
 def _legend(figure: Figure, run: RunFolder, key: str) -> None:
@@ -324,7 +311,7 @@ def _legend(figure: Figure, run: RunFolder, key: str) -> None:
         for arm in run.arms
         for name in dict.fromkeys(level.name for level in _levels(run, key, arm))
     ]
-    legend(figure, [*handles(run), *marks, *levels])
+    legend(figure, [*handles(run.arms), *marks, *levels])
 
 
 def _marker(values: Matrix) -> str:

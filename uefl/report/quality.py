@@ -125,15 +125,8 @@ def _confusion(confusion: dict[str, Matrix], run: RunFolder) -> Figure:
         if count <= _WITH_NUMBERS:
             for (row, column), value in np.ndenumerate(share):
                 if value >= 0.5:
-                    ax.text(
-                        column,
-                        row,
-                        f"{value:.0f}",
-                        ha="center",
-                        va="center",
-                        fontsize=6,
-                        color="white" if value > 40 else "#222222",
-                    )
+                    dark = "white" if value > 40 else "#222222"
+                    ax.text(column, row, f"{value:.0f}", ha="center", va="center", fontsize=6, color=dark)
     for ax in axes[:, 0]:
         ax.set_ylabel("class")
     return figure

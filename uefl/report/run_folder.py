@@ -132,10 +132,7 @@ class RunFolder:
         return {arm: findings for arm, findings in found.items() if findings is not None}
 
     def mean(self, arm: str, key: str) -> float | None:
-        """Return the mean of a metric over the clients in the last round.
-
-        If no client measured the metric, the result is None.
-        """
+        """Return the mean of a metric over the clients in the last round, or None if none measured it."""
         lines = self.of(arm)
         last = [r for r in lines if r["round"] == lines[-1]["round"]]
         return mean(last, key, self.config.run.metrics)
@@ -229,10 +226,7 @@ def own_columns(config: configuration.Config) -> dict[str, dict[str, str]]:
 
 
 def outcomes(lines: list[Record], config: configuration.Config) -> dict[str, Record]:
-    """Return the outcome of every arm of a run from the lines of its metrics.jsonl.
-
-    See :func:`summarize`.
-    """
+    """Return the outcome of every arm from the lines of a metrics.jsonl, see :func:`summarize`."""
     run = config.run
     return summarize(lines, run.target_accuracy, own_columns(config), run.joins, run.metrics)
 
@@ -334,10 +328,7 @@ def _late(rounds: list[list[Record]], joins: Mapping[str, int]) -> Record:
 def _course(
     rounds: list[list[Record]], client: str, joins: Mapping[str, int]
 ) -> list[tuple[int, float, float]]:
-    """Return the rounds that a client has trained, its accuracy, and a mean accuracy to compare with.
-
-    The mean is over the clients that do not join later.
-    """
+    """Return rounds that a client has trained, its accuracy, and the mean of clients that do not join."""
     found = []
     for i, chunk in enumerate(rounds):
         own = mean([r for r in chunk if r["client"] == client], "accuracy")

@@ -28,11 +28,7 @@ SampleRow = tuple[np.ndarray, list[str]]
 
 
 def write(folder: Path, names: Sequence[str], data: Callable[[str], LabeledData | SetData]) -> None:
-    """Keep training images of the first clients, sorted by class, or by set for unlabeled images.
-
-    Args:
-        folder: the run folder; existing samples stay.
-    """
+    """Keep training images of the first clients, sorted by class or by set, unless there are samples."""
     if (folder / _FILE).exists():
         return
     tensors = {}
@@ -59,11 +55,7 @@ def write_uncertain(
     names: Sequence[str],
     data: Callable[[str], LabeledData | SetData],
 ) -> None:
-    """Keep the test images of the first clients with the highest entropy, and their predictions.
-
-    Args:
-        data: returns the data of a client. Clients without labeled test images are ignored.
-    """
+    """Keep the first clients' labeled test images with the highest entropy, and their predictions."""
     tensors = {}
     for i, name in enumerate(names[:_CLIENTS]):
         found = data(name)

@@ -112,33 +112,24 @@ def color(run: Curves, arm: str) -> str:
     return _STYLES[list(run.arms).index(arm) % len(_STYLES)][0]
 
 
-def line(run: Curves, arm: str) -> dict[str, Any]:
-    """Return the line style of an arm."""
-    return of_place(list(run.arms).index(arm), len(run.arms))
-
-
-def of_place(place: int, arms: int) -> dict[str, Any]:
+def line(arms: Iterable[str], arm: str) -> dict[str, Any]:
     """Return the line style of an arm by its place among ``arms``."""
+    arms = list(arms)
+    place = arms.index(arm)
     return {
         "color": _STYLES[place % len(_STYLES)][0],
         "linestyle": _STYLES[place % len(_STYLES)][1],
         "linewidth": _WIDTH,
-        "zorder": 2 + place / arms,
+        "zorder": 2 + place / len(arms),
     }
 
 
 def draw(
     ax: Axes, run: Curves, curves: Mapping[str, Matrix], marker: Callable[[Matrix], str] = lambda curve: ""
 ) -> None:
-    """Draw a line for every arm.
-
-    Add stripes of all their colors where arms agree.
-
-    Args:
-        curves: ``[rounds]`` by arm.
-    """
+    """Draw the curves ``[rounds]`` of all arms, and stripes of all their colors where arms agree."""
     for arm, curve in curves.items():
-        ax.plot(np.arange(1, len(curve) + 1), curve, marker=marker(curve), **line(run, arm))
+        ax.plot(np.arange(1, len(curve) + 1), curve, marker=marker(curve), **line(run.arms, arm))
     for span in shared(curves):
         rounds = np.arange(span.start, span.stop)
         for place, arm in enumerate(span.arms):
@@ -148,7 +139,7 @@ def draw(
                 "dash_capstyle": "butt",
                 "zorder": 3.5,
             }
-            ax.plot(rounds + 1, curves[arm][rounds], **line(run, arm) | stripes)
+            ax.plot(rounds + 1, curves[arm][rounds], **line(run.arms, arm) | stripes)
 
 
 class Span(NamedTuple):
@@ -187,9 +178,10 @@ def shared(curves: Mapping[str, Matrix]) -> list[Span]:
     return spans
 
 
-def handles(run: Curves) -> list[Line2D]:
+def handles(arms: Iterable[str]) -> list[Line2D]:
     """Return the legend entries of all arms."""
-    return [Line2D([], [], label=arm, **line(run, arm)) for arm in run.arms]
+    arms = list(arms)
+    return [Line2D([], [], label=arm, **line(arms, arm)) for arm in arms]
 
 
 def legend(figure: Figure, entries: list[Line2D]) -> None:
@@ -201,10 +193,7 @@ def legend(figure: Figure, entries: list[Line2D]) -> None:
 
 
 def drawn(run: RunFolder) -> dict[str, str]:
-    """Return the names of the clients for pictures.
-
-    A name with letters that the font lacks is replaced by a number.
-    """
+    """Return the names of the clients for pictures, with a number for letters that the font lacks."""
     return dict(zip(run.labels, _readable(run.labels.values(), "client"), strict=True))
 
 

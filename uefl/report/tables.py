@@ -16,10 +16,7 @@ Columns = dict[str, Callable[[dict[str, Any]], str]]
 
 
 def arm_table(run: RunFolder) -> Table:
-    """Return the outcome of each arm, without columns that no arm has.
-
-    See :func:`summarize`.
-    """
+    """Return the outcome of each arm (:func:`summarize`), without columns that no arm has."""
     columns: Columns = {
         "accuracy": lambda arm: number(arm["accuracy"]),
         last_rounds(run): lambda arm: plus_minus(arm["accuracy_last4"]["mean"], arm["accuracy_last4"]["sd"]),
@@ -140,13 +137,8 @@ def rejected_table(run: RunFolder) -> Table | None:
         for (arm, client, reason), found in rounds.items()
     ]
     more = f"{len(rows) - _MOST} more rows are in metrics.jsonl" if len(rows) > _MOST else ""
-    return Table(
-        "rejected replies",
-        ["arm", "client", "rounds", "times", "why"],
-        rows[:_MOST],
-        numeric=False,
-        note=more,
-    )
+    header = ["arm", "client", "rounds", "times", "why"]
+    return Table("rejected replies", header, rows[:_MOST], numeric=False, note=more)
 
 
 def _reached(arm: dict[str, Any]) -> str:

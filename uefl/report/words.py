@@ -16,11 +16,7 @@ def count(number: int, noun: str, plural: str = "") -> str:
 
 
 def mean(records: Iterable[Mapping[str, Any]], key: str, weighted: Collection[str] = ()) -> float | None:
-    """Return the mean of a metric over records of clients, or None if no record has it.
-
-    Args:
-        weighted: metrics whose mean is weighted by the test inputs of each client.
-    """
+    """Return the mean over clients, in ``weighted`` metrics by test inputs, or None if no record has it."""
     found = [record for record in records if record.get(key) is not None]
     weights = [record.get("tested", 0) for record in found] if key in weighted else []
     if not found:
@@ -30,9 +26,9 @@ def mean(records: Iterable[Mapping[str, Any]], key: str, weighted: Collection[st
 
 def means(records: list[dict[str, Any]]) -> str:
     """Return the means of accuracy, entropy and epsilon of a round over the training clients, as text."""
-    keys = ("accuracy", "entropy", "epsilon")
-    found = {key: [r[key] for r in records if not r.get("unseen") and r.get(key) is not None] for key in keys}
-    return "  ".join(f"{key} {statistics.fmean(values):.3f}" for key, values in found.items() if values)
+    trained = [record for record in records if not record.get("unseen")]
+    found = {key: mean(trained, key) for key in ("accuracy", "entropy", "epsilon")}
+    return "  ".join(f"{key} {value:.3f}" for key, value in found.items() if value is not None)
 
 
 def spans(numbers: Iterable[int]) -> str:

@@ -17,9 +17,8 @@ import torch
 
 from ..aggregation import Rule, rejection
 from ..algorithms.base import Record
-from ..client.state import fresh
 from ..client.work import recorded
-from ..client.workspace import Workspace
+from ..client.workspace import Workspace, fresh
 from ..engines.base import Message, Reply, magnitudes
 from ..errors import RunError
 from ..lazy import Lazy
@@ -237,7 +236,7 @@ class ServerModel:
 
     def network(self, workspace: Workspace) -> tuple[Tensors, Lazy[Tensors]]:
         """Return the weights by name, with means of the private weights, and the tensors of each client."""
-        model = {name: self.state.tensors[name] for name in ("values", "buffers")}
+        model = self.state.model
         trained = sorted(self._have_trained)
         mean = (
             dict(self.private.start)

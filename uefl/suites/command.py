@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from ..errors import RunError
+from ..folder import lock
 from ..paths import check_name, has_file
 from ..report.words import count
 from ..run import chosen_device
@@ -32,11 +35,7 @@ def run(
     data_root: Path | None,
     console: Console,
 ) -> None:
-    """Run a suite into a folder, and report.
-
-    Args:
-        seeds: runs of each arm, with seeds from 0.
-        jobs: runs at the same time; 0: one per core at the scale ``cpu``, else one.
+    """Run a suite with seeds from 0 into a folder, with ``jobs`` runs at a time, and report.
 
     Raises:
         UserError: the suite or the device does not exist, or the folder holds other runs or another suite.
@@ -51,7 +50,8 @@ def run(
     wanted = jobs_of(suite, scale, seeds, out, threads=1 if scale == "cpu" else max(1, cores // at_a_time))
     runs = list({job.folder: job for job in reversed(wanted)}.values())[::-1]
     runner.check_own(out, suite.name, runs)
-    with runner.locked(out):
+    out.mkdir(parents=True, exist_ok=True)
+    with lock(out, "suite.lock", "choose another folder with --out"):
         runner.check_configurations(runs)
         before = [job for job in runs if has_file(job.folder / "summary.json")]
         console.print(
@@ -59,7 +59,8 @@ def run(
             f" {at_a_time} at a time, in {out}",
             **_AS_IT_IS,
         )
-        errors = _finish(runs, before, console, side_by_side=at_a_time, device=device, data_root=data_root)
+        start = partial(runner.run, runs, side_by_side=at_a_time, device=device, data_root=data_root)
+        errors = _finish(runs, before, console, start)
         if cost.MEASURES & set(suite.measures):
             for job in runs:
                 cost.measure(job.folder, gpu, data_root)
@@ -81,15 +82,9 @@ def run(
 
 
 def _finish(
-    runs: list[Job],
-    before: list[Job],
-    console: Console,
-    *,
-    side_by_side: int,
-    device: str,
-    data_root: Path | None,
+    runs: list[Job], before: list[Job], console: Console, start: Callable[..., None]
 ) -> dict[Path, str]:
-    """Run the jobs that are not among those finished ``before``, and return errors by run folder."""
+    """Run the jobs that have not finished ``before``, and return errors by run folder."""
     errors: dict[Path, str] = {}
     reported: set[tuple[str, str]] = set()
     with _progress(console) as progress:
@@ -113,14 +108,7 @@ def _finish(
             names = ", ".join(f"{job.case} {job.arm} {job.seed}" for job in running)
             progress.update(task, completed=sum(done.values()) + sum(running.values()), description=names)
 
-        runner.run(
-            runs,
-            side_by_side=side_by_side,
-            device=device,
-            data_root=data_root,
-            ended=ended,
-            report=show_progress,
-        )
+        start(ended=ended, report=show_progress)
     return errors
 
 

@@ -53,10 +53,7 @@ def measure(folder: Path, gpu: bool, data_root: Path | None = None) -> None:
 
 
 def milliseconds(model: SavedModel, client: str | None) -> float:
-    """Return the median time of a prediction of one image.
-
-    The time includes the transfer of the image and of the result.
-    """
+    """Return the median time of a prediction of one image, with the transfer of image and result."""
     image = blank(1, model.shape, model.inputs)
     return _median(lambda: model.predict(image, client=client), _WARM, _REPEATS)
 

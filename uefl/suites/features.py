@@ -28,9 +28,7 @@ _AT_ONCE = 256  # images
 
 
 def draw(folder: Path, data_root: Path | None) -> Figure | None:
-    """Draw a panel for each of the first clients of a finished run of one arm.
-
-    Return None if the run has no model with a codebook.
+    """Draw a panel for each of the first clients of a finished run of one arm with a codebook.
 
     The axes are the principal ones of the features of all these clients. A dot is a feature vector, or one of
     its segments if there are several.
@@ -67,13 +65,10 @@ def tokens_of(model: SavedModel, images: torch.Tensor) -> torch.Tensor:
 def panels(
     found: Mapping[str, Matrix], codebooks: Mapping[str, Matrix], shared: int, *, residual: bool = False
 ) -> Figure:
-    """Draw tokens ``[..., D]`` and codewords ``[..., V, d]`` by client.
+    """Draw tokens ``[..., D]`` and codewords ``[..., V, d]`` by client, of all segments in one panel.
 
-    All clients share the first ``shared`` codewords.
-
-    If each segment has its own codebook, one panel shows all of them. With ``residual``, new codewords
-    quantize residuals. A residual is a difference of features, so these codewords are plotted as offsets
-    from the mean.
+    All clients share the first ``shared`` codewords. With ``residual``, new codewords quantize residuals,
+    which are differences of features, so they are plotted as offsets from the mean.
     """
     every = np.concatenate([tokens.reshape(-1, codebooks[name].shape[-1]) for name, tokens in found.items()])
     center = every.mean(0)
@@ -82,23 +77,15 @@ def panels(
     for ax, (name, tokens) in zip(grid.flat, found.items(), strict=False):
         first = (codebooks[name][..., :shared, :] - center) @ axes
         added = (codebooks[name][..., shared:, :] - (0 if residual else center)) @ axes
-        ax.scatter(
-            *((tokens.reshape(-1, len(center)) - center) @ axes).T,
-            s=3,
-            color="#56B4E9",
-            alpha=0.5,
-            linewidths=0,
-        )
+        dots = (tokens.reshape(-1, len(center)) - center) @ axes
+        ax.scatter(*dots.T, s=3, color="#56B4E9", alpha=0.5, linewidths=0)
         ax.scatter(*first.reshape(-1, 2).T, s=14, color="#000000", marker="x", linewidths=0.8)
         ax.scatter(*added.reshape(-1, 2).T, s=14, color="#D55E00", marker="^", linewidths=0)
         ax.set_title(f"{name}, {first[..., 0].size + added[..., 0].size} codewords")
     what = f"codeword added to this client{', from the mean on' if residual else ''}"
     entries = [("feature", "o", "#56B4E9"), ("shared codeword", "x", "#000000"), (what, "^", "#D55E00")]
-    legend(
-        figure,
-        [
-            Line2D([], [], linestyle="", label=label, marker=marker, color=color)
-            for label, marker, color in entries
-        ],
-    )
+    marks = [
+        Line2D([], [], ls="", label=label, marker=marker, color=color) for label, marker, color in entries
+    ]
+    legend(figure, marks)
     return figure

@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -21,7 +22,7 @@ from ..report.compare import half_width, interval
 from ..report.content import Content, ReportElement, ReportSection
 from ..report.plots import LABELS, LOSSES, drawings, marked, save, shares_file
 from ..report.run_folder import RunFolder, read_run
-from ..report.style import Drawing, Picture, canvas, legend, of_place, panels
+from ..report.style import Drawing, Picture, canvas, handles, legend, line, panels
 from ..report.tables import number
 from ..report.words import spans
 from ..report.write import write_pages
@@ -61,10 +62,7 @@ class SuiteResult:
     """by folder, the reason why a run is missing"""
 
     def values(self, case: str, arm: str, measure: str) -> dict[int, float]:
-        """Return one measure by seed, for the seeds that have it.
-
-        For an average, return the measure for the seeds that all its cases have.
-        """
+        """Return one measure by seed, for the seeds that have it, in an average in all its cases."""
         if case in self.suite.averages:
             cases = [self.values(of, arm, measure) for of in self.suite.averages[case].cases]
             return {
@@ -76,10 +74,7 @@ class SuiteResult:
         return {seed: value for seed, value in found.items() if value is not None}
 
     def arms(self, case: str) -> list[str]:
-        """Return the arms of a case with a run, in the order of the case.
-
-        For an average, return the arms of all its cases.
-        """
+        """Return the arms of a case with a run, in its order, or those in all cases of an average."""
         if case in self.suite.averages:
             first, *others = (self.arms(of) for of in self.suite.averages[case].cases)
             return [arm for arm in first if all(arm in arms for arms in others)]
@@ -91,11 +86,7 @@ class SuiteResult:
 
 
 def collect(suite: Suite, scale: Scale, jobs: Sequence[Job], errors: dict[Path, str]) -> SuiteResult:
-    """Read the runs of a suite that are finished.
-
-    Args:
-        errors: the last line of runs that failed, by folder.
-    """
+    """Read the runs of a suite that are finished, and keep the last line of the others."""
     runs: dict[tuple[str, str], dict[int, RunFolder]] = {}
     missing: dict[str, str] = {}
     for job in sorted(jobs, key=lambda job: list(suite.cases).index(job.case)):
@@ -163,10 +154,7 @@ def table(result: SuiteResult) -> Table:
 
 
 def differences(result: SuiteResult) -> list[ReportElement]:
-    """Return a sentence and a table: the difference of every measure of every arm to the baseline arm.
-
-    Return nothing for a single measure.
-    """
+    """Return, for several measures, a sentence and a table of the differences to the baseline arm."""
     suite = result.suite
     arms = [(case, arm) for case, arm in result.rows() if (case, arm) != suite.baseline(case)]
     if not arms or len(suite.measures) == 1:
@@ -216,10 +204,7 @@ def content(result: SuiteResult, pictures: list[Picture]) -> Content:
 
 
 def reasons(missing: Mapping[str, str]) -> list[str]:
-    """Return why runs are missing.
-
-    A line is for the runs of a case with a common reason, or for a run with its place.
-    """
+    """Return why runs are missing, in a line for the runs of a case with a common reason."""
     alike: dict[tuple[str, str], list[str]] = {}
     for place, why in missing.items():
         alike.setdefault((place.partition("/")[0], why), []).append(place)
@@ -270,10 +255,7 @@ def _measures(result: SuiteResult) -> list[str]:
 
 
 def unequal(result: SuiteResult) -> list[str]:
-    """Return a sentence about arms with another number of rounds than their baseline arm.
-
-    An early stop can cause this.
-    """
+    """Return a sentence about arms that stopped earlier or later than their baseline arm."""
     against, entries = result.suite.against, []
     for case, arm in result.runs:
         ours, theirs = (
@@ -284,14 +266,11 @@ def unequal(result: SuiteResult) -> list[str]:
             of, _ = result.suite.baseline(case)
             there = against if of == case else f"{against} of {of}"
             entries.append(f"{case} / {arm} {spans(ours.values())}, {there} {spans(theirs.values())}")
-    return (
-        [
-            f"Some arms have another number of rounds than {against}. The comparison takes each arm at its"
-            f" own end; rounds: {'; '.join(entries)}."
-        ]
-        if entries
-        else []
+    said = (
+        f"Some arms have another number of rounds than {against}. The comparison takes each arm at its own"
+        f" end; rounds: {'; '.join(entries)}."
     )
+    return [said] if entries else []
 
 
 def elsewhere(result: SuiteResult) -> list[str]:
@@ -307,39 +286,28 @@ def elsewhere(result: SuiteResult) -> list[str]:
 
 
 def partial(result: SuiteResult) -> list[str]:
-    """Return a sentence about means of fewer seeds than their row has.
-
-    For example, not every run reaches a phase.
-    """
+    """Return a sentence about means of fewer seeds than their row has."""
     entries = []
     for (case, arm), runs in result.runs.items():
         for measure in result.suite.measures:
             seeds = result.values(case, arm, measure)
             if 0 < len(seeds) < len(runs):
                 entries.append(f"{measure} of {case} / {arm} (seeds {', '.join(map(str, seeds))})")
-    return (
-        [
-            "Some means are of fewer seeds, because the other runs do not have the measure:"
-            f" {'; '.join(entries)}."
-        ]
-        if entries
-        else []
-    )
+    said = "Some means are of fewer seeds, because the other runs do not have the measure"
+    return [f"{said}: {'; '.join(entries)}."] if entries else []
 
 
 def _value(run: RunFolder, arm: str, measure: str) -> float | None:
-    """Return a value of the summary, or the mean of a column over the clients.
+    """Return a value of the summary, or the mean of a column over the clients in the last round.
 
-    The mean is of the last round or, for ``COLUMN_last4``, of the last four.
-
-    ``best_COLUMN`` is the value in the round with the highest accuracy. ``MEASURE@ANGLE`` covers the clients
-    with images turned by this angle.
+    ``COLUMN_last4`` is of the last four rounds, and ``best_COLUMN`` of the round with the highest accuracy.
+    ``MEASURE@ANGLE`` covers the clients with images turned by this angle.
     """
     if "@" in measure:
         return _accuracy_at_angle(run, arm, *measure.split("@", 1))
     outcome = run.arms[arm] | cost.read(run.path)
     best, at_best = outcome.get("best"), measure.removeprefix("best_")
-    if best and at_best != measure and any(isinstance(r.get(at_best), (int, float)) for r in run.of(arm)):
+    if best and at_best != measure and _is_measured(run, arm, at_best):
         return float(np.nanmean(run.series(arm, at_best)[best["round"] - 1]))
     selected = outcome.get("selected", {}).get("accuracy")
     outcome |= {
@@ -349,13 +317,14 @@ def _value(run: RunFolder, arm: str, measure: str) -> float | None:
         "megabytes": sum(outcome.get(key, 0) for key in ("bytes_sent", "bytes_received")) / 1e6,
     }
     found, column = outcome.get(measure), measure.removesuffix("_last4")
-    if not isinstance(found, (int, float)) and any(
-        isinstance(r.get(column), (int, float)) for r in run.of(arm)
-    ):
-        found = (
-            run.mean(arm, column) if column == measure else float(np.nanmean(run.series(arm, column)[-4:]))
-        )
+    if not isinstance(found, (int, float)) and _is_measured(run, arm, column):
+        several = column != measure
+        found = np.nanmean(run.series(arm, column)[-4:]) if several else run.mean(arm, column)
     return float(found) if isinstance(found, (int, float)) else None
+
+
+def _is_measured(run: RunFolder, arm: str, column: str) -> bool:
+    return any(isinstance(r.get(column), (int, float)) for r in run.of(arm))
 
 
 def _accuracy_at_angle(run: RunFolder, arm: str, measure: str, angle: str) -> float | None:
@@ -381,29 +350,23 @@ def _spread(values: Sequence[float]) -> str:
 # --- pictures ---------------------------------------------------------------------------------------------
 
 
-def _draw(result: SuiteResult) -> list[Drawing]:
+def _draw(result: SuiteResult) -> Iterator[Drawing]:
     if not result.runs:
-        return []
-    made = []
-    measure = result.suite.measures[0]
-    if result.suite.axis is not None:
+        return
+    suite, measure = result.suite, result.suite.measures[0]
+    if suite.axis is not None:
         caption = (
-            f"Mean over the seeds of {measure}, and its paired difference to {result.suite.against}; bars: 95"
+            f"Mean over the seeds of {measure}, and its paired difference to {suite.against}; bars: 95"
             " % confidence intervals."
         )
-        made.append(
-            (
-                Picture("sweep.png", f"{measure} over {result.suite.axis}", caption),
-                _draw_sweep(result, measure),
-            )
-        )
-    if result.suite.front is not None:
+        yield Picture("sweep.png", f"{measure} over {suite.axis}", caption), _draw_sweep(result, measure)
+    if suite.front is not None:
         caption = (
             "Means over the seeds, one point for each case and arm; line: the cases of an arm for which no"
             " other case of this arm is better in both measures."
         )
-        picture = Picture("front.png", f"{' and '.join(result.suite.front)} of every case", caption)
-        made.append((picture, _draw_front(result, result.suite.front)))
+        alt = f"{' and '.join(suite.front)} of every case"
+        yield Picture("front.png", alt, caption), _draw_front(result, suite.front)
     marks = "triangles: before this round, the algorithm gave a client something, such as codewords"
     caption = (
         f"Lines: mean over clients and seeds; bands: from the least to the largest of the seeds; {marks}."
@@ -412,8 +375,9 @@ def _draw(result: SuiteResult) -> list[Drawing]:
     for key, label in {**LABELS, "perplexity": "perplexity", **losses}.items():
         name = "curves" if key == "accuracy" else key
         title = f"{label[0].upper()}{label[1:].removesuffix(' (nats)')} over the rounds"
-        made.append((Picture(f"{name}.png", title, caption), _draw_curves(result, key, label)))
-    return [(picture, figure) for picture, figure in made if figure.axes]
+        figure = _draw_curves(result, key, label)
+        if figure.axes:
+            yield Picture(f"{name}.png", title, caption), figure
 
 
 def _all_arms(result: SuiteResult) -> list[str]:
@@ -432,39 +396,29 @@ def _draw_curves(result: SuiteResult, key: str, label: str) -> Figure:
         return canvas(4.4, 0.7)
     figure, axes = panels(len(cases), _COLUMNS, 2.9, 2.2, above=0.7, least=4.4)
     for ax, case in zip(axes.flat, cases, strict=False):
-        for place, arm in enumerate(arms):
+        for arm in arms:
             found = curves.get((case, arm), [])
             if not found:
                 continue
             values = np.stack([c[: min(map(len, found))] for c in found])
             rounds = np.arange(1, values.shape[1] + 1)
-            style = of_place(place, len(arms))
-            ax.fill_between(
-                rounds, values.min(0), values.max(0), color=style["color"], alpha=0.15, linewidth=0
-            )
+            style = line(arms, arm)
+            of_arm: dict[str, Any] = {"color": style["color"]}
+            ax.fill_between(rounds, values.min(0), values.max(0), alpha=0.15, linewidth=0, **of_arm)
             ax.plot(rounds, values.mean(0), **style)
-            at = sorted(
-                {r["round"] - 1 for run in result.runs[case, arm].values() for r in marked(run, arm)}
-                & set(range(values.shape[1]))
-            )
-            ax.plot(
-                [round + 1 for round in at],
-                values.mean(0)[at],
-                linestyle="",
-                marker="^",
-                markersize=5,
-                color=style["color"],
-            )
+            marks = {r["round"] for run in result.runs[case, arm].values() for r in marked(run, arm)}
+            at = np.array(sorted(marks & set(rounds.tolist())), dtype=int)
+            ax.plot(at, values.mean(0)[at - 1], linestyle="", marker="^", markersize=5, **of_arm)
         ax.set_title(case)
         ax.set_xlabel("round")
     for row in axes:
         row[0].set_ylabel(label)
-    _legend(figure, arms)
+    legend(figure, handles(arms))
     return figure
 
 
 def _curve(run: RunFolder, arm: str, key: str) -> np.ndarray:
-    if not any(isinstance(r.get(key), (int, float)) for r in run.of(arm)):
+    if not _is_measured(run, arm, key):
         return np.empty(0)
     means: np.ndarray = np.nanmean(run.series(arm, key), axis=1)
     return means
@@ -482,16 +436,14 @@ def _draw_sweep(result: SuiteResult, measure: str) -> Figure:
             for name, case in cases.items()
             if case.panel == panel and case.x is not None
         ]
-        for place, arm in enumerate(arms):
+        for arm in arms:
             measured = [(x, list(result.values(name, arm, measure).values())) for name, x, _ in places]
             paired = [(x, _differences(result, name, arm, measure)) for name, x, _ in places]
             for row, points in enumerate((measured, paired)):
                 known = [(x, values) for x, values in points if values]
                 means, bars = ([f(values) for _, values in known] for f in (statistics.fmean, half_width))
-                style = of_place(place, len(arms))
-                panels[row][column].errorbar(
-                    [x for x, _ in known], means, bars, capsize=2, marker="o", **style
-                )
+                at, style = [x for x, _ in known], line(arms, arm)
+                panels[row][column].errorbar(at, means, bars, capsize=2, marker="o", **style)
         panels[0][column].set_title(panel)
         below = panels[1][column]
         below.set_xlabel(result.suite.axis or "")
@@ -500,7 +452,7 @@ def _draw_sweep(result: SuiteResult, measure: str) -> Figure:
             below.set_xticks([x for x, _ in labels], [label for _, label in labels], rotation=40, ha="right")
     panels[0][0].set_ylabel(measure)
     panels[1][0].set_ylabel(f"minus {result.suite.against}")
-    _legend(figure, arms)
+    legend(figure, handles(arms))
     return figure
 
 
@@ -518,14 +470,14 @@ def _draw_front(result: SuiteResult, measures: tuple[str, str]) -> Figure:
     """Draw two measures of every case against each other."""
     figure, arms = canvas(5.6, 4.0), _all_arms(result)
     ax = figure.subplots()
-    for place, arm in enumerate(arms):
+    for arm in arms:
         points, names = [], []
         for case in result.suite.cases:
             x, y = (list(result.values(case, arm, measure).values()) for measure in measures)
             if x and y:
                 points.append((statistics.fmean(x), statistics.fmean(y)))
                 names.append(case)
-        style = of_place(place, len(arms))
+        style = line(arms, arm)
         if points:
             ax.plot(*zip(*points, strict=True), "o", color=style["color"])
         for name, point in zip(names, points, strict=True):
@@ -535,7 +487,7 @@ def _draw_front(result: SuiteResult, measures: tuple[str, str]) -> Figure:
             ax.plot(*zip(*front, strict=True), **style)
     ax.set_xlabel(measures[0])
     ax.set_ylabel(measures[1])
-    _legend(figure, arms)
+    legend(figure, handles(arms))
     return figure
 
 
@@ -566,15 +518,5 @@ def _draw_features(result: SuiteResult, data_root: Path | None) -> Iterator[Draw
             caption = (
                 f"Test images of each client on the two principal axes of the features, seed {min(runs)}."
             )
-            yield (
-                Picture(f"features-{case}-{arm}.png", f"Features and codewords of {arm} on {case}", caption),
-                figure,
-            )
-
-
-def _legend(figure: Figure, arms: list[str]) -> None:
-    from matplotlib.lines import Line2D
-
-    legend(
-        figure, [Line2D([], [], label=arm, **of_place(place, len(arms))) for place, arm in enumerate(arms)]
-    )
+            alt = f"Features and codewords of {arm} on {case}"
+            yield Picture(f"features-{case}-{arm}.png", alt, caption), figure

@@ -10,8 +10,7 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -19,7 +18,6 @@ from typing import NamedTuple
 
 from .. import config
 from ..errors import UserError
-from ..folder import lock
 from ..paths import check_regular, has_file, opened, read_bytes, read_text
 from ..report.compare import differing
 from .suite import Job
@@ -50,9 +48,7 @@ def run(
     ended: Callable[[JobResult], None],
     report: Callable[[dict[Job, int]], None],
 ) -> None:
-    """Run all jobs that are not finished, in their order.
-
-    Ctrl-C stops all of them; the next call continues each job from its last round.
+    """Run all jobs that are not finished, in their order, until they end or Ctrl-C stops them.
 
     Args:
         jobs: see :func:`uefl.suites.suite.jobs`; one for each folder, after :func:`check_configurations`.
@@ -73,11 +69,8 @@ def run(
                 if code is not None:
                     del running[job]
                     finished = (job.folder / "summary.json").is_file()
-                    error = (
-                        None
-                        if code == 0 and finished
-                        else _last_line(_log(job)) or f"it ended with exit code {code}"
-                    )
+                    why = _last_line(_log(job)) or f"it ended with exit code {code}"
+                    error = None if code == 0 and finished else why
                     ended(JobResult(job, time.monotonic() - begun, error))
             report({job: _measured(job) for job in running})
     finally:
@@ -87,24 +80,11 @@ def run(
             process.join()
 
 
-@contextmanager
-def locked(out: Path) -> Iterator[None]:
-    """Lock the folder of a suite for one process.
-
-    Raises:
-        UserError: another process uses the folder.
-    """
-    out.mkdir(parents=True, exist_ok=True)
-    with lock(out, "suite.lock", "choose another folder with --out"):
-        yield
-
-
 def check_own(out: Path, suite: str, jobs: list[Job]) -> None:
     """Refuse to overwrite the report of another suite.
 
     Raises:
-        UserError: the folder belongs to a run or to another suite, or lies inside a suite. The runs
-            identify a suite that was interrupted before its report.
+        UserError: the folder belongs to a run or (by its report or runs) to another suite, or lies in one.
     """
     for parent in out.absolute().parents[:3]:
         if around := _suite_of(parent / "results.json"):
@@ -137,8 +117,7 @@ def check_configurations(jobs: list[Job]) -> None:
     """Refuse runs in the folder with another configuration than their jobs.
 
     Raises:
-        UserError: some runs have another configuration, for example after a change of the suite's file; the
-            message names the runs and the different keys.
+        UserError: some runs have another configuration, for example after a change of the suite's file.
     """
     others = {job.folder: keys for job in jobs if (keys := _differing(job))}
     if others:

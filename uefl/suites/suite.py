@@ -104,8 +104,7 @@ class Suite(_Table):
         """Return the configuration of every case, with all its arms.
 
         Raises:
-            UserError: a case is not a configuration, and the message names it; or no case has the arm to
-                compare with.
+            UserError: a case that is named is not a configuration, or no case has the arm to compare with.
         """
         made = {}
         for name, case in self.cases.items():
@@ -197,10 +196,7 @@ class Job:
 
 
 def suites() -> dict[str, str]:
-    """Return the name of every suite of the papers and the first comment line of its file.
-
-    Return nothing outside of a clone.
-    """
+    """Return the first comment line of every suite of the papers by name, none outside of a clone."""
     return {name: _about(file.read_text(encoding="utf-8")) for name, file in _files().items()}
 
 
@@ -255,12 +251,9 @@ def _read(path: Path) -> tuple[str, Sections]:
 
 
 def jobs(suite: Suite, scale: Scale, seeds: int, out: Path, threads: int) -> list[Job]:
-    """Return all runs of a suite, seed by seed, so that an early stop leaves whole seeds.
+    """Return all runs of a suite, seed by seed from that of the case, so that a stop leaves whole seeds.
 
     If two cases have the same configuration for an arm, as in a sweep, they share the folder of this run.
-
-    Args:
-        seeds: number of seeds. The first seed is ``run.seed`` of the case, 0 by default.
 
     Raises:
         UserError: a case is not a valid configuration.

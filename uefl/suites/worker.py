@@ -28,16 +28,10 @@ with suppress(ImportError):
 
 
 def work(text: str, folder: Path, device: str, data_root: Path | None, log: Path) -> None:
-    """Start a run or continue it.
+    """Start a run of a configuration in TOML, or continue it, with its output appended to a log.
 
-    The output of the run goes into a log. If the run cannot finish, the last line of the log is the reason.
-
-    The run writes no report, because pictures take longer than a small run. The suite draws the pictures of
-    all runs.
-
-    Args:
-        text: the configuration as TOML.
-        log: the log file, to which the output is appended.
+    If the run cannot finish, the last line of the log is the reason. It writes no report, because pictures
+    take longer than a small run, and the suite draws them.
     """
     # a terminal sends SIGINT to all processes, but the suite ends its runs itself
     signal.signal(signal.SIGINT, signal.SIG_IGN)

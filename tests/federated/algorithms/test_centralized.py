@@ -11,10 +11,7 @@ from uefl.errors import UserError
 
 
 def one_client():
-    """Return a federation of one client.
-
-    The name of the client gives the server's order of batches and dropout.
-    """
+    """Return a federation of one client, with the name that orders the server's batches and dropout."""
     fed = alone(federation(), 0)
     return replace(fed, clients=(replace(fed.clients[0], name="server"),))
 
@@ -34,10 +31,7 @@ def test_one_client_equals_fedavg_bit_for_bit(keys):
 
 @pytest.mark.parametrize("keys", [{}, {"optimizer": "sgd", "momentum": 0.9}], ids=["adam", "momentum"])
 def test_rounds_with_the_optimizer_kept_are_one_long_training(keys):
-    """Compare three rounds of one epoch with one round of three epochs.
-
-    An epoch has one batch, because the orders of the batches differ.
-    """
+    """Compare three rounds of one epoch, which is a batch, with one round of three epochs."""
     keys |= {"batch_size": 1000, "dropout": 0.0}
     rounds = arm(settings("centralized", rounds=[3], **keys))[0]
     once = arm(settings("centralized", rounds=[1], local_epochs=3, **keys))[0]

@@ -17,7 +17,9 @@ from tests.federated.tiny import arm, finish, settings
 from uefl.algorithms.base import registry
 from uefl.algorithms.uefl import extension_findings
 from uefl.findings import History
-from uefl.report import plots, read_run, write_report
+from uefl.report import plots
+from uefl.report.run_folder import read_run
+from uefl.report.write import write_report
 
 
 def decided(threshold, values, criterion="entropy"):

@@ -6,22 +6,11 @@ import re
 import pytest
 import torch
 
-from tests.federated.engine_wrappers import TamperingEngine
+from tests.federated.engine_wrappers import lies
 from tests.federated.tiny import arm, finish, settings
 from uefl.errors import RunError
 
 LIAR = "silo-1"
-
-
-def lies(change):
-    """Return a wrapper of the engine in which ``change`` alters the replies of one client."""
-
-    def meddle(reply):
-        if reply.client == LIAR and reply.error is None:
-            change(reply)
-        return reply
-
-    return lambda engine: TamperingEngine(engine, meddle)
 
 
 def of(name, value):
@@ -50,10 +39,7 @@ NEEDED = [
 
 @pytest.mark.parametrize(("algorithm", "keys", "name", "value"), NEEDED)
 def test_false_reply_ends_the_run_and_names_its_client(algorithm, keys, name, value):
-    """The algorithm needs the reply.
-
-    With a false one, honest clients would fail and be named.
-    """
+    """The algorithm needs the reply, and with a false one honest clients would fail and be named."""
     lying, *_ = arm(settings(algorithm, quorum=0.5, **keys), wrap=lies(of(name, value)))
     with pytest.raises(RunError, match=rf"^{LIAR} .*\b({name}|measures)\b"):
         finish(lying)
@@ -64,10 +50,7 @@ def test_false_reply_ends_the_run_and_names_its_client(algorithm, keys, name, va
     ("name", "value"), [("sum", 1e38), ("batches", 0), ("batches", 3), ("batches", 2**62)]
 )
 def test_false_gradient_of_the_head_is_rejected(name, value):
-    """A client has 24 images in batches of 16.
-
-    The number of batches is a weight.
-    """
+    """The number of batches is a weight, and a client has 24 images in batches of 16."""
     lying, _, notices = arm(settings("fediir", quorum=0.5), wrap=lies(of(name, value)))
     finish(lying)
     assert notices

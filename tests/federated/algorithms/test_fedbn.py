@@ -3,6 +3,7 @@
 import torch
 from torch import nn
 
+from tests.federated.engine_wrappers import lies
 from tests.federated.tiny import again, arm, federation, finish, message_to, settings, values
 from uefl.algorithms.fedavg import FedAvg
 from uefl.algorithms.fedbn import FedBN
@@ -121,16 +122,11 @@ def test_global_and_personalized_accuracy_survive_resume():
 
 
 def test_a_client_with_a_rejected_reply_keeps_its_layers():
-    one, _, _ = arm(settings("fedbn", quorum=0.5))
-    original = one.engine._clients["silo-1"]
-
-    def broken(message):
-        reply = original(message)
+    def breaks(reply):
         if reply.tensors:
             reply.tensors["values"] = reply.tensors["values"] * torch.nan
-        return reply
 
-    one.engine._clients["silo-1"] = broken
+    one, _, _ = arm(settings("fedbn", quorum=0.5), wrap=lies(breaks))
     before = {name: tensor.clone() for name, tensor in one.members[0].private["silo-1"].items()}
     one.turn()
     assert all(torch.equal(tensor, one.members[0].private["silo-1"][name]) for name, tensor in before.items())

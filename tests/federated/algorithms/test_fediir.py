@@ -1,7 +1,4 @@
-"""FedIIR has the term and the gradients of the closed form.
-
-Without the term it is FedAvg.
-"""
+"""FedIIR has the term and the gradients of the closed form."""
 
 from types import SimpleNamespace
 
@@ -10,17 +7,10 @@ import torch
 from torch import nn
 
 from tests.federated.algorithms.test_local import alone
-from tests.federated.tiny import arm, federation, finish, settings, state, values
+from tests.federated.tiny import arm, federation, settings, state, values
 from uefl.algorithms.fediir import FedIIR
 from uefl.client.work import Batch
 from uefl.errors import UserError
-
-
-@pytest.mark.parametrize("keys", [{}, {"optimizer": "sgd", "participation": 0.5}], ids=["adam", "sgd"])
-def test_without_its_term_it_is_fedavg_bit_for_bit(keys):
-    own, average = arm(settings("fediir", invariance=0.0, **keys))[0], arm(settings("fedavg", **keys))[0]
-    assert finish(own) == finish(average)
-    assert torch.equal(values(own), values(average))
 
 
 def turn(head, average):

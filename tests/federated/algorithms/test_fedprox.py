@@ -1,18 +1,12 @@
-"""The term of FedProx follows the paper, and without the term FedProx is FedAvg."""
+"""The term of FedProx follows the paper."""
 
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from tests.federated.tiny import arm, finish, settings, state, values
+from tests.federated.tiny import arm, settings, state, values
 from uefl.algorithms.fedprox import FedProx
-
-
-def test_mu_zero_is_fedavg_bit_for_bit():
-    prox, average = arm(settings("fedprox", mu=0.0))[0], arm(settings("fedavg"))[0]
-    assert finish(prox) == finish(average)
-    assert torch.equal(values(prox), values(average))
 
 
 def test_the_first_step_is_the_same_for_any_mu():

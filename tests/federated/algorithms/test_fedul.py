@@ -12,6 +12,7 @@ import torch
 
 import uefl_kernels
 from tests.federated import tiny
+from tests.federated.engine_wrappers import lies
 from tests.federated.tiny import finish, split, state, turn_of, values
 from tests.federated.tiny_sets import arm, federation, settings, smallest_surrogate_loss
 from uefl import config
@@ -80,24 +81,13 @@ def golden(**keys):
 def test_golden_vectors():
     matrix = golden(test_prior=(0.5, 0.3, 0.2))
     torch.testing.assert_close(matrix.exp().sum(0), torch.tensor([0.76, 1.2, 1.3]))
-    loss = uefl_kernels.transition_nll(LOGITS, TARGETS, matrix)
-    torch.testing.assert_close(
-        loss, torch.tensor([0.5856166203, 1.4474303611, 1.9831176379], dtype=torch.float64), atol=1e-7, rtol=0
-    )
-    uniform = uefl_kernels.transition_nll(LOGITS, TARGETS, golden())
-    torch.testing.assert_close(
-        uniform,
-        torch.tensor([0.4424958973, 1.6094379124, 1.9805468137], dtype=torch.float64),
-        atol=1e-7,
-        rtol=0,
-    )
-    legacy = uefl_kernels.transition_double_softmax(LOGITS, TARGETS, golden())
-    torch.testing.assert_close(
-        legacy,
-        torch.tensor([1.0222038047, 1.4425355295, 1.5092377050], dtype=torch.float64),
-        atol=1e-7,
-        rtol=0,
-    )
+    for loss, of_prior, expected in (
+        (uefl_kernels.transition_nll, matrix, [0.5856166203, 1.4474303611, 1.9831176379]),
+        (uefl_kernels.transition_nll, golden(), [0.4424958973, 1.6094379124, 1.9805468137]),
+        (uefl_kernels.transition_double_softmax, golden(), [1.0222038047, 1.4425355295, 1.5092377050]),
+    ):
+        wanted = torch.tensor(expected, dtype=torch.float64)
+        torch.testing.assert_close(loss(LOGITS, TARGETS, of_prior), wanted, atol=1e-7, rtol=0)
 
 
 def test_clients_train_with_the_prior_of_the_configuration():
@@ -264,11 +254,7 @@ def test_h_rises_to_its_value_or_falls_from_it():
 
 
 def test_recalibrated_statistics_come_from_labeled_images():
-    """There are two batches of 15 images, and a single image that does not count.
-
-    Mean and variance of the first batch norm are the means over both batches. The parameters equal the
-    parameters of the blend.
-    """
+    """The statistics are means over two batches of 15 images, without the last single image."""
     fed, keys = federation(), {"batch_size": 15, "rounds": [1]}
     fed = replace(fed, server=replace(fed.server, labeled=split(31, 98, 0.2)))
     algorithm, _, workspace = trained("fedul-m2", fed, recalibrate=True, **keys)
@@ -385,16 +371,11 @@ def test_average_of_identical_models_is_the_same_model():
 
 
 def test_a_diverged_client_is_rejected_by_name():
-    algorithm = arm(configured("fedul", quorum=0.5))[0]
-    original = algorithm.engine._clients["client-1"]
-
-    def broken(message: Message) -> Reply:
-        reply = original(message)
+    def breaks(reply: Reply) -> None:
         if "values" in reply.tensors:
             reply.tensors["values"] = reply.tensors["values"] * torch.nan
-        return reply
 
-    algorithm.engine._clients["client-1"] = broken
+    algorithm = arm(configured("fedul", quorum=0.5), wrap=lies(breaks, "client-1"))[0]
     algorithm.turn()
     assert len(algorithm.rejected) == 1
     assert bool(torch.isfinite(values(algorithm)).all())

@@ -5,7 +5,6 @@ It has a model, server state and client state of its own.
 
 from __future__ import annotations
 
-import importlib.metadata
 import re
 import signal
 from pathlib import Path
@@ -26,10 +25,7 @@ from uefl.errors import UserError
 
 @uefl.register("toy")
 class Toy(Algorithm):
-    """Server momentum with an offset for every client.
-
-    A client adds its offset to its images, and trains the offset with the model.
-    """
+    """Server momentum, with a trained offset of the images of every client."""
 
     columns: ClassVar = {"speed": "length of the server's last step"}
     private_predicts = ("offset",)
@@ -197,37 +193,6 @@ def test_names_are_unique_and_suggested_by_similarity():
         Toy(betta=0.1)
     with pytest.raises(UserError, match=r"'toyy'.*'toy'"):
         find("toyy")
-
-
-def test_entry_points_register_algorithms_of_installed_packages(monkeypatch):
-    class WorkingEntryPoint:
-        name = "of-a-package"
-
-        def load(self):
-            return type("Other", (Toy,), {})
-
-    monkeypatch.setattr(base.ALGORITHMS, "_complete", False)
-    monkeypatch.setattr(base.ALGORITHMS, "_entries", dict(base.ALGORITHMS._entries))
-    monkeypatch.setattr(
-        importlib.metadata,
-        "entry_points",
-        lambda group: [WorkingEntryPoint()] if group == "uefl.algorithms" else [],
-    )
-    assert "of-a-package" in registry()
-
-
-def test_a_package_that_cannot_be_loaded_is_named(monkeypatch):
-    class BrokenEntryPoint:
-        name, value = "broken", "other_package:Broken"
-        dist = type("Distribution", (), {"name": "other-package"})
-
-        def load(self):
-            raise ImportError("no module named 'torchx'")
-
-    monkeypatch.setattr(base.ALGORITHMS, "_complete", False)
-    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [BrokenEntryPoint()])
-    with pytest.raises(UserError, match=r"'broken'.*other-package.*torchx"):
-        registry()
 
 
 def test_an_instance_with_an_unwritable_parameter_is_rejected(tmp_path):

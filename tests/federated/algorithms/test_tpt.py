@@ -5,6 +5,7 @@ import re
 import pytest
 import torch
 
+from tests.federated.engine_wrappers import lies
 from tests.federated.interrupted import killed_and_resumed, run_of, saved_accuracy
 from tests.federated.tiny import arm, federation, finish, settings, values, without
 from uefl.algorithms.tpt import TPT
@@ -26,10 +27,7 @@ def test_before_its_phase_it_equals_fedavg_without_dropout():
 
 @pytest.mark.parametrize(("extra", "rounds"), [(0.0, [2]), (1.0, [2, 1])], ids=str)
 def test_extra_sets_the_number_of_rounds(extra, rounds):
-    """The phase begins after the first iteration, and ``extra`` sets how many follow.
-
-    So the arm is FedAvg with the resulting number of iterations.
-    """
+    """With ``extra`` iterations after the phase begins, the arm is FedAvg with this number of rounds."""
     own = arm(settings("tpt", extra=extra, threshold=1e-9, rounds=[2, 1, 1]))[0]
     average = arm(settings("fedavg", dropout=0.0, rounds=rounds))[0]
     records = finish(own)
@@ -92,15 +90,7 @@ def test_every_dropout_is_off():
 
 
 def test_a_client_that_cannot_reply_ends_the_run():
-    one = arm(settings("tpt"))[0]
-    original = one.engine._clients["silo-1"]
-
-    def broken(message):
-        reply = original(message)
-        reply.tensors.pop("sums", None)
-        return reply
-
-    one.engine._clients["silo-1"] = broken
+    one = arm(settings("tpt"), wrap=lies(lambda reply: reply.tensors.pop("sums", None)))[0]
     with pytest.raises(RunError, match=r"silo-1.*training.*sums\b"):
         finish(one)
 
@@ -121,8 +111,5 @@ def test_a_saved_model_predicts_as_it_was_measured(tmp_path):
 
 @pytest.mark.slow
 def test_a_killed_run_resumes_bit_for_bit(tmp_path):
-    """Kill the run in each exchange that measures the training images, and after the exchanges.
-
-    These exchanges begin after the first iteration.
-    """
+    """Kill the run after the first iteration, in and after each exchange that measures training images."""
     killed_and_resumed(tmp_path, {"tpt": {"threshold": 1e-9, "extra": 1.0}}, (8, 10, 12))

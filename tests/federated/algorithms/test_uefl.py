@@ -3,18 +3,14 @@ import re
 import pytest
 import torch
 
-from tests.federated.engine_wrappers import RecordingEngine, TamperingEngine
-from tests.federated.tiny import again, arm, federation, finish, settings, state, turn_of, visible
+from tests.federated.engine_wrappers import recorded, tampered
+from tests.federated.tiny import again, arm, federation, finish, settings, state, turn_of, turns, visible
 from uefl.algorithms.uefl.clustering import kmeans
 from uefl.algorithms.uefl.codebook_algorithm import counts_per_batch
 from uefl.algorithms.uefl.extension import above, drawn, unsure
 from uefl.algorithms.uefl.quantizer import Quantizer
 from uefl.engines.base import Message
 from uefl.errors import UserError
-
-
-def turns(algorithm, count):
-    return [algorithm.turn() for _ in range(count)]
 
 
 def test_all_clients_get_the_same_averaged_codebook():
@@ -74,9 +70,7 @@ def test_only_clients_above_the_threshold_are_extended():
 def test_new_codewords_are_centers_of_the_clients_features():
     seen = {}
 
-    algorithm, workspace, _ = arm(
-        settings(rounds=[1, 1], lr=1e-12), wrap=lambda e: RecordingEngine(e, seen.update)
-    )
+    algorithm, workspace, _ = arm(settings(rounds=[1, 1], lr=1e-12), wrap=recorded(seen.update))
     turns(algorithm, 2)
     before = Message({name: state(algorithm).tensors[name].clone() for name in ("values", "buffers")})
     (client,) = state(algorithm).plain["uncertain"][:1]
@@ -225,9 +219,8 @@ def test_group_centers_are_weighted_by_cluster_size():
             light = reply.client == "silo-0"
             reply.tensors["part"] = torch.full((1, 4), 100.0 if light else 1.0)
             reply.tensors["mass"] = torch.full((1,), 1e-6 if light else 96.0)
-        return reply
 
-    algorithm, _, _ = arm(settings(codewords=1), wrap=lambda e: TamperingEngine(e, meddle))
+    algorithm, _, _ = arm(settings(codewords=1), wrap=tampered(meddle))
     turn = turn_of(algorithm, algorithm.context.clients)
     part = algorithm.members[0].algorithm.pooled_kmeans(
         state(algorithm), ["silo-0", "silo-1"], "extend", turn
@@ -279,20 +272,6 @@ def test_without_quantizer_it_is_fedavg_bit_for_bit(keys):
         assert torch.equal(state(own).tensors[name], state(average).tensors[name])
 
 
-def test_kmeans_initialization_skips_the_quantizer_in_round_one():
-    asked = []
-
-    def record(messages):
-        asked.append({("codebook" in m.tensors, "new_codewords" in m.options) for m in messages.values()})
-
-    algorithm, _, _ = arm(
-        settings(extend="none", codebook_after=1), wrap=lambda e: RecordingEngine(e, record)
-    )
-    records = finish(algorithm)
-    assert asked[:3] == [{(False, False)}, {(False, True)}, {(True, False)}]
-    assert [r["codewords"] for r in records] == [4] * 9
-
-
 @pytest.mark.parametrize(
     ("by_use", "expected"),
     [
@@ -308,12 +287,9 @@ def test_codewords_are_averaged_by_use_users_or_examples(by_use, expected):
             first = reply.client == "silo-0"
             reply.tensors["codebook"] = torch.full_like(reply.tensors["codebook"], 1.0 if first else 2.0)
             reply.tensors["usage"] = torch.tensor([3, 0, 7, 0] if first else [1, 9, 0, 9])
-        return reply
 
     fed = federation(sizes=(10, 30), noise=(0.1, 0.1))
-    algorithm, _, _ = arm(
-        settings(extend="none", usage_aware=by_use), fed, wrap=lambda e: TamperingEngine(e, meddle)
-    )
+    algorithm, _, _ = arm(settings(extend="none", usage_aware=by_use), fed, wrap=tampered(meddle))
     algorithm.turn()
     assert visible(algorithm, "silo-0")[:3, 0].tolist() == pytest.approx(expected)
 
@@ -330,9 +306,8 @@ def test_rejected_extension_is_requested_again():
         if "codebook" in reply.tensors and len(reply.tensors["codebook"]) == 8 and not rejected:
             rejected.append(reply.client)
             reply.tensors["codebook"] = torch.full_like(reply.tensors["codebook"], float("nan"))
-        return reply
 
-    algorithm, _, _ = arm(settings(quorum=0.5, rounds=[1, 3]), wrap=lambda e: TamperingEngine(e, meddle))
+    algorithm, _, _ = arm(settings(quorum=0.5, rounds=[1, 3]), wrap=tampered(meddle))
     turns(algorithm, 3)
     (name,) = rejected
     first, second, _ = turns(algorithm, 3)
@@ -395,9 +370,8 @@ def test_a_client_with_a_rejected_reply_keeps_its_codebook():
     def meddle(reply):
         if reply.client == "silo-1" and "codebook" in reply.tensors:
             reply.tensors["codebook"] = torch.full_like(reply.tensors["codebook"], float("inf"))
-        return reply
 
-    algorithm, _, _ = arm(settings(quorum=0.5, gamma=0.0), wrap=lambda e: TamperingEngine(e, meddle))
+    algorithm, _, _ = arm(settings(quorum=0.5, gamma=0.0), wrap=tampered(meddle))
     finish(algorithm)
     assert len(algorithm.rejected) == 3
     assert all(

@@ -6,11 +6,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.federated.engine_wrappers import RecordingEngine, TamperingEngine
-from tests.federated.tiny import again, arm, federation, finish, settings, state, visible, workspace_of
+from tests.federated.engine_wrappers import recorded, tampered
+from tests.federated.tiny import again, arm, federation, finish, settings, state, turns, visible, workspace_of
 from uefl import config
 from uefl.algorithms.uefl import quantizer
-from uefl.algorithms.uefl.clustering import kmeans
 from uefl.algorithms.uefl.quantizer import Quantizer
 from uefl.config.config import tomllib
 from uefl.engines.base import Message
@@ -36,10 +35,6 @@ OPTIONS = [
     {"estimator": "rotation"},
     {"lr_schedule": "cosine"},
 ]
-
-
-def turns(algorithm, count):
-    return [algorithm.turn() for _ in range(count)]
 
 
 @functools.cache
@@ -139,12 +134,9 @@ def test_the_server_averages_sums_and_counts_of_moving_averages():
             sums, counts = (1.0 * 30, 30.0) if first else (4.0 * 10, 10.0)  # codewords 1 and 4
             moving = reply.tensors["moving"] = torch.full_like(reply.tensors["moving"], sums)
             moving[:, -1] = counts
-        return reply
 
     fed = federation(sizes=(20, 20), noise=(0.1, 0.1))
-    algorithm, _, _ = arm(
-        settings(extend="none", ema_decay=0.9), fed, wrap=lambda e: TamperingEngine(e, meddle)
-    )
+    algorithm, _, _ = arm(settings(extend="none", ema_decay=0.9), fed, wrap=tampered(meddle))
     algorithm.turn()
     torch.testing.assert_close(visible(algorithm, "silo-0"), torch.full((4, 4), (30 + 40) / 40))
 
@@ -231,24 +223,13 @@ def test_segments_with_own_codebooks_use_own_codewords():
 
 
 def test_usage_lists_shared_codewords_before_extensions():
-    """The picture of the usage has a line after the shared codewords.
-
-    Here each segment has two shared and two new codewords.
-    """
+    """Each segment has two shared and two new codewords."""
     algorithm = workspace_of(settings(segment_codebooks=True, segments=2)).algorithm
     # 0, 1 are shared of the first segment, 4, 5 of the second
     codes = torch.tensor([[0, 4], [1, 5], [2, 6], [2, 7]])
     work = SimpleNamespace(private={}, message=Message({"codebook": torch.zeros(2, 4, 8)}))
     record = algorithm.measure(work, [{"codes": codes}], last=True)
     assert record["usage"] == [1, 1, 1, 1, 2, 1, 0, 1]
-
-
-def test_new_codewords_per_segment_are_k_means_of_that_segment():
-    rows = torch.stack([torch.arange(6.0)[:, None], 100 + torch.arange(6.0)[:, None]])
-    centers, mass = kmeans(rows, 2, 0)
-    assert centers.shape == (2, 2, 1)
-    assert mass.sum(1).tolist() == [6.0, 6.0]
-    assert float(centers[0].max()) < 6 < 100 <= float(centers[1].min())
 
 
 def test_residual_stages_quantize_residuals_with_one_gradient():
@@ -268,23 +249,16 @@ def test_residual_stages_quantize_residuals_with_one_gradient():
 def test_codebook_after_starts_quantizing_with_a_joint_codebook():
     asked = []
     algorithm, _, _ = arm(
-        settings(extend="none", codebook_after=2, rounds=[2, 1]),
-        wrap=lambda e: RecordingEngine(e, asked.append),
+        settings(extend="none", codebook_after=2, rounds=[2, 1]), wrap=recorded(asked.append)
     )
     records = finish(algorithm)
     kinds = [
         {("codebook" in m.tensors, "new_codewords" in m.options) for m in messages.values()}
         for messages in asked
     ]
-    assert kinds == [
-        {(False, False)},
-        {(False, False)},
-        {(False, True)},
-        {(True, False)},
-        {(True, False)},
-        {(True, False)},
-    ]
+    assert kinds == [{(False, False)}] * 2 + [{(False, True)}] + [{(True, False)}] * 3
     assert [r.get("perplexity") is None for r in records] == [True] * 3 + [False] * 6
+    assert [r["codewords"] for r in records] == [4] * 9
 
 
 def test_centers_of_clients_are_weighted_by_their_masses():
@@ -293,10 +267,9 @@ def test_centers_of_clients_are_weighted_by_their_masses():
         if "mass" in reply.tensors:
             reply.tensors["part"].fill_(int(reply.client[-1]))
             reply.tensors["mass"].fill_(int(reply.client[-1]) + 1)
-        return reply
 
     cfg = settings(extend="none", codewords=1, codebook_after=1, rounds=[2], lr=1e-12)
-    algorithm, _, _ = arm(cfg, wrap=lambda engine: TamperingEngine(engine, tamper))
+    algorithm, _, _ = arm(cfg, wrap=tampered(tamper))
     turns(algorithm, 2)
     codebook = visible(algorithm, "silo-0")
     torch.testing.assert_close(codebook, torch.full_like(codebook, (0 * 1 + 1 * 2 + 2 * 3) / 6))
@@ -308,7 +281,7 @@ def test_a_residual_group_extension_is_made_of_residuals(extension, has):
     finish(
         arm(
             settings(extend="all", ext_share="group", extension=extension, rounds=[1, 1]),
-            wrap=lambda e: RecordingEngine(e, asked.append),
+            wrap=recorded(asked.append),
         )[0]
     )
     found = [m for messages in asked for m in messages.values() if "ask" in m.options]

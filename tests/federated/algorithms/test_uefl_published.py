@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.federated.engine_wrappers import RecordingEngine, TamperingEngine
-from tests.federated.tiny import arm, federation, finish, settings, state, turn_of, values
+from tests.federated.engine_wrappers import recorded, tampered
+from tests.federated.tiny import arm, federation, finish, settings, state, turn_of, turns, values
 from uefl.algorithms.uefl.clustering import kmeans
 from uefl.engines.base import Message
 
@@ -24,25 +24,17 @@ def legacy(**keys):
     return settings("uefl-published", **keys)
 
 
-def start(cfg, **more):
-    return arm(cfg, **more)
-
-
 def own(algorithm, name):
     return state(algorithm).tensors[f"own.{name}"]
 
 
-def turns(algorithm, count):
-    return [algorithm.turn() for _ in range(count)]
-
-
 def test_all_dropout_passes_are_the_same():
-    records = finish(start(legacy())[0])
+    records = finish(arm(legacy())[0])
     assert all(r["entropy"] == pytest.approx(r["entropy_deterministic"], rel=1e-5) for r in records)
 
 
 def test_codewords_are_not_averaged_and_clients_drift_apart():
-    algorithm, _, _ = start(legacy())
+    algorithm, _, _ = arm(legacy())
     common = state(algorithm).tensors["main"].clone()
     assert all(torch.equal(own(algorithm, n), common) for n in NAMES)
     algorithm.turn()
@@ -60,9 +52,7 @@ def test_a_new_iteration_starts_from_the_last_clients_copy():
     def record(messages):
         seen.append({n: r.tensors["codebook"].clone() for n, r in messages.items()})
 
-    algorithm, _, _ = start(
-        legacy(gamma=1e9, stop_when_certain=False), wrap=lambda e: RecordingEngine(e, record)
-    )
+    algorithm, _, _ = arm(legacy(gamma=1e9, stop_when_certain=False), wrap=recorded(record))
     turns(algorithm, 3)
     last = own(algorithm, "silo-2")[0].clone()
     assert not torch.equal(last, own(algorithm, "silo-0")[0])
@@ -71,7 +61,7 @@ def test_a_new_iteration_starts_from_the_last_clients_copy():
 
 
 def test_k_means_overwrites_the_shared_part_of_certain_clients():
-    algorithm, workspace, _ = start(legacy(rounds=[4, 1], local_epochs=3))
+    algorithm, workspace, _ = arm(legacy(rounds=[4, 1], local_epochs=3))
     turns(algorithm, 5)
     workspace.context = replace(
         workspace.context, training=workspace.context.training.model_copy(update={"lr": 1e-12})
@@ -96,7 +86,7 @@ def test_k_means_overwrites_the_shared_part_of_certain_clients():
 
 
 def test_a_client_uses_at_most_two_parts():
-    algorithm, _, _ = start(legacy(gamma=0.0, reference="min", rounds=[1, 1, 1], max_iterations=3))
+    algorithm, _, _ = arm(legacy(gamma=0.0, reference="min", rounds=[1, 1, 1], max_iterations=3))
     records = finish(algorithm)
     assert {r["codewords"] for r in records} <= {4, 8}
     assert max(state(algorithm).plain["own_part"].values()) == 3
@@ -108,7 +98,7 @@ def test_a_client_uses_at_most_two_parts():
 
 
 def test_an_older_extension_is_no_longer_seen():
-    algorithm, _, _ = start(legacy(gamma=0.0, reference="min", rounds=[1, 1, 1]))
+    algorithm, _, _ = arm(legacy(gamma=0.0, reference="min", rounds=[1, 1, 1]))
     turns(algorithm, 4)
     name = next(n for n in state(algorithm).plain["uncertain"] if state(algorithm).plain["own_part"][n] == 2)
     turns(algorithm, 1)
@@ -122,19 +112,16 @@ def test_clients_weigh_the_same_whatever_their_size():
     def meddle(reply):
         if "values" in reply.tensors:
             reply.tensors["values"] = torch.full_like(reply.tensors["values"], float(reply.client[-1]))
-        return reply
 
-    algorithm, _, _ = start(
-        legacy(),
-        fed=federation(sizes=(9, 30, 48), test_is_holdout=True),
-        wrap=lambda e: TamperingEngine(e, meddle),
+    algorithm, _, _ = arm(
+        legacy(), fed=federation(sizes=(9, 30, 48), test_is_holdout=True), wrap=tampered(meddle)
     )
     algorithm.turn()
     torch.testing.assert_close(values(algorithm), torch.full_like(values(algorithm), 1.0))
 
 
 def test_the_threshold_is_the_mean_on_the_test_split_set_once():
-    algorithm, _, _ = start(legacy(gamma=0.5))
+    algorithm, _, _ = arm(legacy(gamma=0.5))
     records = turns(algorithm, 3)[-1]
     assert state(algorithm).plain["threshold"] == pytest.approx(
         1.5 * sum(r["entropy_deterministic"] for r in records) / 3
@@ -146,7 +133,7 @@ def test_the_threshold_is_the_mean_on_the_test_split_set_once():
 
 
 def test_the_run_ends_when_every_client_is_certain():
-    algorithm, _, _ = start(legacy(gamma=1e6, stop_when_certain=True))
+    algorithm, _, _ = arm(legacy(gamma=1e6, stop_when_certain=True))
     assert len(finish(algorithm)) == 2 * 3
 
 
@@ -156,12 +143,12 @@ def test_k_means_runs_only_in_the_first_round_of_an_iteration():
     def record(messages):
         asked.append({"new_codewords" in r.options for r in messages.values()})
 
-    finish(start(legacy(max_iterations=2), wrap=lambda e: RecordingEngine(e, record))[0])
+    finish(arm(legacy(max_iterations=2), wrap=recorded(record))[0])
     assert asked == [{False}] * 3 + [{True}] + [{False}] * 2
 
 
 def test_there_is_no_cap_on_iterations_unless_one_is_set():
-    algorithm, _, _ = start(legacy(max_iterations=0, rounds=[2, 1]))
+    algorithm, _, _ = arm(legacy(max_iterations=0, rounds=[2, 1]))
     assert [algorithm.members[0].algorithm.rounds(i) for i in (0, 1, 2, 1000)] == [2, 1, 1, 1]
-    capped, _, _ = start(legacy(max_iterations=3, rounds=[2, 1]))
+    capped, _, _ = arm(legacy(max_iterations=3, rounds=[2, 1]))
     assert [capped.members[0].algorithm.rounds(i) for i in (0, 1, 2, 3)] == [2, 1, 1, None]

@@ -5,14 +5,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.federated.engine_wrappers import RecordingEngine
+from tests.federated.engine_wrappers import recorded
 from tests.federated.tiny import arm, federation, finish, settings, state, visible
 from uefl.algorithms.uefl import unseen
 from uefl.algorithms.uefl.quantizer import Quantizer
 from uefl.algorithms.uefl.server import UEFL
 from uefl.engines.base import Message
 from uefl.models.heads import Head
-from uefl.report import summarize
+from uefl.report.run_folder import summarize
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_unseen_clients_get_every_part_and_codebook(keys, parts, codebooks):
 
     fed = federation(unseen=1)
     cfg = settings(**{"extend": "all", "rounds": [2, 1], **keys})
-    algorithm, _, _ = arm(cfg, fed, lambda engine: RecordingEngine(engine, record))
+    algorithm, _, _ = arm(cfg, fed, recorded(record))
     finish(algorithm)
     sent = overheard[-1].tensors
     every = [state(algorithm).tensors[f"part.{i}"] for i in range(parts)]

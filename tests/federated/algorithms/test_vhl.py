@@ -74,29 +74,6 @@ def work_of(net, epoch=0):
     return work, SimpleNamespace(images=images, labels=torch.tensor([0, 1, 2, 0]))
 
 
-@pytest.mark.parametrize("epoch", [0, 4, 5])
-def test_loss_equals_the_formula(epoch):
-    """Real and virtual classes have separate outputs, and the pull matches them.
-
-    The terms of the features are on in the first five epochs.
-    """
-    workspace = arm(settings("vhl"))[1]
-    net, (work, batch) = workspace.net, work_of(workspace.net, epoch)
-    found = (
-        VHL(virtual_weight=0.5, pull=0.25, virtual_contrast=0.125).bound(workspace.context).loss(work, batch)
-    )
-    virtual = work.memory["virtual"]
-    chosen = torch.randint(15, (4,), generator=torch.Generator().manual_seed(0))
-    labels = virtual.labels[chosen]
-    features = net.head.prefix(net.tokens(torch.cat([batch.images, virtual.images[chosen] / 255])))
-    logits = torch.cat([net.head.fc2(features), net.head.virtual(features)], 1)
-    expected = cross_entropy(logits[:4], batch.labels) + 0.5 * cross_entropy(logits[4:], 3 + labels)
-    if epoch < 5:
-        expected = expected + 0.25 * contrast(features, torch.cat([batch.labels, labels]), 0.07)
-        expected = expected + 0.125 * contrast(features[4:], labels, 0.07)
-    assert torch.allclose(found, expected)
-
-
 def test_the_features_of_virtual_images_are_not_pulled(monkeypatch):
     """Only real images get a gradient from the pull."""
     workspace, inputs = arm(settings("vhl"))[1], []
@@ -110,22 +87,17 @@ def test_the_features_of_virtual_images_are_not_pulled(monkeypatch):
     assert slope[4:].abs().sum() == 0
 
 
-def test_every_client_has_the_same_virtual_images():
+def test_every_client_has_the_same_virtual_images(monkeypatch):
     one = arm(settings("vhl"))[0]
     found = {}
-    algorithm = type(one.members[0].algorithm)
-    seen = algorithm.after_batch
 
     def spy(self, work, batch):
         found.setdefault(work.client, set()).add(
             hashlib.sha256(work.memory["virtual"].images.numpy().tobytes()).hexdigest()
         )
 
-    algorithm.after_batch = spy
-    try:
-        one.turn(), virtual_images.cache_clear(), one.turn()
-    finally:
-        algorithm.after_batch = seen
+    monkeypatch.setattr(VHL, "after_batch", spy)
+    one.turn(), virtual_images.cache_clear(), one.turn()
     assert found.keys() == {"silo-0", "silo-1", "silo-2"}
     assert len(set.union(*found.values())) == 1
 

@@ -16,8 +16,7 @@ from uefl.engines.base import Message, Reply
 from uefl.engines.codec import Packet, packed_reply, reply_of
 from uefl.engines.faults import NOT_READ
 from uefl.engines.flower import LARGE, TORN
-from uefl.engines.flower.engine import FlowerEngine
-from uefl.engines.flower.roster import ClientNodes
+from uefl.engines.flower.engine import ClientNodes, FlowerEngine
 
 
 def programs(federation, **fail):

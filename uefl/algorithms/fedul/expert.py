@@ -12,12 +12,10 @@ from ...server.turn import Turn
 from ..base import State
 from .sets import server_loss
 
-_MODEL = ("values", "buffers")
-
 
 def begin(state: State) -> None:
     """Initialize f' with the current model."""
-    state.tensors |= {f"expert.{name}": state.tensors[name].clone() for name in _MODEL}
+    state.tensors |= {f"expert.{name}": tensor.clone() for name, tensor in state.model.items()}
 
 
 def train(state: State, turn: Turn, server: Teacher, *, seed: int, epochs: int, loss: str) -> None:
@@ -30,8 +28,8 @@ def train(state: State, turn: Turn, server: Teacher, *, seed: int, epochs: int, 
 
 def blend(state: State, share: float) -> None:
     """Set the model to (1 - share) f + share f', exact at 0 and at 1."""
-    for name in _MODEL:
-        state.tensors[name] = torch.lerp(state.tensors[name], state.tensors[f"expert.{name}"], share)
+    for name, tensor in state.model.items():
+        state.tensors[name] = torch.lerp(tensor, state.tensors[f"expert.{name}"], share)
 
 
 def synchronize(state: State) -> None:

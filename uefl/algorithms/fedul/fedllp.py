@@ -51,10 +51,7 @@ class FedLLP(SetAlgorithm):
             m.p = p
 
     def epoch(self, work: Work) -> Iterator[torch.Tensor]:
-        """Yield the sets in a random order.
-
-        Leave out sets of a single image, which batch norm cannot process.
-        """
+        """Yield the sets in a random order, except a set of one image, which batch norm cannot process."""
         data = work.sets
         rows_of_set = [(data.sets == m).nonzero().flatten() for m in range(len(data.priors))]
         yield from (

@@ -55,13 +55,9 @@ class FedLLPVAT(FedLLP):
         return total
 
     def smoothness(self, work: Work, x: torch.Tensor) -> torch.Tensor:
-        """Return KL(p(x) || p(x + r)), a scalar in nats, for images x ``[b, C, H, W]``.
-
-        r has length ``vat_epsilon``, in the direction of steepest growth, found by one power step. The term
-        is computed in float32, because the probing step is far below bfloat16's resolution. Running
-        statistics do not change.
-        """
+        """Return KL(p(x) || p(x + r)) in nats for ``x [b, C, H, W]``, r along the steepest growth."""
         net, p = work.net, self.parameters
+        # in float32, because the probing step is far below the resolution of bfloat16
         with torch.autocast(x.device.type, enabled=False), FrozenStatistics(net):
             with torch.no_grad():
                 before = _log_probs(net, x).exp()

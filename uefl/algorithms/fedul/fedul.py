@@ -57,10 +57,7 @@ class FedUL(SetAlgorithm):
             return self
 
     def check(self, federation: Federation, arm: str, net: torch.nn.Module) -> None:
-        """Refuse M1 and M2 where the server has no labeled images.
-
-        Also refuse a prior of another number of classes.
-        """
+        """Refuse M1 and M2 without labeled images of the server, and a prior of other classes."""
         super().check(federation, arm, net)
         if self.parameters.server != "none":
             needs_labeled(federation, arm)
@@ -117,9 +114,7 @@ class FedUL(SetAlgorithm):
             expert.train(state, turn, server, seed=self.context.seed, epochs=p.server_epochs, loss=p.loss)
             expert.blend(state, self.share(turn))
             if p.recalibrate:
-                state.tensors["buffers"] = server.recalibrated(
-                    {name: state.tensors[name] for name in ("values", "buffers")}
-                )
+                state.tensors["buffers"] = server.recalibrated(state.model)
             if p.resync:
                 expert.synchronize(state)
         return True
@@ -132,10 +127,7 @@ class FedUL(SetAlgorithm):
 
 
 def log_transition(data: SetData, test_prior: tuple[float, ...] = ()) -> torch.Tensor:
-    """Return log(pi_m Pi[m, k] / pi_k), ``[M, K]`` float32.
-
-    It is the transition from classes to a client's sets.
-    """
+    """Return the transition from classes to a client's sets, log(pi_m Pi[m, k] / pi_k) ``[M, K]`` float32."""
     sizes = data.sizes.double()
     target = data.priors.new_tensor(test_prior) if test_prior else None
     return uefl_kernels.log_transition_matrix(data.priors, sizes / sizes.sum(), target).float()

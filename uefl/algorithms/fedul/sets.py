@@ -59,10 +59,7 @@ class SetAlgorithm(Algorithm):
 
     @property
     def only_the_model(self) -> bool:
-        """Return True, as in the base class.
-
-        :meth:`end_iteration` is overridden, but uses only the images of the server.
-        """
+        """Return True, because :meth:`end_iteration` uses only the images of the server."""
         return self.plain_means
 
     def weight(self, update: Reply) -> float:
@@ -83,10 +80,7 @@ class SetAlgorithm(Algorithm):
     # --- the server ----------------------------------------------------------------------------------------
 
     def aggregate(self, state: State, averages: dict[str, Mean]) -> None:
-        """Set the model f to f + step (mean - f).
-
-        The running statistics become the mean of the clients, for every step size.
-        """
+        """Set the model f to f + step (mean - f), and the running statistics to the mean."""
         sent = state.tensors["values"]
         super().aggregate(state, averages)
         state.tensors["values"] = torch.lerp(sent, state.tensors["values"], self.parameters.global_step)
@@ -111,13 +105,10 @@ class SetAlgorithm(Algorithm):
             and accuracy > state.plain["best_accuracy"]
         ):
             state.plain["best_accuracy"] = accuracy
-            state.tensors |= {f"best.{name}": state.tensors[name] for name in ("values", "buffers")}
+            state.tensors |= {f"best.{name}": tensor for name, tensor in state.model.items()}
 
     def serve(self, state: State, turn: Turn, server: Teacher | None) -> bool:
-        """Train on the server's labeled images after the average.
-
-        Return False if the model did not change.
-        """
+        """Train on the server's labeled images after the average, and return whether the model changed."""
         return False
 
     def record(self, state: State, client: str, turn: Turn) -> Record:
@@ -127,14 +118,12 @@ class SetAlgorithm(Algorithm):
     def end_iteration(self, state: State, records: list[Record], turn: Turn) -> bool:
         """End the run with the last model, or with the model that is best on validation."""
         if "best.values" in state.tensors:
-            state.tensors |= {name: state.tensors[f"best.{name}"] for name in ("values", "buffers")}
+            state.tensors |= {name: state.tensors[f"best.{name}"] for name in state.model}
         return True
 
 
 def labels_loss(work: Work, images: torch.Tensor, labels: torch.Tensor, kind: str) -> torch.Tensor:
-    """Return the cross-entropy of images with their true labels, for labeled clients and the server.
-
-    Images are ``[b, C, H, W]``, labels ``[b]``, and the result is a scalar.
+    """Return the cross-entropy of images ``[b, C, H, W]`` with their true labels ``[b]``, a scalar.
 
     With ``kind = "legacy_double_softmax"`` the softmax is taken twice, as in the published code.
     """
@@ -172,8 +161,4 @@ def server_loss(kind: str) -> Any:
 
 
 def _validated(state: State, server: Teacher | None) -> float | None:
-    return (
-        None
-        if server is None
-        else server.accuracy({name: state.tensors[name] for name in ("values", "buffers")})
-    )
+    return None if server is None else server.accuracy(state.model)

@@ -40,10 +40,7 @@ class Supervised(SetAlgorithm):
         return state
 
     def serve(self, state: State, turn: Turn, server: Teacher | None) -> bool:
-        """Train another round at the server.
-
-        The server averages nothing.
-        """
+        """Train another round at the server, without an average."""
         assert server is not None
         p = self.parameters
         expert.train(state, turn, server, seed=self.context.seed, epochs=p.server_epochs, loss=p.loss)

@@ -3,8 +3,4 @@
 Source: Zhang, Cao and Liu, "Uncertainty-Based Extensible Codebook for Discrete Federated Learning in
 Heterogeneous Data Silos" (ICML 2025, arXiv 2402.18888). docs/uefl.md lists our choices where the text is open
 or the published code differs from it.
-
-Modules: ``server`` has the server half, ``client`` the client half, ``parameters`` the parameters,
-``quantizer`` the search and the learning of codewords, ``extension`` the choice of clients to extend,
-``findings`` the section of the report, ``unseen`` the codebook of clients that are only measured.
 """

@@ -12,15 +12,11 @@ from ...errors import RunError
 def kmeans(
     features: torch.Tensor, k: int, seed: int, weights: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cluster ``features`` [N, d] by :func:`uefl_kernels.kmeans`, as float32.
-
-    The result has the same bits for any number of threads.
-
-    Several problems [S, N, d], with weights [S, N], are clustered one by one.
+    """Cluster ``features`` [N, d], or one by one [S, N, d] with weights [S, N], in float32.
 
     Returns:
-        centers [k, d] float32, and the number (or the weight) of the rows of each center, [k] float32, on
-        the CPU; for several problems [S, ...].
+        centers [..., k, d] float32, and the number (or the weight) of the rows of each center, [..., k]
+        float32, on the CPU; the same bits for any number of threads.
 
     Raises:
         RunError: fewer rows than clusters, or features that are not finite.

@@ -76,10 +76,7 @@ class CodebookAlgorithm(Algorithm):
         """Return False for moving averages: each step makes a new tensor."""
         return not self.quantizer.decay
 
-    @property
-    def stacked_step(self) -> bool:
-        """Return False for moving averages, as :attr:`static_step`."""
-        return not self.quantizer.decay
+    stacked_step = static_step
 
     def build_model(self, spec: ModelSpec) -> torch.nn.Module:
         """Build a network in two parts, also from one given in Python."""
@@ -147,10 +144,7 @@ class CodebookAlgorithm(Algorithm):
         return int(self.parameters.codewords)
 
     def start(self, length: int, *place: int | str, count: int = 0) -> torch.Tensor:
-        """Draw ``count`` codewords ``[..., v, length]`` from N(0, 1).
-
-        The default is the initial number.
-        """
+        """Draw codewords ``[..., v, length]`` from N(0, 1), by default the initial number."""
         generator = torch.Generator().manual_seed(derive(self.context.seed, "codebook", *place))
         shape = [self.parameters.segments] if self.quantizer.segment_codebooks else []
         return torch.randn(*shape, count or self.parameters.codewords, length, generator=generator)
@@ -168,10 +162,7 @@ class CodebookAlgorithm(Algorithm):
         return known
 
     def received(self, work: Work) -> torch.Tensor | None:
-        """Return the codebook ``[..., V, d]`` of the message, or None without a quantizer.
-
-        The codewords that the client keeps are in their places.
-        """
+        """Return the codebook ``[..., V, d]`` with codewords that the client keeps, or None without one."""
         codebook, own = work.message.tensors.get("codebook"), work.private.get("codewords")
         if codebook is None or own is None:
             return codebook
@@ -206,11 +197,7 @@ class CodebookAlgorithm(Algorithm):
 
     @torch.no_grad()
     def new_codewords(self, work: Work) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run k-means on the features of the training images, or on their residuals.
-
-        Returns:
-            Codewords ``[..., v, d]`` and masses ``[..., v]``.
-        """
+        """Return codewords ``[..., v, d]`` and masses ``[..., v]`` by k-means on the client's features."""
         net, options = _net(work), work.message.options
         codebook = self.received(work) if self.quantizer.stage else None
         net.eval()
@@ -257,10 +244,7 @@ class CodebookAlgorithm(Algorithm):
         return work.passes
 
     def predict(self, work: Work, images: torch.Tensor) -> Prediction:
-        """Predict from quantized features.
-
-        ``extra["codes"]`` has the positions of the codewords of each image.
-        """
+        """Predict from quantized features, with the positions of their codewords in ``extra["codes"]``."""
         net, codebook = _net(work), self.codebook(work)
         with work.amp():
             tokens = net.tokens(images)
@@ -272,10 +256,7 @@ class CodebookAlgorithm(Algorithm):
         return prediction._replace(extra={"codes": out.codes, **choices})
 
     def measure(self, work: Work, extras: list[dict[str, torch.Tensor]], last: bool) -> Record:
-        """Return the perplexity of the codewords in batches of 100 images and over all.
-
-        At the end of an iteration, also return their counts.
-        """
+        """Return perplexities of batches of 100 images and of all, and counts at the end of an iteration."""
         codebook = self.received(work)
         if codebook is None:
             return {}
@@ -311,10 +292,7 @@ class CodebookAlgorithm(Algorithm):
 
 
 def counts_per_batch(codes: torch.Tensor, codewords: int) -> torch.Tensor:
-    """Return ``[batches, V]``, how often each batch of 100 images uses each codeword.
-
-    ``codes`` is ``[N, n]``.
-    """
+    """Return ``[batches, V]``, how often each 100 images of ``codes [N, n]`` use a codeword."""
     batch = torch.arange(len(codes), device=codes.device) // _PERPLEXITY_BATCH
     flat = (codes + codewords * batch[:, None]).flatten()
     batches = math.ceil(len(codes) / _PERPLEXITY_BATCH)

@@ -47,10 +47,7 @@ def drawn(clients: Sequence[str], count: int, seed: int, iteration: int) -> list
 
 
 def above(threshold: float, entropy: Mapping[str, float], names: list[str]) -> str:
-    """Return these clients' entropies relative to the least one.
-
-    They have enough digits to differ from the threshold.
-    """
+    """Return these clients' entropies relative to the least one, with digits enough to pass the threshold."""
     least = min(entropy.values())
     if least < 1e-6:  # a ratio to it has no meaning; a check of replies allows for rounding below 0
         return ", ".join(names)
@@ -66,11 +63,7 @@ def above(threshold: float, entropy: Mapping[str, float], names: list[str]) -> s
 def unsure(
     threshold: float, entropy: Mapping[str, float], records: Iterable[Mapping[str, Any]]
 ) -> str | None:
-    """Return a note if an entropy is too inaccurate to compare with the threshold, otherwise None.
-
-    This is the case if a standard error, over the client's holdout images, exceeds the distance from the
-    least entropy to the threshold.
-    """
+    """Return a note if a standard error exceeds the distance from the least entropy to the threshold."""
     margin = threshold - min(entropy.values())
     error, name = max((record["holdout_entropy_se"], record["client"]) for record in records)
     if error <= margin:

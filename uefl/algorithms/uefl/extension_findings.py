@@ -26,6 +26,8 @@ class Decision(NamedTuple):
     """value of each client that is compared with the threshold, in nats"""
     extended: tuple[str, ...]
     """clients that were extended after it"""
+    classes: int
+    """number of classes if the values are entropies, otherwise 0"""
 
     @property
     def above(self) -> list[str]:
@@ -51,7 +53,12 @@ def findings(history: History, shared: int, drawn: bool = False) -> Findings:
         drawn: whether randomly drawn clients are extended instead of the ones above the threshold.
     """
     decided = list(decisions(history))
-    beyond = next((d.threshold for d in decided if _unreachable_threshold(history, d)), None)
+    reasons = ((d.threshold, unreachable_threshold(d.threshold, d.classes)) for d in decided)
+    warnings = [
+        f"the threshold of {_number(threshold)} nats cannot be reached: {reason}"
+        for threshold, reason in reasons
+        if reason
+    ]
     return Findings(
         "Extensions",
         [_sentence(history, d, drawn) for d in decided] or [_undecided(history)],
@@ -67,14 +74,7 @@ def findings(history: History, shared: int, drawn: bool = False) -> Findings:
             ]
             for d in decided
         ],
-        (
-            []
-            if beyond is None
-            else [
-                f"the threshold of {_number(beyond)} nats cannot be reached:"
-                f" {unreachable_threshold(beyond, history.classes)}"
-            ]
-        ),
+        warnings[:1],
         _usage(history, shared),
     )
 
@@ -90,34 +90,22 @@ def decisions(history: History) -> Iterator[Decision]:
                 r["client"] for r in lines if r["iteration"] == here[0]["iteration"] + 1 and r.get("extended")
             )
             measured = {r["client"]: r[value] for r in here}
-            yield Decision(round, criterion, here[0][threshold], measured, tuple(dict.fromkeys(after)))
+            classes = history.classes if criterion == "entropy" else 0
+            extended = tuple(dict.fromkeys(after))
+            yield Decision(round, criterion, here[0][threshold], measured, extended, classes)
 
 
 def unreachable_threshold(threshold: float, classes: int) -> str:
-    """Return why no entropy can exceed a threshold, or an empty text if one can."""
-    most = math.log(classes)
-    return (
-        ""
-        if threshold < most
-        else f"no entropy over {classes} classes can exceed ln {classes} = {most:.3f}; lower gamma"
-    )
+    """Return why no entropy can exceed a threshold, or nothing if one can or with 0 classes."""
+    if not classes or threshold < math.log(classes):
+        return ""
+    return f"no entropy over {classes} classes can exceed ln {classes} = {math.log(classes):.3f}; lower gamma"
 
 
 def nats(threshold: float, classes: int) -> str:
-    """Return a threshold with its unit, and a remark if no entropy can exceed it.
-
-    The maximum depends on the number of classes. With 0 classes, the threshold is not an entropy.
-    """
-    reason = unreachable_threshold(threshold, classes) if classes else ""
+    """Return a threshold with its unit, and a remark if no entropy can exceed it."""
+    reason = unreachable_threshold(threshold, classes)
     return f"{_number(threshold)} nats{f' ({reason})' if reason else ''}"
-
-
-def _unreachable_threshold(history: History, d: Decision) -> str:
-    return (
-        unreachable_threshold(d.threshold, history.classes)
-        if d.criterion == "entropy" and history.classes
-        else ""
-    )
 
 
 def _sentence(history: History, d: Decision, drawn: bool) -> str:
@@ -133,10 +121,11 @@ def _sentence(history: History, d: Decision, drawn: bool) -> str:
             f" {names}; {end}."
         )
     highest = f"the highest {d.criterion}, {_number(d.measured[d.most])} nats of {history.labels[d.most]}"
-    most, limit = history.classes if d.criterion == "entropy" else 0, ""
-    if most:
-        reason = _unreachable_threshold(history, d)
-        limit = f"; {reason}" if reason else f" (at most it could be ln {most} = {math.log(most):.3f})"
+    limit = ""
+    if d.classes:
+        reason = unreachable_threshold(d.threshold, d.classes)
+        most = f" (at most it could be ln {d.classes} = {math.log(d.classes):.3f})"
+        limit = f"; {reason}" if reason else most
     return (
         f"after round {d.round}, no client was extended, because {highest}, is not above the threshold of"
         f" {_number(d.threshold)}{limit}."

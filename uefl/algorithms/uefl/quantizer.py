@@ -36,9 +36,7 @@ class QuantizedMap(NamedTuple):
 
 
 class Quantizer(NamedTuple):
-    """A way to search codewords, and to train around them.
-
-    An instance is callable.
+    """A callable way to search codewords, and to train around them.
 
     Source: van den Oord et al. 2017, "Neural Discrete Representation Learning"; Lee et al. 2022,
     "Autoregressive Image Generation using Residual Quantization" (stages); Fifty et al. 2024 (rotation).
@@ -118,18 +116,13 @@ def moved(moving: torch.Tensor, batch: QuantizedMap, decay: float) -> torch.Tens
 
 
 def codewords(moving: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
-    """Return the codewords ``[..., V, d]`` of moving averages ``[..., V, d + 1]``.
-
-    A codeword without counts keeps its value ``before``.
-    """
+    """Return codewords ``[..., V, d]`` of ``moving [..., V, d + 1]``, or ``before`` without counts."""
     counts = moving[..., -1:]
     return torch.where(counts > _FEW, moving[..., :-1] / counts.clamp_min(_FEW), before)
 
 
 def revived(codebook: torch.Tensor, usage: torch.Tensor, below: float) -> torch.Tensor:
-    """Move rarely used codewords ``[..., V, d]`` next to often used ones, to share their segments.
-
-    The distance is 1 % of the length of the often used codeword.
+    """Move rarely used codewords ``[..., V, d]`` next to often used ones, by 1 % of their length.
 
     Args:
         usage: ``[..., V]``, number of assignments of each codeword.

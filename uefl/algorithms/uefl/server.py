@@ -26,10 +26,7 @@ from .usage import CodewordMean
 
 @register("uefl")
 class UEFL(CodebookAlgorithm):
-    """FedAvg of encoder and head with a quantizer between them.
-
-    The codebook grows for uncertain clients.
-    """
+    """FedAvg with a quantizer between encoder and head, and codebooks that grow for uncertain clients."""
 
     Parameters = parameters.Parameters
     columns: ClassVar = CodebookAlgorithm.columns | unseen.COLUMNS
@@ -61,11 +58,8 @@ class UEFL(CodebookAlgorithm):
         grouped = Counter(name for group in self.sharing for name in group)
         for name in sorted({*grouped, *self.context.clients}):
             if name not in self.context.clients or grouped[name] != 1:
-                what = (
-                    "it is not a client"
-                    if name not in self.context.clients
-                    else f"it is in {grouped[name]} lists"
-                )
+                known = name in self.context.clients
+                what = f"it is in {grouped[name]} lists" if known else "it is not a client"
                 raise UserError(
                     f"key 'arms.{arm}.personal': expected every client in one list; {name!r}: {what}"
                 )
@@ -113,10 +107,7 @@ class UEFL(CodebookAlgorithm):
             state.tensors[f"moving.{i}"] = moving_start(part)
 
     def seen(self, state: State, client: str) -> list[int]:
-        """Return the parts of a client, in order of creation.
-
-        An unseen client has the parts shared by all, or every part if there are none.
-        """
+        """Return the parts of a client, oldest first, for an unseen client the shared ones or else all."""
         part_clients = state.plain["part_clients"]
         own = [
             i
@@ -126,19 +117,12 @@ class UEFL(CodebookAlgorithm):
         return own or list(range(len(part_clients)))
 
     def visible(self, state: State, client: str, what: str = "part") -> torch.Tensor:
-        """Return the codebook of a client, ``[..., V, d]``, or its ``moving`` averages.
-
-        Shared codewords come first, then extensions.
-        """
+        """Return a client's codebook ``[..., V, d]`` or ``moving`` averages, with extensions at the end."""
         return joined([state.tensors[f"{what}.{i}"] for i in self.seen(state, client)])
 
     @property
     def kept_at_silos(self) -> bool:
-        """Return True if a client's own codewords stay with the client.
-
-        They travel if the server computes with them: moving averages, revival, and k-means over several
-        clients.
-        """
+        """Return True if clients keep their own codewords, with which the server computes nothing."""
         p = self.parameters
         return self.context.clients_keep_states and not (p.ema_decay or p.revive_below or self.asks_all)
 
@@ -153,10 +137,7 @@ class UEFL(CodebookAlgorithm):
         return bool(round >= self.parameters.codebook_after)
 
     def pooled_kmeans(self, state: State, clients: Iterable[str], purpose: str, turn: Turn) -> torch.Tensor:
-        """Return a part ``[..., v, d]`` for several clients.
-
-        k-means runs on each client's features, then on all weighted centers.
-        """
+        """Return a part ``[..., v, d]`` by k-means on the weighted centers of several clients."""
         count, shape = self.parameters.codewords, tuple(state.tensors["part.0"].shape)
         centers, masses, messages = [], [], {}
         for name in clients:
@@ -193,15 +174,11 @@ class UEFL(CodebookAlgorithm):
         if not turn.train or not pending or not (group or normal):
             return
         for names in [pending] if group else [[name] for name in pending]:
-            self.extend(
-                state,
-                names,
-                (
-                    self.drawn(state, names, turn)
-                    if normal
-                    else self.pooled_kmeans(state, names, "extend", turn)
-                ),
-            )
+            if normal:
+                part = self.drawn(state, names, turn)
+            else:
+                part = self.pooled_kmeans(state, names, "extend", turn)
+            self.extend(state, names, part)
         state.scratch["growing"], state.plain["pending"] = list(pending), []
 
     def size_of_extension(self, state: State, client: str) -> int:
@@ -214,21 +191,12 @@ class UEFL(CodebookAlgorithm):
 
     def drawn(self, state: State, clients: list[str], turn: Turn) -> torch.Tensor:
         """Draw an extension ``[..., v, d]`` from N(0, 1), for clients that share it."""
-        shared = state.tensors["part.0"]
-        part = self.start(
-            shared.shape[-1],
-            "extend",
-            turn.iteration,
-            clients[0],
-            count=self.size_of_extension(state, clients[0]),
-        )
+        shared, count = state.tensors["part.0"], self.size_of_extension(state, clients[0])
+        part = self.start(shared.shape[-1], "extend", turn.iteration, clients[0], count=count)
         return part.to(shared.device)
 
     def broadcast(self, state: State, client: str, turn: Turn) -> Message:
-        """Return the message of FedAvg with the client's codebook.
-
-        It has the request for a private extension, too.
-        """
+        """Return the message of FedAvg with the client's codebook and the request for a private extension."""
         message = super().broadcast(state, client, turn)
         if not self.quantized(turn.round):
             return message
@@ -255,10 +223,7 @@ class UEFL(CodebookAlgorithm):
         return message
 
     def all_parts(self, state: State, device: torch.device) -> dict[str, torch.Tensor]:
-        """Return the choices of an unseen client.
-
-        These are all codewords, and a mask of rows for each trained client's codebook.
-        """
+        """Return the choices of an unseen client: all codewords, and a mask for each codebook."""
         parts = [state.tensors[f"part.{i}"] for i in range(len(state.plain["part_clients"]))]
         codebooks = sorted({tuple(self.seen(state, name)) for name in self.context.clients})
         part_of = [i for i, part in enumerate(parts) for _ in range(part.shape[-2])]
@@ -292,10 +257,7 @@ class UEFL(CodebookAlgorithm):
 
     @property
     def by_use(self) -> bool:
-        """Return True if codewords are weighted by their usage.
-
-        Moving averages contain it already.
-        """
+        """Return True if codewords are weighted by their usage, which moving averages contain already."""
         return bool(self.parameters.usage_aware and not self.parameters.ema_decay)
 
     def weights(self, counts: torch.Tensor) -> torch.Tensor:
@@ -313,10 +275,7 @@ class UEFL(CodebookAlgorithm):
         return super().averages(state) | parts
 
     def add(self, state: State, averages: dict[str, Mean], update: Reply) -> None:
-        """Add each part of the client's codebook to the average of this part.
-
-        Further rows are a new part.
-        """
+        """Add each part of the client's codebook to its average, and keep further rows as a new part."""
         for name in ("values", "buffers"):
             averages[name].add(update.tensors[name], self.weight(update))
         if "usage" not in update.tensors:
@@ -363,19 +322,12 @@ class UEFL(CodebookAlgorithm):
 
     @property
     def plain_means(self) -> bool:
-        """Return True if plain means update every part.
-
-        Each part belongs to all clients or to one, codewords are not weighted by usage, and no k-means pools
-        centers.
-        """
+        """Return True if each part is a plain mean: no usage, no moving averages, no pooled k-means."""
         p = self.parameters
         return not (p.usage_aware or p.ema_decay or p.revive_below or self.asks_all)
 
     def aggregate(self, state: State, averages: dict[str, Mean]) -> None:
-        """Take the averages.
-
-        A part without accepted updates stays as it is.
-        """
+        """Take the averages, and leave a part without accepted updates as it is."""
         super().aggregate(state, averages)
         tensors, moving = state.tensors, bool(self.parameters.ema_decay)
         if moving:
@@ -391,11 +343,7 @@ class UEFL(CodebookAlgorithm):
         state.plain["extended"] = state.scratch["growing"]
 
     def revive(self, state: State, i: int, usage: torch.Tensor) -> None:
-        """Move rarely used codewords of part ``i`` next to often used ones, and reset their moving averages.
-
-        Args:
-            usage: ``[..., v]``, number of assignments of each codeword.
-        """
+        """Move rarely used codewords of part ``i`` by ``usage [..., v]``, and reset their moving averages."""
         before, averages = state.tensors[f"part.{i}"], state.tensors.get(f"moving.{i}")
         after = revived(before, usage, self.parameters.revive_below)
         self.put(state, i, after)
@@ -409,9 +357,7 @@ class UEFL(CodebookAlgorithm):
         return {"codewords": size, "extended": client in state.plain["extended"]}
 
     def end_iteration(self, state: State, records: list[Record], turn: Turn) -> bool:
-        """Extend client k next if and only if e_k > (1 + gamma) * reference.
-
-        The entropies e are on the clients' holdout images (eq. 7).
+        """Extend client k next if and only if its holdout entropy e_k > (1 + gamma) * reference (eq. 7).
 
         Raises:
             RunError: no client sent the value that decides.
@@ -447,10 +393,7 @@ class UEFL(CodebookAlgorithm):
         return not uncertain and bool(p.stop_when_certain)
 
     def findings(self, history: History) -> Findings:
-        """Return a section on the extensions of codebooks.
-
-        It names clients that were drawn.
-        """
+        """Return a section on the extensions of codebooks, with the names of drawn clients."""
         return extension_findings.findings(history, self.initial_size, self.parameters.extend == "random")
 
     def client_tensors(self, state: State, client: str) -> dict[str, torch.Tensor]:

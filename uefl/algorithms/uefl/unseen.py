@@ -54,10 +54,7 @@ def choices(
 
 
 def measured(work: Work, extras: list[dict[str, torch.Tensor]]) -> dict[str, Any]:
-    """Return the accuracies of the mean over the members of an ensemble.
-
-    Return nothing for a trained client, or for one without labels.
-    """
+    """Return the accuracies of an unseen client with labels, of the mean over the members of an ensemble."""
     if "error" not in extras[0] or work.test is None:
         return {}
     best = [extra["probs.codebooks"][:, int(extra["error"].double().mean(0).argmin())] for extra in extras]

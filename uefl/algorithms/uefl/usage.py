@@ -8,13 +8,9 @@ from uefl_kernels.metrics import entropy
 
 
 class CodewordMean:
-    """Average each codeword weighted by each client's usage.
+    """Average codewords ``[..., V, d]`` weighted by each client's usage, and keep unused ones.
 
-    An unused codeword keeps its old value. An average by examples would pull a codeword towards clients that
-    do not use it, where it has not moved.
-
-    Args:
-        old: ``[..., V, d]``, the codewords before the round.
+    An average by examples would pull a codeword towards clients that do not use it, where it has not moved.
     """
 
     def __init__(self, old: torch.Tensor) -> None:
@@ -35,9 +31,6 @@ class CodewordMean:
 
 
 def perplexity(counts: torch.Tensor) -> torch.Tensor:
-    """Return the number of codewords in effective use, exp of the entropy of their usage.
-
-    Counts ``[..., V]`` -> ``[...]``.
-    """
+    """Return the effective number of codewords, exp of the entropy of their ``counts [..., V]``."""
     usage = counts.double() / counts.sum(-1, keepdim=True).clamp_min(1)
     return entropy(usage).exp()

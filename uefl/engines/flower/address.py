@@ -119,15 +119,3 @@ class Address:
                 status = connection.getresponse().status
             if status in _ABSENT:
                 raise OSError(f"HTTP {status}")
-
-
-def parse(place: str) -> str:
-    """Check and return ``HOST:PORT``.
-
-    Raises:
-        ValueError: the place has another form.
-    """
-    host, _, port = place.rpartition(":")
-    if not host or "/" in host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ValueError(f"expected HOST:PORT, got {place!r}")
-    return place

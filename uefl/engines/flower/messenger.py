@@ -69,15 +69,11 @@ def records_of(frame: bytes | bytearray) -> RecordDict:
 
 
 def frame_of(records: RecordDict, most: int) -> bytes:
-    """Undo :func:`records_of`. :func:`uefl.engines.codec.decode` checks the frame.
-
-    Args:
-        records: the content of a message, from an untrusted sender.
-        most: the largest size of the frame in bytes.
+    """Undo :func:`records_of` for an untrusted message. :func:`uefl.engines.codec.decode` checks the frame.
 
     Raises:
         KeyError: there is no frame.
-        MemoryError: the frame is larger.
+        MemoryError: the frame has more than ``most`` bytes.
     """
     frame: bytes = records.array_records["frame"]["frame"].data
     if len(frame) > most:
@@ -121,7 +117,7 @@ class _Awaited:
 
 
 class Messenger:
-    """A messenger that sends the requests of a run to a Grid, and returns each reply as it arrives.
+    """Sends the requests of a run, which come from ``end``, to a Grid, and returns each reply as it arrives.
 
     Each reply is handled separately. Its content decides neither which message it belongs to nor whether
     other replies are read. A reply that fills the memory can damage the replies that arrive at the same time.
@@ -129,8 +125,6 @@ class Messenger:
     node in a row cannot be read, the node gets no further message.
 
     Args:
-        grid: the Grid of the run.
-        end: the end of a connection to the process of the run.
         bounded: whether the replies limit the memory of this process.
     """
 
