@@ -89,11 +89,8 @@ def from_arrays(
                 f" {type(parts).__name__}"
             )
         train, test = parts
-        shares.append(
-            Share(
-                str(name), take(train, f"{name}/train"), None if test is None else take(test, f"{name}/test")
-            )
-        )
+        rows = take(train, f"{name}/train")
+        shares.append(Share(str(name), rows, None if test is None else take(test, f"{name}/test")))
     apart = []
     for name, part in (unseen or {}).items():
         if name in clients:

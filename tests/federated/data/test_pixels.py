@@ -106,12 +106,8 @@ def everything(federation):
 
 
 def expected(pixels):
-    pixels = np.asarray(pixels, np.uint8)
-    return (
-        torch.from_numpy(pixels.copy()).expand(3, -1, -1)
-        if pixels.ndim == 2
-        else torch.from_numpy(pixels.copy()).movedim(2, 0)
-    )
+    pixels = torch.from_numpy(np.array(pixels, np.uint8, order="C"))
+    return pixels.expand(3, -1, -1) if pixels.ndim == 2 else pixels.movedim(2, 0)
 
 
 def has(images, pixels):
