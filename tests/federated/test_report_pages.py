@@ -353,14 +353,9 @@ def test_given_clients_with_other_images_are_other_data(tmp_path):
     runs = []
     for i, (name, of_class) in enumerate(counts.items()):
         path = sample_runs.write(tmp_path / name, seed=i, **{"data.source": "arrays"})
-        clients = {
-            "clinic": {
-                "train": {"images_of_class": of_class},
-                "angle": 3.0,
-                "test": {"images_of_class": [1, 1]},
-            }
-        }
-        (path / "manifest.json").write_text(json.dumps({"classes": ["0", "1", "2", "3"], "silos": clients}))
+        parts = {"train": {"images_of_class": of_class}, "test": {"images_of_class": [1, 1]}}
+        manifest = {"classes": ["0", "1", "2", "3"], "silos": {"clinic": {"angle": 3.0, **parts}}}
+        (path / "manifest.json").write_text(json.dumps(manifest))
         runs.append(read_run(path))
     assert [[run.path.name for run in group] for group in by_data(runs)] == [["a", "b"], ["c"]]
 
@@ -432,16 +427,9 @@ def test_a_terminal_of_ascii_shows_the_report(tmp_path):
 
 
 # without turned images, because a process imports torchvision to turn them
-LONG = ["demo", "--set", "rounds=[400]"]
-for key in (
-    "threads=1",
-    "arms=fedavg",
-    "clients=2",
-    "angles=[]",
-    "model.width=2",
-    "train_per_client=20",
-    "local_epochs=1",
-):
+SMALL = ("clients=2", "angles=[]", "model.width=2", "train_per_client=20", "local_epochs=1")
+LONG = ["demo"]
+for key in ("rounds=[400]", "threads=1", "arms=fedavg", *SMALL):
     LONG += ["--set", key]
 
 
