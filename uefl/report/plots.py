@@ -86,7 +86,10 @@ def draw_comparison(compared: Comparison) -> Iterator[Drawing]:
 
 def drawings(run: RunFolder) -> Iterator[Drawing]:
     """Draw the curves of a run, and the counts of its algorithms."""
-    yield from _drawings_of_arms(run)
+    band = _band(run)
+    yield Picture("arms.png", "Arms side by side", band), _draw_arms(run)
+    if any(run.measured(key) for key in LOSSES):
+        yield Picture("loss.png", "Losses of the arms over the rounds", band), _draw_arms(run, LOSSES)
     if run.on_sets:  # the clients share one model, and the test images are dealt at random
         return
     about = dict.fromkeys(what for algorithm in run.algorithms.values() for what in algorithm.marks.values())
@@ -99,7 +102,7 @@ def drawings(run: RunFolder) -> Iterator[Drawing]:
             figure = _draw_clients(run, key)
         else:
             thin = " Thin lines: the clients with a triangle." if about else ""
-            caption, figure = f"{_band(run)}{thin}{marks}{levels}", _draw_many_clients(run, key)
+            caption, figure = f"{band}{thin}{marks}{levels}", _draw_many_clients(run, key)
         yield Picture(f"{key}.png", f"{key.capitalize()} per client over the rounds", caption), figure
     for arm, findings in run.findings.items():
         if findings.shares is not None:
@@ -110,13 +113,6 @@ def drawings(run: RunFolder) -> Iterator[Drawing]:
                 f"{findings.shares.caption} Arm {arm}.{member}",
             )
             yield picture, _draw_shares(run, arm, findings.shares)
-
-
-def _drawings_of_arms(run: RunFolder) -> Iterator[Drawing]:
-    band = _band(run)
-    yield Picture("arms.png", "Arms side by side", band), _draw_arms(run)
-    if any(run.measured(key) for key in LOSSES):
-        yield Picture("loss.png", "Losses of the arms over the rounds", band), _draw_arms(run, LOSSES)
 
 
 def _band(run: RunFolder) -> str:
