@@ -123,7 +123,7 @@ def checksum(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -
 
 def _sums(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
     flat = {name: tensor.detach().cpu().reshape(-1).view(torch.uint8) for name, tensor in tensors.items()}
-    return {name: hashlib.sha256(values.numpy()).hexdigest() for name, values in flat.items()}
+    return {name: hashlib.sha256(values.numpy().data).hexdigest() for name, values in flat.items()}
 
 
 def _sum_of(sums: Mapping[str, str], metadata: Mapping[str, str]) -> str:

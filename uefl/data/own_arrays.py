@@ -62,9 +62,9 @@ def from_arrays(
         UserError: a part has another type or shape, a label is out of range, or a client cannot train.
     """
     data = data or Data()
-    for what, parts in (("clients", clients), ("unseen", unseen or {})):
-        if not isinstance(parts, Mapping):
-            raise UserError(f"{what}: expected a dict of name: (train, test); got {type(parts).__name__}")
+    for what, given in (("clients", clients), ("unseen", unseen or {})):
+        if not isinstance(given, Mapping):
+            raise UserError(f"{what}: expected a dict of name: (train, test); got {type(given).__name__}")
     if not clients:
         raise UserError("clients is empty; expected a dict of name: (train, test)")
     found: list[list[torch.Tensor] | Vectors] = []
@@ -81,7 +81,7 @@ def from_arrays(
         names.extend(f"{where}/{i}" for i in range(len(of_part)))
         return rows
 
-    shares = []
+    shares: list[Share] = []
     for name, parts in clients.items():
         if not isinstance(parts, (tuple, list)) or len(parts) != 2:
             raise UserError(
