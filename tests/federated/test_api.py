@@ -20,15 +20,8 @@ from uefl.data import from_arrays
 from uefl.report.plots import write_plots
 from uefl.report.write import write_report
 
-KEYS = {
-    "threads": 1,
-    "precision": "fp32",
-    "passes": 2,
-    "rounds": [1, 1],
-    "local_epochs": 1,
-    "batch_size": 16,
-    "lr": 1e-2,
-}
+STEPS = {"local_epochs": 1, "batch_size": 16, "lr": 1e-2}
+KEYS = {"threads": 1, "precision": "fp32", "passes": 2, "rounds": [1, 1], **STEPS}
 SMALL = {"width": 4, "hidden": 8}
 
 

@@ -18,7 +18,7 @@ from uefl.errors import RunError, UserError
 from uefl.folder import check_free
 
 from . import sample_runs
-from .command_line import cli
+from .command_line import accepted, cli
 
 LOCALES = ({}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"})
 
@@ -59,7 +59,7 @@ def fake_run(monkeypatch, tmp_path):
 
 
 def test_train_passes_options_on_and_prints_tables_and_paths(fake_run):
-    result = cli(
+    output = accepted(
         "train",
         "demo",
         "--set",
@@ -73,14 +73,13 @@ def test_train_passes_options_on_and_prints_tables_and_paths(fake_run):
         "--data-root",
         "d",
     )
-    assert result.exit_code == 0, result.output
     ((name, out, asked),) = fake_run.calls
     assert (name, out) == ("train", Path("runs/demo"))
     assert (asked["preset"], asked["device"], asked["data_root"]) == ("demo", "cpu", Path("d"))
     cfg = asked["cfg"]
     assert (cfg.arms["uefl"].parameters.gamma, list(cfg.arms), cfg.run.seed) == (0.5, ["uefl"], 7)
     for text in ("0.460 ± 0.129", "silo-2", "runs/demo/report.md", "runs/demo/plots"):
-        assert text in result.output
+        assert text in output
 
 
 def test_train_prints_a_line_per_round_without_a_terminal(fake_run):
@@ -93,18 +92,17 @@ def test_train_prints_a_line_per_round_without_a_terminal(fake_run):
 
 def test_a_configuration_file_names_the_default_folder(fake_run, tmp_path):
     (tmp_path / "mine.toml").write_text('base = "demo"\n')
-    assert cli("train", "mine.toml").exit_code == 0
+    accepted("train", "mine.toml")
     assert fake_run.calls[0][1] == Path("runs/mine")
 
 
 def test_out_wins_over_the_default_folder(fake_run):
-    assert cli("train", "demo", "--out", "there").exit_code == 0
+    accepted("train", "demo", "--out", "there")
     assert fake_run.calls[0][1] == Path("there")
 
 
 def test_resume_continues_in_the_folder(fake_run):
-    result = cli("train", "--resume", "there", "--device", "cpu")
-    assert result.exit_code == 0, result.output
+    accepted("train", "--resume", "there", "--device", "cpu")
     assert fake_run.calls == [
         ("resume", Path("there"), {"device": "cpu", "data_root": None, "deployment": None})
     ]
@@ -326,11 +324,10 @@ def test_live_progress_counts_every_client_and_keeps_notices(fake_run):
 
 def test_report_of_one_run_shows_clients_and_rewrites(tmp_path):
     sample_runs.write(tmp_path / "a")
-    result = cli("report", tmp_path / "a")
-    assert result.exit_code == 0, result.output
-    assert "per client" in result.output
-    assert "over runs" not in result.output
-    assert not re.search(r"\bseed\b", result.output)  # no table with a row for each run
+    output = accepted("report", tmp_path / "a")
+    assert "per client" in output
+    assert "over runs" not in output
+    assert not re.search(r"\bseed\b", output)  # no table with a row for each run
     assert (tmp_path / "a/report.md").is_file()
     assert "differences to fedavg" in cli("report", tmp_path / "a", "--against", "fedavg").output
 
@@ -339,19 +336,17 @@ def test_report_of_several_runs_notes_differences(tmp_path):
     sample_runs.write(tmp_path / "a")
     sample_runs.write(tmp_path / "b", gamma=0.9)
     sample_runs.write(tmp_path / "c", finished=False)
-    result = cli("report", *(str(tmp_path / name) for name in "abc"))
-    assert result.exit_code == 0, result.output
-    assert "over runs" in result.output
-    assert f"unfinished: {tmp_path / 'c'}" in result.output
-    assert re.search(r"seed: arms\.uefl\.gamma", result.output)
+    output = accepted("report", *(str(tmp_path / name) for name in "abc"))
+    assert "over runs" in output
+    assert f"unfinished: {tmp_path / 'c'}" in output
+    assert re.search(r"seed: arms\.uefl\.gamma", output)
 
 
 def test_report_counts_a_run_named_twice_once(tmp_path):
     sample_runs.write(tmp_path / "a")
-    result = cli("report", tmp_path / "a", tmp_path / "a/../a")
-    assert result.exit_code == 0, result.output
-    assert "over runs" not in result.output
-    assert "twice" in result.output
+    output = accepted("report", tmp_path / "a", tmp_path / "a/../a")
+    assert "over runs" not in output
+    assert "twice" in output
 
 
 def test_report_counts_runs_of_one_seed_once(tmp_path):
@@ -363,10 +358,9 @@ def test_report_counts_runs_of_one_seed_once(tmp_path):
 
 
 def test_presets_lists_each_with_what_it_runs():
-    result = cli("presets")
-    assert result.exit_code == 0
-    assert "demo" in result.output
-    assert "Nine clients" in result.output
+    output = accepted("presets")
+    assert "demo" in output
+    assert "Nine clients" in output
 
 
 def test_a_preset_is_printed_to_start_a_file_from(tmp_path):

@@ -107,17 +107,9 @@ def test_kill_9_loses_at_most_a_round(finished, tmp_path):
 
 
 def test_own_sets_through_the_command(tmp_path):
-    keys = [
-        f"source={write(tmp_path / 'sets')}",
-        'arms=["fedul", "m1"]',
-        "arms.m1.algorithm=fedul",
-        "arms.m1.server=finetune",
-        "width=2",
-        "rounds=[2]",
-        "batch_size=8",
-        "precision=fp32",
-    ]
-    cfg = config.load("own-sets", keys)
+    keys = {"width": 2, "rounds": [2], "batch_size": 8, "precision": "fp32"}
+    arms = {"fedul": {}, "m1": {"algorithm": "fedul", "server": "finetune"}}
+    cfg = config.load("own-sets", [f"source={write(tmp_path / 'sets')}"], arms=arms, **keys)
     train(cfg, tmp_path / "run")
     arms = json.loads((tmp_path / "run" / "summary.json").read_text())["arms"]
     assert set(arms["fedul"]["clients"]) == {"berlin", "madrid"}
@@ -188,16 +180,9 @@ def test_sets_that_allow_no_step_are_refused(tmp_path):
 @pytest.mark.parametrize("sets", [10, 40])
 def test_the_preset_of_the_baselines_trains_them_all(tmp_path, sets):
     """Train on digits instead of the preset's data, for one round."""
-    small = [
-        "source=digits",
-        "clients=2",
-        "train_per_client=300",
-        "test_per_client=20",
-        "validation=20",
-        "width=1",
-        "rounds=[1]",
-    ]
-    cfg = config.load("fedul-baselines", [*small, f"sets={sets}", "threads=1"])
+    small = {"clients": 2, "train_per_client": 300, "test_per_client": 20, "validation": 20}
+    keys = {"width": 1, "rounds": [1], "threads": 1}
+    cfg = config.load("fedul-baselines", ["source=digits"], sets=sets, **small, **keys)
     summary = train(cfg, tmp_path / "run")
     labeled = {"fedavg-labeled", "fedavg-labeled-10"}
     assert set(summary["arms"]) == {"fedul", "fedpl", "fedllp", "fedllp-vat"} | labeled

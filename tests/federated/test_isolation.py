@@ -19,25 +19,14 @@ from uefl.isolation import _ATTRIBUTES, isolated, plain_torch
 from uefl.progress import PlainProgress
 from uefl.seeds import make_repeatable
 
-from .test_api import clients, network
+from .test_api import KEYS, clients, network
 from .tiny import in_threads, settings, workspace_of
-
-KEYS = {
-    "threads": 1,
-    "precision": "fp32",
-    "passes": 2,
-    "rounds": [2],
-    "local_epochs": 1,
-    "batch_size": 16,
-    "lr": 1e-2,
-}
 
 
 def small(out, **keys):
     """Train a network given in Python, with dropout, draws and steps."""
-    return uefl.train(
-        out=out, **{"clients": clients(), "model": network, "arms": {"fedavg": {}}, **KEYS, **keys}
-    )
+    own = {"clients": clients(), "model": network, "arms": {"fedavg": {}}, "rounds": [2]}
+    return uefl.train(out=out, **KEYS | own | keys)
 
 
 def result(out):

@@ -32,18 +32,8 @@ LITTLE = {"clip_norm": 1e-3}
 """so little noise that the smallest of runs does not diverge"""
 SECRET = b"secret" * 5
 FIVE = {"sizes": (48,) * 5, "noise": (0.1,) * 5}
-PURE = (
-    "fedavg",
-    "fedbn",
-    "fedavg-wide",
-    "fedprox",
-    "vhl",
-    "fedul",
-    "fedpl",
-    "fedllp",
-    "fedllp-vat",
-    "fedavg-labeled",
-)
+ON_SETS = ("fedul", "fedpl", "fedllp", "fedllp-vat", "fedavg-labeled")
+PURE = ("fedavg", "fedbn", "fedavg-wide", "fedprox", "vhl", *ON_SETS)
 """algorithms that noise must go with; it may go with others"""
 
 

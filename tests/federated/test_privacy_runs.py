@@ -24,16 +24,9 @@ def keyed():
 
 def begin(out, observer=None):
     keys = [key for key in KEYS if not key.startswith(("arms", "codewords", "gamma", "rounds"))]
-    own = [
-        'arms=["fedavg", "fedprox"]',
-        "rounds=[1]",
-        "privacy=central",
-        "noise_multiplier=2.0",
-        "clip_norm=0.01",
-        "norm_layer=group",
-        "normalize=centered",
-    ]
-    return train(config.load("demo", [*keys, *own]), out, observer)
+    own = {"privacy": "central", "noise_multiplier": 2.0, "clip_norm": 0.01, "norm_layer": "group"}
+    own |= {"arms": ["fedavg", "fedprox"], "rounds": [1], "normalize": "centered"}
+    return train(config.load("demo", keys, **own), out, observer)
 
 
 @pytest.fixture(scope="module")

@@ -68,19 +68,9 @@ def test_losses_are_drawn(tmp_path):
 
 def test_run_records_time_machine_and_versions(finished):
     out, *_ = finished
-    made, summary = (
-        json.loads((out / "made.json").read_text()),
-        json.loads((out / "summary.json").read_text()),
-    )
-    page = (out / "report.html").read_text()
-    for value in (
-        made["begun"],
-        made["host"],
-        made["version"],
-        made["precision"],
-        torch.__version__,
-        "1 thread,",
-    ):
+    made, summary = (json.loads((out / name).read_text()) for name in ("made.json", "summary.json"))
+    page, names = (out / "report.html").read_text(), ("begun", "host", "version", "precision")
+    for value in (*(made[name] for name in names), torch.__version__, "1 thread,"):
         assert value in page
     assert all(arm["cpu_seconds"] > 0 for arm in summary["arms"].values())
     assert "CPU s" in page

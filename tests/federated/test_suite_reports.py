@@ -144,15 +144,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_report_has_pages_pictures_and_numbers(written: Path) -> None:
-    assert {path.name for path in (written / "plots").iterdir()} == {
-        "curves.png",
-        "entropy.png",
-        "nll.png",
-        "perplexity.png",
-        "sweep.png",
-        "entropy-few-uefl.png",
-        "usage-few-uefl.png",
-    }
+    names = ("curves", "entropy", "nll", "perplexity", "sweep", "entropy-few-uefl", "usage-few-uefl")
+    assert {path.name for path in (written / "plots").iterdir()} == {f"{name}.png" for name in names}
     assert "| few / uefl | 3 | 0.612 ± 0.000 | 0.920 |" in (written / "report.md").read_text()
     assert (written / "report.html").read_text().count("data:image/png") == 7
     numbers = json.loads((written / "results.json").read_text())

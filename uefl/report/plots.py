@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,17 +50,22 @@ LABELS = {"accuracy": "accuracy", "entropy": "entropy (nats)"}
 
 def write_plots(run: RunFolder) -> list[Picture]:
     """Draw all pictures of a run into its folder ``plots``, in reading order."""
-    return save((*drawings(run), *quality.draw(run), *samples.draw(run)), run.path)
+    return save(chain(drawings(run), quality.draw(run), samples.draw(run)), run.path)
 
 
 def save(drawings: Iterable[Drawing], out: Path) -> list[Picture]:
-    """Save figures into the folder ``plots`` of ``out``, in the style of all reports."""
-    (out / "plots").mkdir(parents=True, exist_ok=True)
+    """Draw figures in the style of all reports, then save them into the folder ``plots`` of ``out``.
+
+    Args:
+        drawings: draws while it is iterated over, because the style is set only here.
+    """
     pictures = []
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # ignore the caller's style
         matplotlib.rcParams.update(RC)
-        for picture, figure in drawings:
+        figures = list(drawings)  # an error comes before a file is written
+        (out / "plots").mkdir(parents=True, exist_ok=True)
+        for picture, figure in figures:
             drawn = io.BytesIO()
             figure.savefig(drawn)
             write_bytes(out / "plots" / picture.name, drawn.getbuffer())
@@ -80,7 +86,10 @@ def draw_comparison(compared: Comparison) -> Iterator[Drawing]:
 
 def drawings(run: RunFolder) -> Iterator[Drawing]:
     """Draw the curves of a run, and the counts of its algorithms."""
-    yield from _drawings_of_arms(run)
+    band = _band(run)
+    yield Picture("arms.png", "Arms side by side", band), _draw_arms(run)
+    if any(run.measured(key) for key in LOSSES):
+        yield Picture("loss.png", "Losses of the arms over the rounds", band), _draw_arms(run, LOSSES)
     if run.on_sets:  # the clients share one model, and the test images are dealt at random
         return
     about = dict.fromkeys(what for algorithm in run.algorithms.values() for what in algorithm.marks.values())
@@ -93,7 +102,7 @@ def drawings(run: RunFolder) -> Iterator[Drawing]:
             figure = _draw_clients(run, key)
         else:
             thin = " Thin lines: the clients with a triangle." if about else ""
-            caption, figure = f"{_band(run)}{thin}{marks}{levels}", _draw_many_clients(run, key)
+            caption, figure = f"{band}{thin}{marks}{levels}", _draw_many_clients(run, key)
         yield Picture(f"{key}.png", f"{key.capitalize()} per client over the rounds", caption), figure
     for arm, findings in run.findings.items():
         if findings.shares is not None:
@@ -104,13 +113,6 @@ def drawings(run: RunFolder) -> Iterator[Drawing]:
                 f"{findings.shares.caption} Arm {arm}.{member}",
             )
             yield picture, _draw_shares(run, arm, findings.shares)
-
-
-def _drawings_of_arms(run: RunFolder) -> Iterator[Drawing]:
-    band = _band(run)
-    yield Picture("arms.png", "Arms side by side", band), _draw_arms(run)
-    if any(run.measured(key) for key in LOSSES):
-        yield Picture("loss.png", "Losses of the arms over the rounds", band), _draw_arms(run, LOSSES)
 
 
 def _band(run: RunFolder) -> str:

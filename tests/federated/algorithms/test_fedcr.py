@@ -135,14 +135,8 @@ def test_divergence_changes_the_encoder_and_gaussians_are_sent():
 
 def test_clients_train_only_their_heads_at_the_end():
     """A client without a part in the last round trains its head, too."""
-    keys = {
-        "rounds": [2],
-        "participation": 0.6,
-        "samples": 2,
-        "optimizer": "sgd",
-        "lr": 0.1,
-        "weight_decay": 0.1,
-    }
+    sgd = {"optimizer": "sgd", "lr": 0.1, "weight_decay": 0.1}
+    keys = {"rounds": [2], "participation": 0.6, "samples": 2, **sgd}
     tuned, plain = (arm(settings("fedcr", dim=8, head_epochs=epochs, **keys))[0] for epochs in (2, 0))
     for one in (tuned, plain):
         one.turn(), one.turn()

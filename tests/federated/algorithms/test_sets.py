@@ -73,18 +73,9 @@ def test_first_pseudo_label_is_the_likeliest_class_of_the_set():
 
 
 def dealt(**keys):
-    small = [
-        "clients=5",
-        "train_per_client=200",
-        "test_per_client=20",
-        "labeled=0",
-        "validation=0",
-        "sets=10",
-        "split=noniid",
-    ]
-    cfg = config.load(
-        "fedul-demo", ["arms=fedpl", *small, *(f"{key}={value}" for key, value in keys.items())]
-    )
+    small = {"train_per_client": 200, "test_per_client": 20, "labeled": 0, "validation": 0}
+    own = {"clients": 5, "sets": 10, "split": "noniid"}
+    cfg = config.load("fedul-demo", arms=["fedpl"], **small | own | keys)
     return build(cfg.data, kind="sets", seed=0).clients[0].load()
 
 

@@ -253,18 +253,9 @@ def test_without_quantizer_it_is_fedavg_bit_for_bit(keys):
     """The codebook is created after the last round, for the last measurement only."""
     own = arm(settings(extend="none", rounds=[3], codebook_after=3, **keys))[0]
     average = arm(settings("fedavg", rounds=[3], **keys))[0]
-    columns = (
-        "round",
-        "client",
-        "accuracy",
-        "nll",
-        "entropy",
-        "holdout_entropy",
-        "train_loss",
-        "train_accuracy",
-    )
+    measures = ("accuracy", "nll", "entropy", "holdout_entropy", "train_loss", "train_accuracy")
     mine, theirs = (
-        [{key: r.get(key) for key in columns} for r in finish(one) if r["round"] < 2]
+        [{key: r.get(key) for key in ("round", "client", *measures)} for r in finish(one) if r["round"] < 2]
         for one in (own, average)
     )
     assert mine == theirs

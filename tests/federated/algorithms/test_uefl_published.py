@@ -14,14 +14,8 @@ NAMES = ("silo-0", "silo-1", "silo-2")
 
 
 def legacy(**keys):
-    keys = {
-        "reference": "mean",
-        "gamma": 0.02,
-        "max_iterations": 3,
-        "rounds": [2, 2],
-        "logit_dropout": True,
-    } | keys
-    return settings("uefl-published", **keys)
+    published = {"reference": "mean", "gamma": 0.02, "max_iterations": 3, "logit_dropout": True}
+    return settings("uefl-published", **{"rounds": [2, 2]} | published | keys)
 
 
 def own(algorithm, name):
