@@ -19,9 +19,7 @@ if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
 
 import atexit
 import gc
-import hashlib
 import importlib
-import pickle
 import random
 import shutil
 import signal
@@ -44,7 +42,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.files import write_idx
+from tests.files import write_idx, write_pickle
 from tests.interpreter import patch_once_a_launch
 from uefl_kernels._library import triton_available
 
@@ -168,17 +166,13 @@ def cifar_root(tmp_path, monkeypatch):
     folder = tmp_path / "root" / CIFAR10.base_folder
     folder.mkdir(parents=True)
 
-    def store(name, content):
-        data = pickle.dumps(content)
-        (folder / name).write_bytes(data)
-        return hashlib.md5(data).hexdigest()
-
     def batch(name, start):
         pixels = np.random.default_rng(start).integers(0, 256, (40, 3 * 32 * 32), dtype=np.uint8)
-        return [name, store(name, {"data": pixels, "labels": [i % 10 for i in range(start, start + 40)]})]
+        labels = [i % 10 for i in range(start, start + 40)]
+        return [name, write_pickle(folder / name, {"data": pixels, "labels": labels})]
 
     names = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
-    meta = CIFAR10.meta | {"md5": store(CIFAR10.meta["filename"], {"label_names": names})}
+    meta = CIFAR10.meta | {"md5": write_pickle(folder / CIFAR10.meta["filename"], {"label_names": names})}
     monkeypatch.setattr(CIFAR10, "meta", meta)
     monkeypatch.setattr(CIFAR10, "train_list", [batch(f"data_batch_{i}", 100 * i + i) for i in range(1, 6)])
     monkeypatch.setattr(CIFAR10, "test_list", [batch("test_batch", 0)])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -22,3 +24,9 @@ def write_idx(
         (raw / f"{stem}-labels-idx1-ubyte.gz").write_bytes(
             gzip.compress(np.array([0x801, count], ">i4").tobytes() + labels.tobytes())
         )
+
+
+def write_pickle(path: Path, content: object) -> str:
+    """Write a pickle, and return its MD5, which torchvision checks."""
+    path.write_bytes(pickle.dumps(content))
+    return hashlib.md5(path.read_bytes()).hexdigest()

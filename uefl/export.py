@@ -50,7 +50,8 @@ def write(model: SavedModel, path: Path, client: str | None = None) -> None:
     check_no_file_of_a_run(path)
     if is_model(path):
         raise UserError(f"{path} is the model of a run and would be replaced; choose another name")
-    with writing(path), isolated(), torch.no_grad():
+    with writing(path), isolated(), torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the user of a command cannot act on torch's warnings
         module = model.module(client)
         example = blank(2, model.shape, model.inputs)
         example = example.float() if model.inputs.kind == "images" else example
@@ -101,15 +102,13 @@ def _onnx(module: nn.Module, example: torch.Tensor, path: Path, about: dict[str,
         "output_names": ["probabilities"],
         "external_data": False,
     }
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            shapes = ({0: torch.export.Dim("batch")},)
-            exported = torch.export.export(module, (example,), dynamic_shapes=shapes)
-            program = torch.onnx.export(exported.run_decompositions(uefl_kernels.decompositions()), **keys)
-        except RuntimeError as error:  # an error of torch.export or of the ONNX exporter
-            reason = first_line(error.__cause__ or error)
-            raise UserError(f"this model cannot be exported to ONNX ({reason}); export it as .pt2") from None
+    try:
+        shapes = ({0: torch.export.Dim("batch")},)
+        exported = torch.export.export(module, (example,), dynamic_shapes=shapes)
+        program = torch.onnx.export(exported.run_decompositions(uefl_kernels.decompositions()), **keys)
+    except RuntimeError as error:  # an error of torch.export or of the ONNX exporter
+        reason = first_line(error.__cause__ or error)
+        raise UserError(f"this model cannot be exported to ONNX ({reason}); export it as .pt2") from None
     assert program is not None
     program.model.metadata_props.update({key: json.dumps(value) for key, value in about.items()})
     program.save(str(path))

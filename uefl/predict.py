@@ -12,11 +12,10 @@ from typing import NamedTuple, TextIO
 
 import numpy as np
 import torch
-from PIL import Image
 
 from .checkpoint import write_text
 from .data import pixels
-from .data.folder_listing import visible
+from .data.folder_listing import is_image, visible
 from .data.images import ImageList, Rows, on_files
 from .data.sources import own_table
 from .data.vectors import Vectors, joined
@@ -221,7 +220,7 @@ def _files(path: Path, skipped: list[Path]) -> Iterator[Path]:
             if resolved(path).is_relative_to(resolved(entry)):
                 raise UserError(f"{entry} is a link to a folder that contains the link; remove the link")
             yield from _files(entry, skipped)
-        elif Image.registered_extensions().get(entry.suffix.lower()) in Image.OPEN:
+        elif is_image(entry):
             yield entry
         else:
             skipped.append(entry)

@@ -300,10 +300,14 @@ def key_of(out: Path, begun: bool) -> bytes:
             f"{path} is missing; it has the secret key of this run's noise. Restore it, or start again in"
             " another folder"
         )
-    key = secrets.token_bytes(32)
+    draw_key(path)
+    return read_bytes(path)
+
+
+def draw_key(path: Path) -> None:
+    """Draw a secret key of 32 bytes into a file that only its owner may read."""
     with replaced(path) as new, os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
-        file.write(key)
-    return key
+        file.write(secrets.token_bytes(32))
 
 
 def check(cfg: Config, arm: str, workspace: Workspace) -> None:

@@ -54,7 +54,7 @@ from .models import custom, saved
 from .paths import check_name, command, has_file, other_capitals, read_text, special
 from .report import samples
 from .report.events import EventWriter, event_writer
-from .report.run_folder import outcomes, own_columns, parted
+from .report.run_folder import outcomes, own_columns, parted, read_run
 from .report.write import write_report
 from .seeds import derive, deterministic, make_repeatable
 from .server.participants import Participants, check_joins
@@ -201,13 +201,15 @@ def resume(
         if more_rounds:
             run = _with_more_rounds(out, cfg, more_rounds, preset, prepared)
         elif has_file(out / "summary.json"):
+            summary = _written_summary(out)
+            read_run(out)  # a damaged file is an error, without the notice
             if pages and not all((out / name).exists() for name in ("report.md", "report.html")):
                 write_report(out)
             (out / privacy.KEY).unlink(missing_ok=True)
             observer.notice(
                 f"{out} is a finished run; to run it again, name another folder or remove this one"
             )
-            return _written_summary(out)
+            return summary
         else:
             found = checkpoint.load(out)
             if found is None:
@@ -488,7 +490,8 @@ class _Run:
             why = "its steps are not all the same" if is_gpu(self.device) else "its clients are not on a GPU"
             self.observer.notice(f"note: arm {name!r} trains without run.cuda_graphs: {why}")
         clients = self.clients.handlers(workspace)
-        engine: Engine = LocalEngine(clients, started, together.together(clients, workspace))
+        group = together.together(clients, workspace)
+        engine: Engine = LocalEngine(clients, started, group, self.cfg.run.clients_at_once)
         if self.deployment is not None:
             engine = self.deployment.engine(name, started)
         teacher = Teacher.of(workspace.algorithm.server_data(self.federation), workspace)

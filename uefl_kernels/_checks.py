@@ -35,9 +35,12 @@ def check_dense(op: str, name: str, tensor: torch.Tensor, dtypes: tuple[torch.dt
         kind = type(tensor).__name__
         todo = _TODO.get(kind, "")
         raise TypeError(f"{op}: {name} must be a torch.Tensor, got {kind}{todo}")
-    if tensor.layout != torch.strided or tensor.is_nested:
+    masked = type(tensor).__name__ == "MaskedTensor"
+    if tensor.layout != torch.strided or tensor.is_nested or masked:
         kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
         todo = "give its rows as one tensor" if tensor.is_nested else "call to_dense() on it"
+        if masked:
+            kind, todo = "masked", "leave out those rows, or fill them by to_tensor(value)"
         raise TypeError(f"{op}: {name} is a {kind} tensor, expected a dense one; {todo}")
     if tensor.dtype not in dtypes:
         *others, last = (str(dtype).removeprefix("torch.") for dtype in dtypes)

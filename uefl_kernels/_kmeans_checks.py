@@ -79,7 +79,7 @@ def check_request(
         raise ValueError(f"{op}: {seed_name} must be from -2^63 to 2^63 - 1, got {seed}")
     if metric not in METRICS:
         raise ValueError(f"{op}: metric {metric!r} is not known, expected one of {METRICS}")
-    return FitIntegers(k, max_iter, seed)
+    return FitIntegers(k, min(max_iter, 2**63 - 1), seed)
 
 
 def _integer(op: str, name: str, value: Any) -> int:

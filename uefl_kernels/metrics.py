@@ -12,7 +12,9 @@ from __future__ import annotations
 from operator import index
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
+from ._checks import check_dense
 from ._library import exporting_to_onnx
 from ._numbers import is_count
 
@@ -63,7 +65,7 @@ def ece(probs: torch.Tensor, labels: torch.Tensor, bins: int = 15) -> torch.Tens
     confidence, predicted = probs.double().max(-1)
     gap = confidence - (predicted == labels).double()
     which = (confidence * count).long().clamp(0, count - 1)
-    per_bin = torch.zeros(count, dtype=torch.float64, device=probs.device).index_add_(0, which, gap)
+    per_bin = torch.zeros(count, dtype=torch.float64, device=probs.device).index_add(0, which, gap)
     error: torch.Tensor = per_bin.abs().sum() / len(labels)
     return error
 
@@ -73,6 +75,7 @@ def entropy(probs: torch.Tensor) -> torch.Tensor:
 
     ``[..., C]`` gives ``[...]``. A probability of 0 gets the gradient 0.
     """
+    check_dense("entropy", "probs", probs)
     # The gradient of entr at 0 is infinite. Its product with 0, the gradient of a softmax, would be NaN.
     positive = probs.masked_fill(probs == 0, 1)
     nats = -torch.xlogy(positive, positive) if exporting_to_onnx() else torch.special.entr(positive)
@@ -88,16 +91,14 @@ def mutual_information(probs: torch.Tensor) -> torch.Tensor:
     Source: Houlsby et al. 2011, "Bayesian Active Learning for Classification and Preference Learning" (BALD),
         eq. 1.
     """
+    check_dense("mutual_information", "probs", probs)
     return (entropy(probs.mean(0)) - entropy(probs).mean(0)).clamp_min(0)
 
 
 def _check(op: str, probs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Return the labels as int64, or raise."""
-    for name, tensor in (("probs", probs), ("labels", labels)):
-        if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"{op}: {name} must be a torch.Tensor, got {type(tensor).__name__}")
-    if not probs.is_floating_point():
-        raise TypeError(f"{op}: probs has dtype {probs.dtype}, expected floating point")
+    check_dense(op, "probs", probs)
+    check_dense(op, "labels", labels, (getattr(labels, "dtype", torch.int64),))
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise TypeError(f"{op}: labels has dtype {labels.dtype}, expected int64, the classes by number")
     if probs.dim() != 2 or probs.shape[1] == 0:
@@ -112,7 +113,8 @@ def _check(op: str, probs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     if labels.device != probs.device:
         raise ValueError(f"{op}: probs is on {probs.device} and labels on {labels.device}; move one of them")
     labels = labels.long()
-    if probs.device.type == "cpu" and not torch.compiler.is_compiling():
+    readable = not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is None
+    if probs.device.type == "cpu" and readable and not isinstance(probs, FakeTensor):
         if not bool(((labels >= 0) & (labels < probs.shape[1])).all()):
             raise ValueError(
                 f"{op}: labels must be in [0, {probs.shape[1]}), got {int(labels.min())} to"

@@ -123,7 +123,7 @@ def kmeans(
             centers = np.stack([x[labels == i].mean(0, dtype=float) for i in range(k)]).astype(x.dtype)
     """
     x = _floats("kmeans", "x", x)
-    weights = None if weights is None else _numbers("kmeans", "weights", weights)
+    weights = None if weights is None else _numbers("kmeans", "weights", weights).astype(np.float64)
     init = init if isinstance(init, str) else _numbers("kmeans", "init", init)
     if x.ndim != 2:
         raise ValueError(f"kmeans: x must have shape [N, d], got {list(x.shape)}")

@@ -419,11 +419,12 @@ def test_the_module_predicts_as_the_model(models, name, client):
     ("name", "client"),
     [("uefl", "silo-1"), *(pytest.param(n, None, marks=pytest.mark.slow) for n in ("fedavg", "fedper"))],
 )
-def test_export_as_a_program(models, tmp_path, name, client):
+def test_export_as_a_program(models, tmp_path, recwarn, name, client):
     path = models[name][1]
     model = saved.load(path)
     out = tmp_path / "model.pt2"
     accepted("export", path, out, *(["--client", client] if client else []))
+    assert [str(warning.message) for warning in recwarn] == []
     extra = {"uefl.json": ""}
     program = torch.export.load(str(out), extra_files=extra)
     ops = [str(node.target) for node in program.graph.nodes if node.op == "call_function"]

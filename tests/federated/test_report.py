@@ -250,18 +250,20 @@ def test_equal_arms_are_all_visible(tmp_path, count):
 def test_equal_arms_share_a_line_in_rounds_where_they_agree(tmp_path):
     run = read_run(sample_runs.write(tmp_path, sample_runs.records(("fedavg", "one-codebook", "uefl"))))
     curves = {
-        "fedavg": np.array([0.0, 0.1, 0.2, 0.3, 0.4]),
-        "one-codebook": np.array([0.3, 0.4, 0.5, 0.3, 0.4]),
-        "uefl": np.array([0.3, 0.4, 0.9, 0.9]),
+        "fedavg": np.array([0.0, 0.1, 0.2, 0.3, 0.3, 0.4]),
+        "one-codebook": np.array([0.3, 0.4, 0.5, 0.6, 0.3, 0.4]),
+        "uefl": np.array([0.3, 0.4, 0.5, 0.9, 0.9]),
     }
-    assert style.shared(curves) == [(("one-codebook", "uefl"), 0, 2), (("fedavg", "one-codebook"), 3, 5)]
+    assert style.shared(curves) == [(("one-codebook", "uefl"), 0, 3), (("fedavg", "one-codebook"), 4, 6)]
     ax = style.canvas(4, 3).subplots()
     style.draw(ax, run, curves)
     whole, striped = ax.lines[:3], ax.lines[3:]
     assert [(line.get_color(), line.get_ydata().tolist()) for line in whole] == [
         (style.color(run, a), list(c)) for a, c in curves.items()
     ]
-    assert [line.get_xdata().tolist() for line in striped] == [[1, 2], [1, 2], [4, 5], [4, 5]]
+    entries = style.handles(run)  # of the legend
+    assert [line.get_linestyle() for line in whole] == [entry.get_linestyle() for entry in entries]
+    assert [line.get_xdata().tolist() for line in striped] == [[1, 2, 3], [1, 2, 3], [5, 6], [5, 6]]
 
 
 @pytest.mark.parametrize("validation", [True, False])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import replace
 
@@ -76,11 +77,14 @@ def test_resuming_a_finished_run_only_returns_its_summary(finished):
 
 
 @pytest.mark.parametrize("text", ["{", "[" * 100_000, "1"], ids=["torn", "deep", "number"])
-def test_a_damaged_summary_is_named(finished, tmp_path, text):
+@pytest.mark.parametrize("name", ["summary.json", "metrics.jsonl", "manifest.json"])
+def test_a_damaged_file_of_a_finished_run_is_named(finished, tmp_path, name, text):
     shutil.copytree(finished[0], tmp_path / "run")
-    (tmp_path / "run" / "summary.json").write_text(text)
-    with pytest.raises(UserError, match=r"summary\.json "):
-        go_on(tmp_path / "run")
+    (tmp_path / "run" / name).write_text(text)
+    observer = Watcher()
+    with pytest.raises(UserError, match=re.escape(name)):
+        go_on(tmp_path / "run", observer)
+    assert observer.notices == []
 
 
 def test_two_processes_do_not_share_a_folder(finished):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from uefl.errors import UserError
 from uefl.report.run_folder import read_run
 from uefl.suites import report, suite
 
@@ -261,18 +262,22 @@ def test_saved_results_are_small_and_complete(written: Path, tmp_path: Path) -> 
     assert "entropy-few-uefl.png" not in page
 
 
-def test_the_error_of_an_unknown_measure_has_the_nearest_one(tmp_path: Path) -> None:
+def test_a_measure_that_no_run_has_is_named(tmp_path: Path) -> None:
     result = _finished(tmp_path, {"fedavg": [0.5] * 3, "uefl": [0.6] * 3})
-    unknown = replace(
-        result, suite=result.suite.model_copy(update={"measures": ("accuracy", "nlll", "acuracy", "usage")})
-    )
-    assert report.table(unknown).rows[0][-3:] == ["-", "-", "-"]
     assert report.absent(result) == []
-    warnings = report.content(unknown, []).warnings
-    for warning, names in zip(
-        warnings, ("'nlll' .*'nll'", "'acuracy' .*'accuracy'", "'usage'$"), strict=True
-    ):
-        assert re.search(names, warning)
+    without = replace(
+        result, suite=result.suite.model_copy(update={"measures": ("accuracy", "brier", "usage")})
+    )
+    assert report.table(without).rows[0][-2:] == ["-", "-"]
+    assert [w.rpartition(" ")[2] for w in report.content(without, []).warnings] == ["'brier'", "'usage'"]
+
+
+def test_numbers_of_runs_may_be_measures(tmp_path: Path) -> None:
+    result = _finished(tmp_path, {"fedavg": [0.5] * 3, "uefl": [0.6] * 3})
+    run = result.runs["few", "uefl"][0]
+    numbers = {**run.of("uefl")[-1], **run.arms["uefl"]}
+    names = tuple(name for name, value in numbers.items() if type(value) in (int, float))
+    report.check_measures(result.suite.model_copy(update={"measures": names}), {"few": run.config})
 
 
 def test_missing_gpu_measure_is_explained(tmp_path: Path) -> None:
@@ -284,13 +289,12 @@ def test_missing_gpu_measure_is_explained(tmp_path: Path) -> None:
     assert re.search("'milliseconds_gpu', .*GPU$", line)
 
 
-def test_a_measure_of_a_missing_angle_suggests_the_nearest_one(tmp_path: Path) -> None:
+def test_a_measure_of_a_missing_angle_is_refused(tmp_path: Path) -> None:
     data = {"clients": 3, "partition": {"scheme": "rotations", "angles": [0, 0, -50]}}
-    run = read_run(sample_runs.write(tmp_path / "turned", sample_runs.records(("fedavg",)), data=data))
+    cfg = read_run(sample_runs.write(tmp_path / "turned", data=data)).config
     own = suite.load(tiny(tmp_path)).model_copy(update={"measures": ("accuracy@-50", "accuracy@-51")})
-    result = report.SuiteResult(own, "cpu", {("few", "fedavg"): {0: run}}, {})
-    (line,) = report.absent(result)
-    assert re.search("'accuracy@-51' .*'accuracy@-50'", line)
+    with pytest.raises(UserError, match=r"'accuracy@-51': .*'-51'; .* -50, 0"):
+        report.check_measures(own, {"few": cfg})
 
 
 def test_arms_with_different_rounds_are_named(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from uefl.suites import command, cost, features, report, runner, suite
 from . import sample_runs
 from .command_line import accepted, cli
 from .interrupted import Killer, outcome
-from .test_suites import FEW, TINY, tiny
+from .test_suites import EXAMPLES, FEW, TINY, tiny
 from .whole_run import train
 
 
@@ -155,7 +155,7 @@ def test_one_display_shows_all_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_notes_are_below_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two seeds of an arm that ended early, and a measure that is mistyped."""
+    """Two seeds of an arm that ended early, and a measure that no run has."""
 
     def by_hand(jobs: list[suite.Job], **_: object) -> None:
         for job in jobs:
@@ -170,10 +170,10 @@ def test_notes_are_below_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(report, "write", lambda *_: None)
     shown = io.StringIO()
     keys = {"scale": "cpu", "seeds": 2, "jobs": 1, "device": "cpu", "data_root": None}
-    mine = tiny(tmp_path, FEW.replace('"entropy"]', '"entropi"]'))
+    mine = tiny(tmp_path, FEW.replace('"entropy"]', '"brier"]'))
     command.run(mine, out=tmp_path / "out", console=Console(file=shown, width=160), **keys)
     below = shown.getvalue().partition("few / uefl")[2]
-    assert re.search("rounds: few / uefl 3, fedavg 4.\n.*'entropi' .*'entropy'.*\nreport: ", below)
+    assert re.search("rounds: few / uefl 3, fedavg 4.\n.*'brier'\nreport: ", below)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
@@ -182,6 +182,15 @@ def test_a_device_that_is_not_here_is_refused_before_any_run(tmp_path: Path) -> 
     assert found.exit_code == 2
     assert "--device cuda: " in found.output
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_the_smallest_suite_of_the_documentation_runs(tmp_path: Path) -> None:
+    mine = tiny(tmp_path, EXAMPLES.split("```toml\n")[1].partition("```")[0])
+    found = cli("suite", mine, "--seeds", 1, "--device", "cpu", "--out", tmp_path / "out")
+    assert found.exit_code == 0, found.output
+    measured = json.loads((tmp_path / "out" / "results.json").read_text())["cases"]["digits"]
+    assert all(measured[arm][of]["0"] > 0 for arm in ("fedavg", "fedprox") for of in ("accuracy", "entropy"))
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from uefl import config
 from uefl.data import build
 from uefl.errors import UserError
 from uefl.models.net import Net
-from uefl.suites import suite
+from uefl.suites import report, suite
 
 from .command_line import accepted, cli
 from .test_presets import trains
@@ -22,6 +22,7 @@ from .tiny import arm as tiny_arm
 from .tiny import smallest, values
 
 REPRODUCTION = Path(__file__).parents[2] / "reproduction"
+EXAMPLES = Path("docs/suites.md").read_text()
 TINY = """# A tiny suite
 against = "fedavg"
 measures = ["accuracy", "entropy"]
@@ -72,6 +73,7 @@ def test_every_suite_is_a_list_of_runs(name: str) -> None:
     whole = suite.load(name)
     for scale in ("cpu", "paper"):
         configs = whole.configs(scale)
+        report.check_measures(whole, configs)
         for case, cfg in configs.items():
             assert whole.cases[case].paper.keys() <= cfg.arms.keys(), case
             if any(arm.algorithm == "uefl-published" for arm in cfg.arms.values()):
@@ -254,10 +256,28 @@ def test_invalid_suite_is_refused_in_one_line(text: str, message: str, tmp_path:
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("measures", "message"),
+    [
+        ('["accuracy", "entrpy"]', "'entrpy' .*'entropy'"),
+        ('["accuracy", "best_acuracy_last4"]', "'best_acuracy_last4'"),
+        ('["accuracy", "perplexity_full", "best_nll", "accuracy@5"]', "'accuracy@5': .*'5'"),
+        ('["accuracy", "usage"]', "'usage'"),
+        ('["accuracy"]\nfront = ["nll", "bier"]', "'bier' .*'brier'"),
+    ],
+)
+def test_unknown_measures_are_refused_before_a_run(measures: str, message: str, tmp_path: Path) -> None:
+    own = tiny(tmp_path, TINY.replace('["accuracy", "entropy"]', measures))
+    found = cli("suite", own, "--out", tmp_path / "out")
+    assert found.exit_code == 2
+    assert re.search(message, " ".join(found.stderr.split()))
+    assert not (tmp_path / "out").exists()
+
+
 def test_size_of_an_own_suite_follows_its_file(tmp_path: Path) -> None:
-    """This is the example of docs/suites.md."""
-    text = Path("docs/suites.md").read_text().partition("```toml\n")[2].partition("```")[0]
-    own = suite.load(tiny(tmp_path, text))
+    """This is the second example of docs/suites.md."""
+    _, _, text = EXAMPLES.split("```toml\n")
+    own = suite.load(tiny(tmp_path, text.partition("```")[0]))
     assert own.about
     assert [cfg.data.train_per_client for cfg in own.configs("cpu").values()] == [100, 400]
     assert own.configs("cpu") == own.configs("paper")

@@ -133,7 +133,8 @@ def arm(
     fed = fed or federation(test_is_holdout=published)
     workspace, notices = workspace_of(cfg, fed, algorithm, device, clients_keep_states), []
     clients = dict(Clients((*fed.clients, *fed.unseen), workspace.device).handlers(workspace))
-    engine = wrap(LocalEngine(clients, group=together(clients, workspace)))
+    size = workspace.context.run.clients_at_once
+    engine = wrap(LocalEngine(clients, group=together(clients, workspace), size=size))
     count = cfg.run.members if cfg.run.uncertainty == "ensemble" else 1
     seeds = [derive(cfg.run.seed, "member", i) if i else cfg.run.seed for i in range(count)]
     teacher = Teacher.of(workspace.algorithm.server_data(fed), workspace)

@@ -114,6 +114,30 @@ def test_metric_cosine_predicts_what_it_fitted():
         assert model.score(x) == pytest.approx(-model.inertia_)
 
 
+@pytest.mark.parametrize("kind", [np.array, scipy.sparse.csr_array])
+def test_a_metric_set_later_is_for_the_next_fit(kind):
+    x = kind(DATA + 3)
+    for metric, other in (("l2", "cosine"), ("cosine", "l2")):
+        model = KMeans(5, metric=metric, random_state=0).fit(x)
+        before = model.predict(x), model.transform(x), model.score(x)
+        model.set_params(metric=other)
+        for value, found in zip(before, (model.predict(x), model.transform(x), model.score(x)), strict=True):
+            assert np.array_equal(found, value)
+        expected = KMeans(5, metric=other, random_state=0).fit(x).labels_
+        assert np.array_equal(model.fit(x).labels_, expected)
+
+
+def test_missing_dates_are_refused():
+    days = np.arange(8).reshape(-1, 1).astype("M8[D]")
+    assert KMeans(2, init=days[[0, 7]]).fit(days).cluster_centers_.tolist() == [[1.5], [5.5]]
+    days[3] = np.datetime64("NaT")
+    for x in (days, days - days[0], list(days)):
+        with pytest.raises(ValueError, match=r"^KMeans: X .*NaN"):
+            KMeans(2).fit(x)
+    with pytest.raises(ValueError, match=r"^KMeans: init must be finite"):
+        KMeans(2, init=days[2:4]).fit(days[:3])
+
+
 def test_sample_weight_moves_the_centers():
     model = KMeans(1).fit(np.array([[0.0], [1.0]]), sample_weight=[3.0, 1.0])
     assert model.cluster_centers_.item() == 0.25
@@ -422,9 +446,11 @@ NOT_DENSE = {
     "sparse": torch.Tensor.to_sparse,
     "nested": lambda tensor: torch.nested.nested_tensor([tensor], layout=torch.jagged),
     "quantized": lambda tensor: torch.quantize_per_tensor(tensor.float(), 1, 0, torch.qint32),
+    "masked": lambda tensor: torch.masked.masked_tensor(tensor, tensor > 0),
 }
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of MaskedTensors:UserWarning")
 @pytest.mark.parametrize("kind", NOT_DENSE)
 def test_tensors_that_are_not_dense_are_refused(kind):
     change, model = NOT_DENSE[kind], KMeans(2, random_state=0).fit(DATA)
@@ -506,7 +532,7 @@ def test_numpy_accepts_both_byte_orders(dtype):
 
     x, weights = DATA.astype(dtype), np.arange(200.0)
     native = x.astype(x.dtype.newbyteorder("="))
-    found = front.kmeans(x, 3, init=x[:3], weights=weights.astype(">f8"))
+    found = front.kmeans(x, 3, init=x[:3], weights=weights.astype(">f8").astype(np.longdouble))
     expected = front.kmeans(native, 3, init=native[:3], weights=weights)
     assert found.centers.dtype == native.dtype
     for one, other in zip(found, expected, strict=True):

@@ -292,6 +292,8 @@ def test_a_map_of_another_size():
         ({"scales": (2, 1)}, "scales"),
         ({"scales": (0, 1)}, "scales"),
         ({"scales": ((1, 2, 3),)}, "scales"),
+        ({"scales": 4}, "scales"),
+        ({"scales": (1, 2.5)}, r"scales\[1\]"),
         ({"codebook_size": (8, 16, 16)}, "shared_codebook"),
         ({"codebook_size": (8, 16), "shared_codebook": False}, "codebook_size"),
         ({"nested_dropout": 2.0}, "nested_dropout"),

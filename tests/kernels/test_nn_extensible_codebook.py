@@ -166,7 +166,18 @@ def test_refuses():
         codebook(capacity=5)
     with pytest.raises(ValueError, match=r"clients.*distinct.*\['a', 'a'\]"):
         codebook(clients=["a", "a"])
+    with pytest.raises(ValueError, match=r"clients.*'ab'"):
+        codebook(clients="ab")
+    with pytest.raises(ValueError, match=r"capacity.*'9'"):
+        codebook(capacity="9")
     extensible = codebook()
+    for call in (
+        lambda rows: ExtensibleCodebook(rows, capacity=9),
+        lambda rows: extensible.extend("north", rows),
+        lambda rows: extensible.set_part(0, rows),
+    ):
+        with pytest.raises(TypeError, match=r"^ExtensibleCodebook: .*list.*torch\.tensor"):
+            call([[1.0, 2.0, 3.0, 4.0]])
     with pytest.raises(ValueError, match=r"'south'.*north, silo\.2"):
         extensible(normal(3, 4), "south")
     with pytest.raises(ValueError, match=r"client.*north, silo\.2"):

@@ -198,6 +198,11 @@ def test_seeds_and_passes_are_checked_in_every_call(make):
             r"logits \[B, ..., C\].*\[3\]",
         ),
         (lambda: MCDropout(nn.Sequential(nn.Dropout(0.5)))(torch.randn(3, 1)), ValueError, r"\[3, 1\]"),
+        (
+            lambda: MCDropout(nn.LSTM(6, 8, 2, dropout=0.3))(torch.randn(2, 5, 6)),
+            TypeError,
+            "logits, .*tuple.*module",
+        ),
     ],
 )
 def test_bad_input(call, error, message):

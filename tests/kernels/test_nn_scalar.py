@@ -8,6 +8,7 @@ import pickle
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import uefl_kernels.nn
 from uefl_kernels.nn import (
@@ -266,6 +267,16 @@ def test_gradients_of_fsp_are_finite_for_equal_rows():
 def test_binary_mapper_refuses_nan():
     with pytest.raises(ValueError, match="logits"):
         BinaryMapper(3)(torch.full((2, 3), torch.nan))
+    with FakeTensorMode():
+        assert BinaryMapper(3)(torch.zeros(2, 3))[0].shape == (2, 8)
+
+
+def test_the_entropy_of_lfq_refuses_transforms():
+    layer, x = LFQ(dim=4, codebook_size=16), normal(3, 5, 4)
+    with pytest.raises(RuntimeError, match=r"torch\.func\.grad"):
+        torch.func.grad(lambda x: layer(x)[2])(x)
+    with pytest.raises(RuntimeError, match="forward-mode"):
+        torch.func.jvp(lambda x: layer(x)[2], (x,), (x,))
 
 
 WRONG = [
@@ -279,6 +290,18 @@ WRONG = [
     ("GroupedResidualFSQ", {"levels": [3], "num_quantizers": 2, "dim": 7, "groups": 2}, "groups=2"),
     ("LatentQuantize", {"levels": [5], "dim": 4, "in_place_codebook_optimizer": torch.optim.SGD}, "in_place"),
     ("BinaryMapper", {"bits": 0}, "bits"),
+    ("BinaryMapper", {"bits": 63}, "bits"),
+    *(
+        (kind, options | {"levels": levels}, "levels")
+        for kind, options in {
+            "FSQ": {},
+            "FSP": {},
+            "ResidualFSQ": {"num_quantizers": 2},
+            "GroupedResidualFSQ": {"num_quantizers": 2, "dim": 4, "groups": 2},
+            "LatentQuantize": {"dim": 2},
+        }.items()
+        for levels in (None, "85", [8.5, 5], *([] if kind == "LatentQuantize" else [8]))
+    ),
 ]
 
 

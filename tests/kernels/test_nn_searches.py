@@ -244,6 +244,22 @@ def test_losses_of_an_empty_batch_are_zero():
     assert vq(normal(0, 5, 8))[2] == 0
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"affine_param": True}, {"stochastic_sample_codes": True}, {"kmeans_init": True}],
+    ids=["plain", "affine", "drawn", "kmeans"],
+)
+@pytest.mark.parametrize("quantizers", [1, 2])
+def test_updates_under_vmap_are_refused(options, quantizers):
+    residual = ResidualVQ(dim=8, num_quantizers=quantizers, codebook_size=16, **options)
+    vq, x = layer(**options) if quantizers == 1 else residual, normal(4, 2, 10, 8)
+    with pytest.raises(RuntimeError, match=r"torch\.func\.vmap.*freeze_codebook"):
+        torch.func.vmap(lambda x: vq(x)[0], randomness="different")(x)
+    vq(x[0])
+    vq.eval()
+    torch.testing.assert_close(torch.func.vmap(lambda x: vq(x)[0])(x)[1], vq(x[1])[0])
+
+
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("implicit", [False, True])
 def test_vmap_in_evaluation(implicit, masked):

@@ -274,7 +274,10 @@ def test_statistics_of_an_affine_map_that_a_checkpoint_lacks():
     other = layer(affine_param=True)
     other.load_state_dict(new)
     assert all(torch.equal(value, state(vq)[name]) for name, value in state(other).items())
-    vq(normal(40, 8))
+    other = layer(affine_param=True).to("meta")
+    other.load_state_dict(new, assign=True)
+    assert torch.equal(other(normal(40, 8))[0], vq(normal(40, 8))[0])
+    other = layer(affine_param=True)
     new = {name: value for name, value in state(vq).items() if "batch_" not in name}
     with pytest.raises(RuntimeError, match="batch_mean"):
         other.load_state_dict(new)
@@ -282,8 +285,13 @@ def test_statistics_of_an_affine_map_that_a_checkpoint_lacks():
 
 @pytest.mark.parametrize(
     "options",
-    [{"stochastic_sample_codes": True}, {"commitment_use_cross_entropy_loss": True}, {"cosine_search": True}],
-    ids=["drawn", "cross entropy", "cosine search"],
+    [
+        {"stochastic_sample_codes": True},
+        {"stochastic_sample_codes": True, "straight_through": True, "rotation_trick": False},
+        {"commitment_use_cross_entropy_loss": True},
+        {"cosine_search": True},
+    ],
+    ids=["drawn", "straight through", "cross entropy", "cosine search"],
 )
 def test_float64_rows_and_float32_codewords(options):
     quantized, _, loss = layer(**options)(normal(20, 8).double())

@@ -97,6 +97,33 @@ def test_a_trace_runs_other_batches(name):
         same(trace(normal(*shape, seed=5)), model(normal(*shape, seed=5)))
 
 
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"stochastic_sample_codes": True},
+        {"orthogonal_reg_weight": 1.0, "threshold_ema_dead_code": 2},
+        {"directional_reparam": True, "threshold_ema_dead_code": 2},
+    ],
+    ids=["drawn", "orthogonal", "directional"],
+)
+def test_a_trace_in_training_is_the_layer(options):
+    torch.manual_seed(0)
+    model = VectorQuantize(8, 16, **options)
+    traced = copy.deepcopy(model)
+    torch.manual_seed(5)
+    run = torch.jit.trace(traced, normal(2, 40, 8), check_trace=False)
+    torch.manual_seed(5)
+    model(normal(2, 40, 8))
+    for step in range(2):
+        found = []
+        for call in (run, model):
+            torch.manual_seed(step)
+            found.append(call(normal(2, 40, 8, seed=step)))
+        same(*found)
+    assert torch.equal(traced.codebook, model.codebook)
+
+
 @pytest.mark.parametrize("name", TRAINED)
 def test_training_compiles_two_graphs_for_all_sizes(name):
     torch._dynamo.reset()

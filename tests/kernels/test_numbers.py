@@ -59,6 +59,12 @@ def test_ops_and_layers_accept_numpy_numbers():
     assert len(ResidualVQ(dim=4, num_quantizers=np.int64(2), codebook_size=np.int64(8)).layers) == 2
 
 
+def test_more_iterations_than_int64_can_count():
+    x = torch.randn(30, 2)
+    assert torch.equal(kmeans(x, 3, max_iter=10**30).labels, kmeans(x, 3, max_iter=10**9).labels)
+    assert KMeans(3, init=x[:3], max_iter=10**30).fit(x).n_iter_ == KMeans(3, init=x[:3]).fit(x).n_iter_
+
+
 @pytest.mark.parametrize(
     "three", [Index(), torch.tensor(3), np.int64(3)], ids=["__index__", "torch", "numpy"]
 )

@@ -73,7 +73,8 @@ class Algorithm:
     """metrics that a report shows as the mean over the clients at the last round: a description by name. They
     come from :meth:`record`, from :meth:`measure`, or from ``work.metrics`` of the training. Other metrics
     are only in metrics.jsonl."""
-
+    details: ClassVar[frozenset[str]] = frozenset()
+    """other numbers of metrics.jsonl that may be measures of a suite"""
     server_columns: ClassVar[frozenset[str]] = frozenset()
     """metrics that only :meth:`record` and :meth:`end_iteration` compute; a reply with such a metric is
     rejected"""

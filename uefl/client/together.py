@@ -68,15 +68,10 @@ class Trainee:
 
 
 class Together:
-    """Run the turns of several clients, and train them at once.
+    """Run the turns of several clients of one workspace, and train them at once."""
 
-    Args:
-        clients: clients of one workspace, by name.
-        size: largest number of clients.
-    """
-
-    def __init__(self, clients: Mapping[str, Client], workspace: Workspace, size: int) -> None:
-        self._clients, self._workspace, self.size = clients, workspace, size
+    def __init__(self, clients: Mapping[str, Client], workspace: Workspace) -> None:
+        self._clients, self._workspace = clients, workspace
         self._gpus = gpus_of(workspace.device)
 
     def __call__(self, messages: Mapping[str, Message]) -> Iterator[Reply]:
@@ -135,8 +130,7 @@ class Together:
 
 def together(clients: Mapping[str, Client], workspace: Workspace) -> Together | None:
     """Return the runner of turns of several clients at once, or None for ``run.clients_at_once = 1``."""
-    size = workspace.context.run.clients_at_once
-    return Together(clients, workspace, size) if size > 1 else None
+    return Together(clients, workspace) if workspace.context.run.clients_at_once > 1 else None
 
 
 def check(workspace: Workspace, arm: str) -> None:

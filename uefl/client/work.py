@@ -20,39 +20,18 @@ if TYPE_CHECKING:
     from .workspace import Workspace
 
 
-RESERVED = frozenset(
-    (
-        "arm",
-        "iteration",
-        "round",
-        "client",
-        "unseen",
-        "reason",
-        "accuracy",
-        "nll",
-        "ece",
-        "brier",
-        "entropy",
-        "entropy_deterministic",
-        "mutual_info",
-        "holdout_accuracy",
-        "holdout_nll",
-        "holdout_entropy",
-        "holdout_entropy_se",
-        "global_accuracy",
-        "personalized_accuracy",
-        "personalized_entropy",
-        "confusion",
-        "reliability",
-        "confidence",
-        "train_loss",
-        "steps",
-        "bytes_sent",
-        "bytes_received",
-        "epsilon",
-        "tested",
-    )
+SHARES = ("accuracy", "ece", "holdout_accuracy", "global_accuracy", "personalized_accuracy")
+ENTROPIES = (
+    *("entropy", "personalized_entropy", "entropy_deterministic", "mutual_info"),
+    *("holdout_entropy", "holdout_entropy_se"),
 )
+UNBOUNDED = ("nll", "holdout_nll", "steps")
+OF_SERVER = (
+    *("arm", "iteration", "round", "client", "unseen", "reason", "epsilon", "tested"),
+    *("bytes_sent", "bytes_received"),
+)
+_OTHERS = ("brier", "train_loss", "confusion", "reliability", "confidence")
+RESERVED = frozenset((*SHARES, *ENTROPIES, *UNBOUNDED, *OF_SERVER, *_OTHERS))
 """columns of metrics.jsonl that the framework fills"""
 
 

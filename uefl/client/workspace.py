@@ -15,7 +15,7 @@ from ..devices import is_gpu
 from ..engines.base import Message
 from ..models.flat import FlatModule
 from ..models.normalization import normalization, normalized
-from ..seeds import derive
+from ..seeds import derive, seeded
 from .recording import is_static, recorder_of
 
 if TYPE_CHECKING:
@@ -214,6 +214,25 @@ class Workspace:
 
     def _private(self, flat: FlatModule) -> dict[str, torch.Tensor]:
         return {} if self._rest is None else self._cut(flat, self._rest)
+
+
+def fresh(algorithm: Algorithm, client: str, device: torch.device) -> dict[str, torch.Tensor]:
+    """Create the tensors of :meth:`~uefl.Algorithm.client_state`.
+
+    The result depends only on the seed and the client.
+
+    Raises:
+        TypeError: a value is not a tensor.
+    """
+    with seeded(device, algorithm.context.seed, "server", "client_state", client):
+        state = algorithm.client_state(client)
+    for name, tensor in state.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(
+                f"{type(algorithm).__name__}.client_state: {name!r} is of type {type(tensor).__name__};"
+                " expected a tensor"
+            )
+    return {name: tensor.to(device) for name, tensor in state.items()}
 
 
 def _noise(shape: tuple[int, ...], inputs: Inputs, mean: torch.Tensor, std: torch.Tensor) -> torch.Tensor:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
+
+from PIL import Image
 
 from ..errors import UserError
 from ..paths import check_name, special
@@ -36,18 +38,16 @@ def visible(folder: Path) -> list[Path]:
     for path in entries:
         check_name(path, "the entry")
         kind = special(path)
-        if kind is None and path.is_symlink() and not path.exists() and not _is_image(path):
+        if kind is None and path.is_symlink() and not path.exists() and not is_image(path):
             kind = "a link to a path that does not exist"
         if kind is not None:
             raise UserError(f"{path} is {kind}; expected images and folders of images, remove it")
     return entries
 
 
-def _is_image(path: Path) -> bool:
-    """Return True for the name of an image."""
-    from torchvision.datasets.folder import IMG_EXTENSIONS
-
-    return path.suffix.lower() in IMG_EXTENSIONS
+def is_image(path: Path) -> bool:
+    """Return True for a suffix of a format that Pillow reads."""
+    return Image.registered_extensions().get(path.suffix.lower()) in Image.OPEN
 
 
 def subfolders(folder: Path, layout: str) -> list[Path]:
@@ -58,7 +58,7 @@ def subfolders(folder: Path, layout: str) -> list[Path]:
     """
     entries = visible(folder)
     for path in entries:
-        if not path.is_dir() and _is_image(path):
+        if not path.is_dir() and is_image(path):
             raise UserError(f"{path} is not in a class folder; {layout}")
     folders = [path for path in entries if path.is_dir()]
     if not folders:
@@ -67,7 +67,9 @@ def subfolders(folder: Path, layout: str) -> list[Path]:
 
 
 def labeled(folder: Path, layout: str) -> list[tuple[Path, str]]:
-    """Return every file of a folder of folders, with the name of its folder.
+    """Return every image of a folder of folders, with the name of its folder.
+
+    :func:`unused_paths` notes the other files.
 
     Raises:
         UserError: a folder lies among the files, or :func:`subfolders` raises the error.
@@ -77,18 +79,26 @@ def labeled(folder: Path, layout: str) -> list[tuple[Path, str]]:
         for path in visible(by_class):
             if path.is_dir():
                 raise UserError(f"{path} is a folder among the images of a class; {layout}")
-            files.append((path, by_class.name))
+            if is_image(path):
+                files.append((path, by_class.name))
     return files
 
 
-def unused_paths(folders: Iterable[Path], used: Collection[Path] = ()) -> tuple[str, ...]:
-    """Return one note on files where folders are expected, without ``used``, and one on empty folders."""
+def unused_paths(folders: Collection[Path], used: Collection[Path] = ()) -> tuple[str, ...]:
+    """Return one note on files that are not read, and one on empty folders.
+
+    Args:
+        folders: folders of folders. The folders in them, other than ``folders`` and ``used``, hold images.
+        used: files and folders in ``folders`` that are read in another way.
+    """
     inside = [path for folder in folders for path in visible(folder) if path not in used]
+    of_images = {path: visible(path) for path in sorted(set(inside).difference(folders)) if path.is_dir()}
     files = [path for path in inside if not path.is_dir()]
-    empty = [path for path in inside if path.is_dir() and not visible(path)]
+    files += [path for entries in of_images.values() for path in entries if not is_image(path)]
+    empty = [path for path, entries in of_images.items() if not entries]
     return tuple(
         f"ignored {what}: {paths[0]}" + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
-        for what, paths in (("files among the folders", files), ("folders without an image", empty))
+        for what, paths in (("files that are not images", files), ("folders without an image", empty))
         if paths
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -90,8 +90,11 @@ def images(path: Path, arrays: Mapping[str, npt.NDArray[np.generic]], x: str) ->
     return in_memory(values, str(path), kinds=kinds)
 
 
-def count_classes(path: Path, name: str, found: npt.NDArray[np.int64]) -> int:
+def count_classes(path: Path, name: str, found: npt.NDArray[np.int64], clients: Sequence[str] = ()) -> int:
     """Return the number of classes, after a check that the labels are 0, 1, 2, ... without gaps.
+
+    Args:
+        clients: the client of each label, if there are several.
 
     Raises:
         UserError: the labels are not consecutive.
@@ -100,9 +103,10 @@ def count_classes(path: Path, name: str, found: npt.NDArray[np.int64]) -> int:
     low, high = int(found.min()), int(found.max())
     if low < 0 or high >= classes:
         stray = low if low < 0 else high
+        owner = f" of client {clients[found.tolist().index(stray)]!r}" if clients else ""
         raise UserError(
-            f"{path}: {name} holds label {stray}; its {classes} different labels must be 0 to {classes - 1},"
-            " renumber them"
+            f"{path}: {name} holds label {stray}{owner}; its {classes} different labels must be 0 to"
+            f" {classes - 1}, renumber them"
         )
     return classes
 

@@ -64,7 +64,7 @@ def from_arrays(
     if not clients:
         raise UserError("clients is empty; expected a dict of name: (train, test)")
     found: list[list[torch.Tensor] | Vectors] = []
-    labels: list[LabelsOrNames] = []
+    labels: list[tuple[str, LabelsOrNames]] = []
     names: list[str] = []
     kinds: Counter[str] = Counter()
 
@@ -73,7 +73,7 @@ def from_arrays(
         inputs, of_part = _read(part, where, kinds, data.vocabulary)
         rows = np.arange(len(names), len(names) + len(of_part))
         found.append(inputs)
-        labels.append(of_part)
+        labels.append((where, of_part))
         names.extend(f"{where}/{i}" for i in range(len(of_part)))
         return rows
 
@@ -117,34 +117,40 @@ def _together(
 
 
 def _numbered(
-    labels: Sequence[LabelsOrNames], classes: tuple[str, ...] | None
+    parts: Sequence[tuple[str, LabelsOrNames]], classes: tuple[str, ...] | None
 ) -> tuple[np.ndarray[Any, np.dtype[np.int64]], tuple[str, ...]]:
-    """Return labels ``[N]`` int64 of all parts, and the names of the classes."""
-    named = [part for part in labels if isinstance(part, list)]
-    integers = [part for part in labels if isinstance(part, torch.Tensor)]
+    """Return labels ``[N]`` int64 of all parts, each with its place, and the names of the classes."""
+    named = [(where, part) for where, part in parts if isinstance(part, list)]
+    integers = [(where, part) for where, part in parts if isinstance(part, torch.Tensor)]
     if named and integers:
-        raise UserError("labels are names in one part and integers in another; expected one of the two")
+        raise UserError(
+            f"labels are names in {named[0][0]} and integers in {integers[0][0]}; expected one of the two"
+        )
     if named:
-        texts = [text for part in named for text in part]
-        known = classes or tuple(sorted(set(texts)))
-        unknown = sorted(set(texts) - set(known))
-        if unknown:
-            raise UserError(f"label {unknown[0]!r} is not a class; expected one of {', '.join(known)}")
-        return numbered(texts, known)
-    everything = torch.cat(integers).numpy()
+        known = classes or tuple(sorted({text for _, part in named for text in part}))
+        for where, part in named:
+            unknown = sorted(set(part) - set(known))
+            if unknown:
+                raise UserError(
+                    f"{where}: label {unknown[0]!r} is not a class; expected one of {', '.join(known)}"
+                )
+        return numbered([text for _, part in named for text in part], known)
+    everything = torch.cat([part for _, part in integers]).numpy()
     count, found = int(everything.max()) + 1, len(np.unique(everything))
     if classes is None and count > max(_MANY, 2 * found):
+        where = next(where for where, part in integers if count - 1 in part)
         raise UserError(
-            f"label {count - 1} is far above the number of different labels, {found}; number them from 0, or"
-            " give the classes"
+            f"{where}: label {count - 1} is far above the number of different labels, {found}; number them"
+            " from 0, or give the classes"
         )
     known = numbers(count) if classes is None else classes
-    outside = everything[(everything < 0) | (everything >= len(known))]
-    if len(outside):
-        raise UserError(
-            f"label {outside[0]} is outside [0, {len(known)}); expected integers counting from 0, one per"
-            " class"
-        )
+    for where, labels in integers:
+        outside = labels[(labels < 0) | (labels >= len(known))].tolist()
+        if outside:
+            raise UserError(
+                f"{where}: label {outside[0]} is outside [0, {len(known)}); expected integers counting from"
+                " 0, one per class"
+            )
     return everything, known
 
 

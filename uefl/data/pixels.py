@@ -204,8 +204,7 @@ def as_labels(labels: Any, count: int, where: str) -> torch.Tensor:
     """Return labels ``[count]`` int64 from integers in a list, a tensor, a Series or any array.
 
     Raises:
-        UserError: a label is not an integer (but a float, a bool or a text) or is negative, or the number of
-            labels differs.
+        UserError: a label is not an integer (but a float, a bool or a text), or the number of labels differs.
     """
     expected = f"{where}: expected labels as {count} integers"
     if isinstance(labels, (list, tuple)):  # an array of these values would hide a bool among the integers
@@ -220,7 +219,8 @@ def as_labels(labels: Any, count: int, where: str) -> torch.Tensor:
         except (TypeError, ValueError):  # rows of different lengths
             raise UserError(f"{expected}, got {type(labels).__name__}") from None
         if array.dtype.kind not in "iu" or (array.dtype == np.uint64 and array.size and array.max() >= 2**63):
-            raise UserError(f"{expected}, got {array.dtype} {list(array.shape)}")
+            advice = _conversion(array, "labels.astype(int)")
+            raise UserError(f"{expected}, got {array.dtype} {list(array.shape)}{advice}")
         found = torch.from_numpy(array.astype(np.int64))
     if (
         found.is_floating_point()
@@ -228,11 +228,11 @@ def as_labels(labels: Any, count: int, where: str) -> torch.Tensor:
         or found.dtype == torch.bool
         or found.shape != (count,)
     ):
-        raise UserError(f"{expected}, got {found.dtype} {list(found.shape)}")
-    found = found.long()
-    if count and int(found.min()) < 0:
-        raise UserError(f"{where}: expected labels of 0 or more, got {int(found.min())}")
-    return found
+        advice = "" if found.is_complex() else _conversion(found.double().numpy(), "labels.long()")
+        raise UserError(
+            f"{expected}, got {found.dtype} {list(found.shape)}{advice if found.shape == (count,) else ''}"
+        )
+    return found.long()
 
 
 def as_label(label: Any, where: str) -> int:
@@ -246,8 +246,18 @@ def as_label(label: Any, where: str) -> int:
     array = np.asarray(label)
     if array.ndim or array.dtype.kind not in "iu" or array > np.iinfo(np.int64).max:
         got = f"{label!r:.40}" if not array.ndim else f"{array.dtype} {list(array.shape)}"
-        raise UserError(f"{where}: expected an integer label, got {got} of type {type(label).__name__}")
+        advice = _conversion(array, "int(label)")
+        raise UserError(
+            f"{where}: expected an integer label, got {got} of type {type(label).__name__}{advice}"
+        )
     return int(array)
+
+
+def _conversion(labels: np.ndarray[Any, Any], call: str) -> str:
+    """Return the advice to convert floats or bools by a call, or an empty string if this changes values."""
+    return (
+        f"; convert with {call}" if labels.dtype.kind in "fb" and (labels == np.floor(labels)).all() else ""
+    )
 
 
 def dense(values: torch.Tensor, where: str) -> torch.Tensor:

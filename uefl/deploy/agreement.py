@@ -5,7 +5,7 @@ The server knows only counts and hashes of the silos' images.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -36,8 +36,7 @@ def check_asked(cfg: Config) -> None:
     """Refuse settings that silos with their own data cannot have, before the server waits for silos.
 
     Raises:
-        UserError: the partition deals images, or a setting needs the images or random numbers of all clients
-            in one process.
+        UserError: a setting needs the images or random numbers of all clients in one process.
     """
     data = cfg.data
     if isinstance(data.partition, LeaveOneOut) and data.clients is not None:
@@ -68,39 +67,28 @@ def check_asked(cfg: Config) -> None:
 
 
 def fitting(reports: Reports, cfg: Config) -> tuple[list[str], dict[str, str]]:
-    """Find the largest group of silos that can train together.
-
-    Args:
-        reports: the reports by name of the silo, in their order of arrival.
-        cfg: configuration of the run.
+    """Find the largest group of silos that can train together, given their reports in order of arrival.
 
     Returns:
         Their names, and for the name of each other silo the reason against it.
     """
     why = {}
-    groups: dict[Hashable, list[str]] = {}
+    groups: list[list[str]] = []
     for name, report in reports.items():
         if cfg.data.normalize == "standard" and report.inputs.kind == "columns" and not report.statistics:
             why[name] = "its report has no moments of its columns, which data.normalize = 'standard' needs"
             continue
-        shape = report.shape[1:] if report.inputs.kind == "images" else report.shape
-        of_sets = (report.classes, report.sizes.test > 0) if _sets(cfg) else None
-        groups.setdefault((shape, report.inputs, of_sets), []).append(name)
-    most = max(groups.values(), key=len, default=[])
-    for name in reports.keys() - why.keys() - set(most):
-        pair = {one: reports[one] for one in (most[0], name)}
-        try:
-            _shape(pair, {}, cfg.data.image_size)
-            _classes(pair, cfg)
-        except UserError as error:
-            why[name] = str(error)
-    return most, why
+        group = next((one for one in groups if _difference(one[0], name, reports) is None), [])
+        if not group:
+            groups.append(group)
+        group.append(name)
+    most = max(groups, key=len, default=[])
+    apart = ((name, _difference(most[0], name, reports)) for name in reports.keys() - why.keys() - {*most})
+    return most, why | {name: difference for name, difference in apart if difference is not None}
 
 
 def agree(reports: Reports, cfg: Config, place: str) -> Federation:
-    """Return the federation of these silos.
-
-    Their images cannot be read here.
+    """Return the federation of these silos, whose images cannot be read here.
 
     Classes of labeled images are the union over all silos, sorted by name; sets have the same classes at all
     silos. If one silo or the server has images in color, all images are in color. Mean and deviation are
@@ -108,28 +96,29 @@ def agree(reports: Reports, cfg: Config, place: str) -> Federation:
     that learn from sets, are read here.
 
     Args:
-        reports: the reports by name of the silo.
-        cfg: configuration of the run.
         place: address of the SuperLink, for the manifest.
 
     Raises:
-        UserError: the silos cannot train together; the message names the one that differs.
+        UserError: the silos have one class, or do not fit the server's images or the partition.
     """
     reports = {name: reports[name] for name in sorted(reports)}
-    for name, report in reports.items():
-        if report.kind != cfg.kind:
-            raise UserError(f"silo {name!r} has {report.kind} data, the arms need {cfg.kind}")
+    sets, example = cfg.kind == "sets", next(iter(reports.values()))
     scheme = cfg.data.partition or Natural()
     apart = scheme.domain if isinstance(scheme, LeaveOneOut) else None
     if apart is not None and (apart not in reports or len(reports) == 1):
         raise UserError(
             f"key 'domain': expected one of the connected silos, {', '.join(reports)}; got {apart!r}"
         )
-    classes = _classes(reports, cfg)
-    server = own_sets.read_server(cfg.data.path, classes) if _sets(cfg) and cfg.data.path is not None else {}
+    classes = (
+        example.classes
+        if sets
+        else tuple(sorted({one for report in reports.values() for one in report.classes}))
+    )
+    if len(classes) < 2 and not sets:
+        raise UserError(f"all silos have one class, {classes[0]!r}; a classifier needs two or more")
+    server = own_sets.read_server(cfg.data.path, classes) if sets and cfg.data.path is not None else {}
     notes = _notes(reports, cfg, classes, server)
-    shape = _shape(reports, server, cfg.data.image_size)
-    inputs = next(iter(reports.values())).inputs
+    shape, inputs = _shape(example, reports, server, cfg.data.image_size), example.inputs
     prepare = Preparation(shape, inputs, cfg.data.image_size, cfg.data.normalize == "standard")
     held = {part: rows.load(prepare) for part, rows in server.items()}  # images for arms on unlabeled sets
     statistics = prepare.statistics()
@@ -159,7 +148,7 @@ def agree(reports: Reports, cfg: Config, place: str) -> Federation:
         shape,
         *statistics.mean_and_std(),
         unseen=tuple(silo for silo in silos if silo.name == apart),
-        server=ServerData(held.get("labeled"), held.get("validation")) if _sets(cfg) else None,
+        server=ServerData(held.get("labeled"), held.get("validation")) if sets else None,
         notes=notes,
         manifest=manifest,
         digest=record.digest(manifest),
@@ -173,7 +162,7 @@ def _notes(
 ) -> tuple[str, ...]:
     """Return notes on priors (errors, with ``data.strict``), the server's images, precisions and versions."""
     found = []
-    if _sets(cfg):
+    if cfg.kind == "sets":
         coverages = [report.reach for report in reports.values() if report.reach is not None]
         found += check_notes(notes_of_all(coverages, classes), strict=cfg.data.strict)
         if not server:
@@ -196,56 +185,48 @@ def _notes(
     return tuple(found)
 
 
-def _sets(cfg: Config) -> bool:
-    return cfg.kind == "sets"
-
-
-def _classes(reports: Reports, cfg: Config) -> tuple[str, ...]:
-    """Return the classes of a run, and refuse sets if only some silos have test images."""
-    if not _sets(cfg):
-        classes = tuple(sorted({one for report in reports.values() for one in report.classes}))
-        if len(classes) < 2:
-            raise UserError(f"all silos have one class, {classes[0]!r}; a classifier needs two or more")
-        return classes
-    first, example = next(iter(reports.items()))
-    for name, report in reports.items():
-        if report.classes != example.classes:
-            these, those = ", ".join(report.classes), ", ".join(example.classes)
-            raise UserError(
-                f"silo {name!r} has the classes {these}, silo {first!r} {those}; use the same columns in"
-                " every priors.csv"
-            )
-        if (report.sizes.test > 0) != (example.sizes.test > 0):
-            with_them, without = (name, first) if report.sizes.test else (first, name)
-            raise UserError(
-                f"silo {with_them!r} has test images, silo {without!r} has none; give them to all or to none"
-            )
-    return example.classes
-
-
-def _shape(reports: Reports, server: Mapping[str, LabeledRows], image_size: int) -> InputShape:
-    """Return the shape of one input of all silos and of the server."""
-    first, example = next(iter(reports.items()))
-    for name, report in reports.items():
-        same_length = report.inputs.kind == "images" or report.shape == example.shape
-        if report.inputs != example.inputs or not same_length:
-            pair = f"silo {name!r} has {_inputs(report)}, silo {first!r} has {_inputs(example)}"
-            raise UserError(
-                f"{pair}; all silos need the same inputs, with the same columns in the same order"
-            )
+def _shape(
+    example: SiloReport, reports: Reports, server: Mapping[str, LabeledRows], image_size: int
+) -> InputShape:
+    """Return the shape of an input: images are in color if those of one silo, or of the server, are."""
     if example.inputs.kind != "images":
         return example.shape
-    shapes = {f"silo {name!r}": report.shape for name, report in reports.items()}
+    shapes = [report.shape for report in reports.values()]
     if server:
-        shapes["the server"] = Preparation.of([rows.images for rows in server.values()], image_size).shape
-    who_is_first, (_, h0, w0) = next(iter(shapes.items()))
-    for who, (_, h, w) in shapes.items():
-        if (h, w) != (h0, w0):
-            raise UserError(
-                f"{who} has images of {w}x{h}, {who_is_first} of {w0}x{h0}; set image_size to resize all to"
-                " one square"
-            )
-    return max(channels for channels, *_ in shapes.values()), h0, w0
+        shapes.append(Preparation.of([rows.images for rows in server.values()], image_size).shape)
+        if shapes[-1][1:] != example.shape[1:]:
+            raise UserError(_sizes("the server", shapes[-1], f"silo {example.client!r}", example.shape))
+    return max(channels for channels, *_ in shapes), *example.shape[1:]
+
+
+def _difference(first: str, name: str, reports: Reports) -> str | None:
+    """Return why a silo cannot train together with the first one, or None if it can."""
+    example, report = reports[first], reports[name]
+    images = report.inputs.kind == "images"
+    if report.inputs != example.inputs or not (images or report.shape == example.shape):
+        return (
+            f"silo {name!r} has {_inputs(report)}, silo {first!r} has {_inputs(example)}; all silos need the"
+            " same inputs, with the same columns in the same order"
+        )
+    if images and report.shape[1:] != example.shape[1:]:
+        return _sizes(f"silo {name!r}", report.shape, f"silo {first!r}", example.shape)
+    if report.kind == "labeled":
+        return None
+    if report.classes != example.classes:
+        these, those = ", ".join(report.classes), ", ".join(example.classes)
+        return (
+            f"silo {name!r} has the classes {these}, silo {first!r} {those}; use the same columns in every"
+            " priors.csv"
+        )
+    if (report.sizes.test > 0) != (example.sizes.test > 0):
+        with_them, without = (name, first) if report.sizes.test else (first, name)
+        return f"silo {with_them!r} has test images, silo {without!r} has none; give them to all or to none"
+    return None
+
+
+def _sizes(who: str, shape: InputShape, other: str, expected: InputShape) -> str:
+    (_, h, w), (_, h0, w0) = shape, expected
+    return f"{who} has images of {w}x{h}, {other} of {w0}x{h0}; set image_size to resize all to one square"
 
 
 def _inputs(report: SiloReport) -> str:

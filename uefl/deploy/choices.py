@@ -48,9 +48,16 @@ class Distributed:
         Raises:
             UserError: the device does not exist, or the number of workers is below 1.
         """
+        import torch
+
+        from ..run import chosen_device
         from .workers import on_workers
 
-        return on_workers(*_processes(self.workers, device), notice, go_on)
+        if self.workers is not None and self.workers < 1:
+            raise UserError(f"workers: expected 1 or more, got {self.workers}")
+        where = chosen_device(device).type
+        most = torch.cuda.device_count() if where == "cuda" else len(os.sched_getaffinity(0))
+        return on_workers(self.workers or most, where, notice, go_on)
 
 
 @dataclass(frozen=True)
@@ -83,10 +90,7 @@ class Flower:
 
     @contextmanager
     def deployment(self, device: str, notice: Callable[[str], None], go_on: str) -> Iterator[Deployment]:
-        """Return the clients of a run.
-
-        ``device`` is for clients that are started here, the other arguments are as in
-        :meth:`Distributed.deployment`.
+        """Return the clients of a run, with the arguments of :meth:`Distributed.deployment`.
 
         Raises:
             UserError: options exclude each other, or an option is missing.
@@ -97,12 +101,7 @@ class Flower:
         from .deployment import joined, on_this_machine
 
         if self.superlink is None:
-            if (
-                self.silos is not None
-                or self.root_certificates is not None
-                or self.secret is not None
-                or self.insecure
-            ):
+            if self.insecure or {self.silos, self.root_certificates, self.secret} != {None}:
                 raise UserError(
                     "--silos, --root-certificates, --secret and --insecure need --superlink; without"
                     " --superlink, all processes start on this machine"
@@ -122,10 +121,10 @@ class Flower:
                     "--superlink: give the file of the SuperLink's secret with --secret, or use --insecure;"
                     " see `uefl train --help`"
                 )
+            if self.secret is not None:
+                content(self.secret, "--secret")
+                check_private(self.secret, "--secret", self.strict, notice)
             secret = None if self.secret is None else Path(self.secret)
-            if secret is not None:
-                _content(secret, "--secret")
-                check_private(secret, "--secret", self.strict, notice)
             run = joined(address, self.silos, secret, self.wait, notice)
         try:
             with run as deployment:
@@ -140,11 +139,7 @@ CHOICES: dict[str, type[Choice]] = {"distributed": Distributed, "flower": Flower
 
 
 def check_installed() -> None:
-    """Raise an error if Flower is not installed.
-
-    Raises:
-        UserError: Flower is not installed.
-    """
+    """Raise UserError if Flower is not installed."""
     if importlib.util.find_spec("flwr") is None:
         raise UserError(
             "Flower is not installed; install it in a clone of uefl with: pip install '.[flower]'"
@@ -157,60 +152,39 @@ def checked_address(superlink: str, root_certificates: str | Path | None, insecu
     Raises:
         UserError: the address is not ``HOST:PORT``, or a certificate is missing or given without need.
     """
-    from ..engines.flower.address import Address, parse
+    from ..engines.flower.address import Address
 
-    try:
-        place = parse(superlink)
-    except ValueError as error:
-        raise UserError(f"--superlink: {error}") from None
+    host, _, port = superlink.rpartition(":")
+    if not host or "/" in host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise UserError(f"--superlink: expected HOST:PORT, got {superlink!r}")
     if insecure and root_certificates is not None:
         raise UserError("--root-certificates and --insecure exclude each other")
-    root = None if root_certificates is None else _content(root_certificates, "--root-certificates")
+    root = None if root_certificates is None else content(root_certificates, "--root-certificates")
     if root is not None and b"BEGIN CERTIFICATE" not in root:
         raise UserError(
             f"--root-certificates: {root_certificates} holds no certificate; expected PEM, with BEGIN"
             " CERTIFICATE in its first line"
         )
-    return Address(place, insecure or (root is None and Address(place).is_loopback), root)
+    return Address(superlink, insecure or (root is None and Address(superlink).is_loopback), root)
 
 
 def check_private(path: str | Path, option: str, strict: bool, warn: Callable[[str], None]) -> None:
     """Warn if other users of this machine may read the file or folder of a key or a secret.
 
-    Args:
-        path: path of the file or folder.
-        option: that named it.
-        strict: whether to refuse it.
-        warn: called with a line for the user, where it is not refused.
-
     Raises:
         UserError: with ``strict``, if they may read it.
     """
     if Path(path).stat().st_mode & 0o077:
-        mode = "700" if Path(path).is_dir() else "600"
-        line = (
-            f"{option}: other users of this machine may read {path}; remove their access with: chmod {mode}"
-            f" {path}"
-        )
+        advice = f"remove their access with: chmod {700 if Path(path).is_dir() else 600} {path}"
+        line = f"{option}: other users of this machine may read {path}; {advice}"
         if strict:
             raise UserError(line)
         warn(line)
 
 
-def _content(path: str | Path, option: str) -> bytes:
+def content(path: str | Path, option: str) -> bytes:
+    """Return the content of the file that an option names."""
     try:
         return read_bytes(Path(path))
     except OSError as error:
         raise UserError(f"{option}: {path} cannot be read ({error.strerror})") from None
-
-
-def _processes(workers: int | None, device: str) -> tuple[int, str]:
-    """Return the number of processes that do the work of all clients, and their device."""
-    import torch
-
-    from ..run import chosen_device
-
-    if workers is not None and workers < 1:
-        raise UserError(f"workers: expected 1 or more, got {workers}")
-    where = chosen_device(device).type
-    return workers or (torch.cuda.device_count() if where == "cuda" else len(os.sched_getaffinity(0))), where

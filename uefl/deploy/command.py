@@ -9,8 +9,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from ..errors import UserError
-from ..paths import read_bytes
-from .choices import check_installed, check_private, checked_address
+from .choices import check_installed, check_private, checked_address, content
 
 if TYPE_CHECKING:
     from ..engines.flower.address import Address
@@ -20,9 +19,8 @@ if TYPE_CHECKING:
 def silo(options: SimpleNamespace) -> None:
     """Serve one client until the process ends.
 
-    Args:
-        options: options of ``uefl silo``. Instead of ``data``, ``simulate`` names a client of the run's
-            configuration, and ``data_root`` the folder of torchvision's data sets.
+    Instead of the option ``data``, ``simulate`` names a client of the run's configuration, and ``data_root``
+    the folder of torchvision's data sets.
 
     Raises:
         UserError: options exclude each other, the data cannot be read, or there is no SuperLink.
@@ -34,7 +32,7 @@ def silo(options: SimpleNamespace) -> None:
     from ..run import chosen_device
     from .silo import SiloProgram
     from .silo_folder import SiloFolder, next_to
-    from .sources import ClientSource, PartitionedSource, own
+    from .sources import ClientSource, own
 
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
     logging.getLogger("uefl").setLevel(logging.INFO)
@@ -45,9 +43,8 @@ def silo(options: SimpleNamespace) -> None:
         raise UserError("--data: name the folder or the table with this silo's data")
     where = chosen_device(options.device)
     accepted = None if options.algorithms is None else _accepted(options.algorithms)
-    source: ClientSource
     if options.data is None:
-        source = PartitionedSource(options.simulate, options.data_root)
+        source = ClientSource(options.simulate, options.data_root)
         kept = options.state and SiloFolder(options.state, simulated=True)
     else:
         source = own(options.data, options.name, options.label)
@@ -86,9 +83,7 @@ def _check_key(path: Path, strict: bool) -> None:
 
     made = "a private key as `ssh-keygen -t ecdsa -b 384 -N ''` writes it"
     try:
-        key = load_ssh_private_key(read_bytes(path), None)
-    except OSError as error:
-        raise UserError(f"--key: {path} cannot be read ({error.strerror})") from None
+        key = load_ssh_private_key(content(path, "--key"), None)
     except (ValueError, UnsupportedAlgorithm):
         raise UserError(f"--key: {path} is not {made}") from None
     if not isinstance(key, EllipticCurvePrivateKey):

@@ -15,15 +15,13 @@ from tempfile import mkdtemp
 import torch
 
 from ..config import Config
-from ..data import build
 from ..data.federation import Federation
 from ..engines.base import Engine
 from ..engines.codec import Header, Packet
 from ..engines.flower import QUIET, commands
 from ..engines.flower.address import Address, Unreachable
-from ..engines.flower.engine import FlowerEngine
+from ..engines.flower.engine import ClientNodes, FlowerEngine
 from ..engines.flower.link import Link, connect
-from ..engines.flower.roster import ClientNodes
 from ..engines.processes import Processes
 from ..errors import RunError, UnfitClient, UserError
 from ..folder import Silos
@@ -31,6 +29,7 @@ from ..server.checks import printable
 from .agreement import agree, check_asked, fitting
 from .report import SiloReport, read
 from .setting import Setting, greeting, task, without_files
+from .sources import simulated
 
 _START = 120.0  # seconds that processes on this machine have to connect
 Notice = Callable[[str], None]
@@ -66,6 +65,8 @@ class Deployment:
         Raises:
             UserError, RunError: clients do not connect, or cannot be trained together.
         """
+        if self.clients_keep_states:
+            check_asked(cfg)
         self._federation, self._engine, self.silos = self._join(cfg, data_root, known, check)
         if not self.clients_keep_states:
             check(self._federation)
@@ -79,35 +80,19 @@ class Deployment:
         return self._engine(task(setting, arm), started)
 
 
-def simulated(cfg: Config, data_root: Path | None) -> tuple[Federation, list[str]]:
-    """Return the federation that a configuration describes, and the names of all its clients."""
-    federation = build(cfg.data, kind=cfg.kind, seed=cfg.run.seed, data_root=data_root)  # type: ignore[arg-type]
-    return federation, list(federation.by_name)
-
-
 @contextmanager
 def on_this_machine(device: str, notice: Notice) -> Iterator[Deployment]:
-    """Start a SuperLink and a process for each client on 127.0.0.1, and end them with the context.
-
-    Args:
-        device: device of the clients.
-        notice: called with a line for the user.
-    """
+    """Start a SuperLink and a process for each client on 127.0.0.1, and end them with the context."""
     folder = Path(mkdtemp(prefix="uefl-flower-"))
-    processes = Processes(folder, QUIET | {"FLWR_HOME": str(folder / "flwr")})
-
-    def stop() -> None:
-        logs = processes.stop()
-        if logs is not None:
-            notice(f"the logs of the failed clients are in {logs}")
-
+    processes = Processes(folder, FLWR_HOME=str(folder / "flwr"), **QUIET)
     with ExitStack() as stack:
-        stack.callback(stop)
+        stack.callback(processes.stop, notice, "clients")
         yield Deployment(lambda cfg, root, *_: _start(cfg, root, device, processes, stack))
 
 
 def _start(cfg: Config, root: Path | None, device: str, processes: Processes, stack: ExitStack) -> Joined:
-    federation, names = simulated(cfg, root)
+    federation = simulated(cfg, root)
+    names = list(federation.by_name)
     port = commands.free_port()
     address = Address(f"127.0.0.1:{port}", insecure=True)
     listen = ("--insecure", "--isolation", "process", "--host", "127.0.0.1", "--port", str(port))
@@ -152,19 +137,15 @@ def _start(cfg: Config, root: Path | None, device: str, processes: Processes, st
 def joined(
     address: Address, silos: int, secret: Path | None, patience: float, notice: Notice
 ) -> Iterator[Deployment]:
-    """Wait for silos at a running SuperLink, and yield a deployment with them.
+    """Wait for a number of silos at a running SuperLink, and yield a deployment with them.
 
     Args:
-        address: address of the SuperLink.
-        silos: number of silos; the run begins when this number has reported.
         secret: the file with the secret of the SuperLink.
         patience: seconds to wait for the silos.
-        notice: called with a line for the user.
     """
     with ExitStack() as stack:
 
         def join(cfg: Config, root: Path | None, known: Silos, check: Check) -> Joined:
-            check_asked(cfg)
             try:
                 address.wait(patience, notice=notice)
                 link = stack.enter_context(connect(address, secret, notice))
@@ -175,22 +156,8 @@ def joined(
         yield Deployment(join, own_data=True)
 
 
-def _too_few(together: list[str], wanted: str, refused: list[str]) -> UserError:
-    """Return the error of a run with too few silos."""
-    there = f"{', '.join(sorted(together))} of" if together else "none of"
-    left = f"; refused: {', '.join(dict.fromkeys(refused))}" if refused else ""
-    advice = "remove the cause" if refused else "start the others"
-    return UserError(f"{there} {wanted}{left}; {advice}, or lower --silos")
-
-
 class _Admission:
-    """Admit silos to a run by their reports.
-
-    Args:
-        cfg: the configuration of the run.
-        silos: the number of silos that the run waits for.
-        notice: called with a line for the user.
-    """
+    """Admit silos by their reports to a run that waits for a number of them."""
 
     def __init__(self, cfg: Config, silos: int, notice: Notice) -> None:
         self._cfg, self._silos, self._notice = cfg, silos, notice
@@ -210,7 +177,7 @@ class _Admission:
             if not report.has_data_of(self.reports[name]):
                 return f"silo {name!r} connected again with other data"
             before = self.reports[name].program
-            _note_change(name, before, report.program, "before it connected again", self._notice)
+            self.note_change(name, before, report.program, "before it connected again")
             self.reports[name] = report
             return None
         if self.begun:
@@ -230,6 +197,15 @@ class _Admission:
         """Return the reason to refuse a silo that the run does not need."""
         return f"silo {name!r} connected after the run had its {self._silos} silos"
 
+    def note_change(self, name: str, before: Mapping[str, str], now: Mapping[str, str], when: str) -> None:
+        """Note that a silo has another precision or version of torch than before."""
+        for key, words in (("precision", "in"), ("torch", "with torch")):
+            if before.get(key, now[key]) != now[key]:
+                self._notice(
+                    f"silo {name} computes {words} {now[key]}, {when} {words} {before[key]}: the results"
+                    " differ in the last bits from a run without this change"
+                )
+
 
 def gather(
     cfg: Config,
@@ -241,13 +217,7 @@ def gather(
     known: Silos,
     check: Check,
 ) -> Joined:
-    """Wait for silos and return their federation.
-
-    The other arguments are as for :func:`joined`.
-
-    Args:
-        known: the stored facts about the silos of a resumed run.
-        check: as for :meth:`Deployment.federation`.
+    """Wait for silos and return their federation, with the stored facts of a resumed run in ``known``.
 
     Raises:
         UserError: silos do not connect, or cannot train together.
@@ -268,8 +238,13 @@ def gather(
                 notice(f"refused: {why}")
         reported = dict(roster.refused)
         if len(together) < silos and time.monotonic() > end:
-            reasons = [*roster.refused.values(), *unfit.values()]
-            raise _too_few(together, f"{silos} silos came to {address.place} in {patience:g} s", reasons)
+            refused = ", ".join(dict.fromkeys([*roster.refused.values(), *unfit.values()]))
+            raise UserError(
+                f"{', '.join(sorted(together)) or 'none'} of {silos} silos came to {address.place} in"
+                f" {patience:g} s"
+                + (f"; refused: {refused}; remove the cause" if refused else "; start the others")
+                + ", or lower --silos"
+            )
         time.sleep(0.05)
         if len(together) >= silos:
             taken = {name: reports[name] for name in together[:silos]}
@@ -289,17 +264,5 @@ def gather(
         if name in found:
             found[name]["key"] = key
     for name, facts in found.items():
-        _note_change(name, known.get(name, {}), facts, "before the run was resumed", notice)
+        admission.note_change(name, known.get(name, {}), facts, "before the run was resumed")
     return federation, partial(FlowerEngine, link, roster), found
-
-
-def _note_change(
-    name: str, before: Mapping[str, str], now: Mapping[str, str], when: str, notice: Notice
-) -> None:
-    """Note that a silo has another precision or version of torch than before."""
-    for key, words in (("precision", "in"), ("torch", "with torch")):
-        if before.get(key, now[key]) != now[key]:
-            notice(
-                f"silo {name} computes {words} {now[key]}, {when} {words} {before[key]}: the results"
-                " differ in the last bits from a run without this change"
-            )

@@ -14,86 +14,51 @@ from typing import Any
 from .. import api
 from ..config import Config
 from ..engines.flower.address import Address, Unreachable
-from ..engines.flower.engine import FlowerEngine
+from ..engines.flower.engine import FlowerEngine, Roster
 from ..engines.flower.link import Link
 from ..engines.flower.node import reply_to
 from ..errors import RunError, UserError
 from ..folder import Silos
 from ..run import chosen_device
-from .agreement import check_asked
 from .choices import Flower
-from .deployment import Check, Deployment, Joined, Notice, gather, simulated
+from .deployment import Check, Deployment, Joined, gather
 from .silo import SiloProgram
 from .silo_folder import SiloFolder, next_to
-from .sources import PartitionedSource, own
+from .sources import ClientSource, own, simulated
 
 _PLACE = "the SuperLink of this run"
-
-
-class AnyNode:
-    """A roster of nodes that can each reply for any client, as in a simulation.
-
-    Args:
-        link: the run.
-        names: the names of the clients.
-    """
-
-    def __init__(self, link: Link, names: list[str]) -> None:
-        nodes = link.nodes()
-        if not nodes:
-            raise UserError(f"no node is connected to {_PLACE}; start SuperNodes, or a simulation")
-        self.nodes = {
-            name: (node.number, node.activation) for name, node in zip(names, cycle(nodes), strict=False)
-        }
-
-    def refresh(self) -> list[str]:
-        """Return no names, because no client moves to another node."""
-        return []
 
 
 @dataclass(frozen=True)
 class InRun(Flower):
     """The clients of a run that Flower has started.
 
-    Args:
-        link: the run.
-        silos: the number of nodes with data of their own; None: each node stands for any client of the
-            configuration.
+    Without ``silos``, each node stands for any client of the configuration.
     """
 
     link: Link | None = None
 
     @contextmanager
     def deployment(self, device: str, notice: Callable[[str], None], go_on: str) -> Iterator[Deployment]:
-        """Return the clients.
+        """Return the clients, as :meth:`.Flower.deployment` does."""
+        link = self.link
+        assert link is not None
 
-        See :meth:`.Flower.deployment`.
-        """
-        assert self.link is not None
-        try:
+        def join(cfg: Config, root: Path | None, known: Silos, check: Check) -> Joined:
+            nodes = link.nodes()
             if self.silos:
-                yield _with_silos(self.link, self.silos, self.wait, notice)
-            else:
-                yield _simulated(self.link)
+                address = Address(_PLACE, insecure=not any(node.key for node in nodes))
+                return gather(cfg, link, address, self.silos, self.wait, notice, known, check)
+            if not nodes:
+                raise UserError(f"no node is connected to {_PLACE}; start SuperNodes, or a simulation")
+            federation, numbers = simulated(cfg, root), cycle(node.number for node in nodes)
+            roster = Roster(dict(zip(federation.by_name, numbers, strict=False)))
+            return federation, partial(FlowerEngine, link, roster), {}
+
+        try:
+            yield Deployment(join, own_data=bool(self.silos))
         except Unreachable as error:
             raise RunError(f"{error}; continue with the same `flwr run`") from None
-
-
-def _with_silos(link: Link, silos: int, patience: float, notice: Notice) -> Deployment:
-    def join(cfg: Config, root: Path | None, known: Silos, check: Check) -> Joined:
-        check_asked(cfg)
-        keys = any(node.key for node in link.nodes())
-        return gather(cfg, link, Address(_PLACE, insecure=not keys), silos, patience, notice, known, check)
-
-    return Deployment(join, own_data=True)
-
-
-def _simulated(link: Link) -> Deployment:
-    def join(cfg: Config, root: Path | None, *_: object) -> Joined:
-        federation, names = simulated(cfg, root)
-        return federation, partial(FlowerEngine, link, AnyNode(link, names)), {}
-
-    return Deployment(join)
 
 
 def train(end: socket.socket, run_config: Mapping[str, Any]) -> None:
@@ -121,26 +86,23 @@ def train(end: socket.socket, run_config: Mapping[str, Any]) -> None:
 
 
 def reply_frame(frame: bytes | bytearray, node_config: Mapping[str, Any]) -> bytearray:
-    """Return the frame of the reply of this process to a message.
+    """Return the frame of the reply of this process to the frame of a message.
 
     Args:
-        frame: frame of the message.
         node_config: options of the SuperNode: ``data`` is the folder of this silo's images, ``name`` the name
             of the silo, and ``label`` the column with the classes of a table. Without ``data`` the node
             stands for any client of the configuration.
     """
-    data, name, label = (
-        None if (value := node_config.get(key)) is None else str(value) for key in ("data", "name", "label")
-    )
-    return reply_to(_program(data, name, label or "label"), bytearray(frame))
+    options = {key: str(node_config[key]) for key in ("data", "name", "label") if key in node_config}
+    return reply_to(_program(**options), bytearray(frame))
 
 
 @cache
-def _program(data: str | None, name: str | None, label: str) -> SiloProgram:
+def _program(data: str | None = None, name: str | None = None, label: str = "label") -> SiloProgram:
     """Return the program of this process, which keeps its data and its network."""
     device = chosen_device("auto")
     if data is None:
-        return SiloProgram(PartitionedSource(None), device)
+        return SiloProgram(ClientSource(None), device)
     return SiloProgram(
         own(Path(data).resolve(), name, label), device, kept=SiloFolder(next_to(Path(data), "silo"))
     )

@@ -5,6 +5,7 @@ The silo requires noise on each of its updates, and counts the sent updates.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from ..errors import UserError
 from ..folder import lock
 from ..json_text import parse_json
 from ..paths import read_text
+from .silo_folder import Refusal
 
 if TYPE_CHECKING:
     from ..client.workspace import Workspace
@@ -24,14 +26,6 @@ if TYPE_CHECKING:
     from ..engines.base import Message
 
 _SCHEMA = 1
-
-
-class NoiseTooLow(UserError):
-    """A run gives the silo less privacy than the silo requires."""
-
-
-class PrivacyBudgetSpent(UserError):
-    """One more update would spend more than the silo's own bound."""
 
 
 class PrivacyFloor:
@@ -96,50 +90,42 @@ class PrivacyFloor:
         )
 
     def check_run(self, run: RunSection) -> None:
-        """Refuse a run with too little privacy.
-
-        Raises:
-            NoiseTooLow.
-        """
+        """Raise Refusal for a run with too little privacy."""
         wanted = (
             f"this silo requires privacy = 'local' with a noise_multiplier of {self.noise_multiplier:g} or"
             " more"
         )
         if run.privacy != "local":
-            raise NoiseTooLow(f"{wanted}; the run has privacy = {run.privacy!r}")
+            raise Refusal("privacy", f"{wanted}; the run has privacy = {run.privacy!r}")
         if run.noise_multiplier < self.noise_multiplier:
-            raise NoiseTooLow(f"{wanted}; the run has {run.noise_multiplier:g}")
+            raise Refusal("privacy", f"{wanted}; the run has {run.noise_multiplier:g}")
 
     def check_arm(self, cfg: Config, arm: str, workspace: Workspace) -> None:
-        """Refuse an arm that needs tensors without noise.
-
-        Raises:
-            NoiseTooLow.
-        """
+        """Raise Refusal for an arm that needs tensors without noise."""
         try:
             privacy.check(cfg, arm, workspace)
         except UserError as error:
-            raise NoiseTooLow(f"the server asks for tensors without noise: {error}") from None
+            raise Refusal("privacy", f"the server asks for tensors without noise: {error}") from None
 
     def check_message(self, run: RunSection, message: Message) -> None:
-        """Refuse a message that breaks the rules of the silo.
+        """Raise Refusal for a message that breaks the rules of the silo.
 
         Such a message asks for a reply without noise, for several replies at once, or for more replies than
         the budget allows.
-
-        Raises:
-            NoiseTooLow, PrivacyBudgetSpent.
         """
         self.check_run(run)
         for option in ("ask", "members"):
             if option in message.options:
-                raise NoiseTooLow(f"the server asks for a reply without noise: a message with {option!r}")
+                raise Refusal(
+                    "privacy", f"the server asks for a reply without noise: a message with {option!r}"
+                )
         after = self._epsilon(run.noise_multiplier)
         # a message that only measures asks for no update
         if self.max_epsilon and after > self.max_epsilon and message.options.get("train", True):
-            raise PrivacyBudgetSpent(
+            raise Refusal(
+                "budget",
                 f"one more update would spend epsilon {after:.3g}, more than --max-epsilon"
-                f" {self.max_epsilon:g}: {self.describe()}"
+                f" {self.max_epsilon:g}: {self.describe()}",
             )
 
     def count(self, run: RunSection) -> None:
@@ -149,31 +135,26 @@ class PrivacyFloor:
             OSError: the update cannot be counted, so it must not leave.
         """
         noise = run.noise_multiplier
-        self._updates[noise] = self._updates.get(noise, 0) + 1
-        write_json(
-            self.path,
-            {"schema": _SCHEMA, "updates": {str(noise): count for noise, count in self._updates.items()}},
-        )
+        self._updates[noise] += 1
+        updates = {str(noise): count for noise, count in self._updates.items()}
+        write_json(self.path, {"schema": _SCHEMA, "updates": updates})
 
     def _epsilon(self, *more: float) -> float:
         """Return the privacy spent, including updates with these noise multipliers."""
-        updates = dict(self._updates)
-        for noise in more:
-            updates[noise] = updates.get(noise, 0) + 1
-        return privacy.spent_by(updates, self.delta)
+        return privacy.spent_by(self._updates + Counter(more), self.delta)
 
 
-def _read(path: Path) -> dict[float, int]:
+def _read(path: Path) -> Counter[float]:
     """Return the number of sent updates by noise multiplier, or nothing if there is no file."""
     try:
         found = parse_json(read_text(path))
-        updates = {float(noise): count for noise, count in found["updates"].items()}
+        updates = Counter({float(noise): count for noise, count in found["updates"].items()})
         if found["schema"] != _SCHEMA or not all(
             noise > 0 and type(count) is int and count >= 0 for noise, count in updates.items()
         ):
             raise ValueError
     except FileNotFoundError:
-        return {}
+        return Counter()
     except OSError as error:
         raise UserError(f"--spent: {path} cannot be read ({error.strerror})") from None
     except (ValueError, KeyError, TypeError, AttributeError):

@@ -21,8 +21,7 @@ import torch
 from .. import __version__
 from ..algorithms.base import find
 from ..client.client import Client, DataCache
-from ..client.state import fresh
-from ..client.workspace import Workspace, uses_bf16
+from ..client.workspace import Workspace, fresh, uses_bf16
 from ..config import from_toml
 from ..data.federation import Federation, SetData
 from ..data.labeled import trained_on
@@ -36,26 +35,17 @@ from ..errors import UserError
 from ..seeds import make_repeatable
 from ..server.checks import printable
 from ..threads import threads_for
-from .privacy_floor import NoiseTooLow, PrivacyBudgetSpent, PrivacyFloor
+from .privacy_floor import PrivacyFloor
 from .setting import PROTOCOL, Setting
-from .silo_folder import SiloFolder, StateNotFound, States
+from .silo_folder import Refusal, SiloFolder, States
 from .sources import ClientSource
 
-
-class AlgorithmNotAccepted(UserError):
-    """An arm has an algorithm that this silo does not accept."""
-
-
 _CODES: tuple[tuple[type[BaseException], str], ...] = (
-    (torch.OutOfMemoryError, faults.MEMORY),
-    (MemoryError, faults.MEMORY),
-    (RuntimeError, faults.COMPUTATION),
-    (StateNotFound, faults.STATE),
-    (AlgorithmNotAccepted, faults.ALGORITHM),
-    (NoiseTooLow, faults.PRIVACY),
-    (PrivacyBudgetSpent, faults.BUDGET),
-    (UserError, faults.DATA),
-    (Unreadable, faults.UNREADABLE),
+    (torch.OutOfMemoryError, "memory"),
+    (MemoryError, "memory"),
+    (RuntimeError, "computation"),
+    (UserError, "data"),
+    (Unreadable, "unreadable"),
 )
 
 
@@ -63,10 +53,9 @@ _LINES, _LINE = 200, 2000  # most lines of an error in the log, and most charact
 
 
 class SiloProgram:
-    """Replies to messages.
+    """Replies to a message, as a packet.
 
-    An instance is called with a packet. The text of an error goes to the log of this process, and its code
-    goes to the server.
+    The text of an error goes to the log of this process, and its code goes to the server.
 
     Args:
         source: the data of the clients that this process stands for.
@@ -105,14 +94,14 @@ class SiloProgram:
             if (header.get("protocol"), header.get("uefl")) != (PROTOCOL, __version__):
                 words = "no reply to a run of another version of uefl: the run has %s, this silo has %s"
                 self._log.warning(words, printable(str(header.get("uefl")), 20), __version__)
-                return _fault(client, faults.VERSION)
+                return _fault(client, "version")
             if header["ask"] == "refused":
                 self._log.warning("refused by a run: %s", printable(str(header["why"])))
                 return Packet({"client": client, "error": None}, {})
             if header["ask"] == "report":
                 return self._report(header)
             if header["client"] != (self._source.name or header["client"]):
-                return _fault(client, faults.MISDIRECTED)
+                return _fault(client, "misdirected")
             client = header["client"]
             message = message_of(packet)
             self._log.info("%s", printable(f"arm {header['arm']!r}: {split(message)[0].options}"))
@@ -124,9 +113,8 @@ class SiloProgram:
             known = isinstance(error, UserError)  # its message is enough without a traceback
             lines = [f"{faults.LINE}{error}"] if known else traceback.format_exc().splitlines()
             self._log.error("%s", "\n".join(printable(line, _LINE) for line in lines[-_LINES:]))
-            return _fault(
-                client, next((code for kind, code in _CODES if isinstance(error, kind)), faults.PROGRAM)
-            )
+            codes = (code for kind, code in _CODES if isinstance(error, kind))
+            return _fault(client, error.code if isinstance(error, Refusal) else next(codes, "program"))
 
     def _report(self, header: Header) -> Packet:
         """Return the facts about this client's data that the server needs: no image and no name of a file."""
@@ -190,7 +178,7 @@ class SiloProgram:
                 "a message may only have the name of a private state, because the state stays at its silo"
             )
         if self._kept is None:
-            raise StateNotFound("a process of a simulated client needs --state, a folder for its states")
+            raise Refusal("state", "a process of a simulated client needs --state, a folder for its states")
         states = States(self._kept.folder, setting.run_identity(), header["arm"], header["client"])
         names = [str(each.options["state"]) for each in members]
         had = [
@@ -253,16 +241,15 @@ class SiloProgram:
 
     def _check_algorithm(self, name: str) -> None:
         if self._algorithms is not None and name not in self._algorithms:
-            raise AlgorithmNotAccepted(
+            raise Refusal(
+                "algorithm",
                 f"the run has the algorithm {name!r}; this silo accepts only"
-                f" {', '.join(sorted(self._algorithms))}"
+                f" {', '.join(sorted(self._algorithms))}",
             )
 
 
 def _same(before: Mapping[str, torch.Tensor], after: Mapping[str, torch.Tensor]) -> bool:
-    """Return whether a state is unchanged.
-
-    A turn that only measured has no new state.
+    """Return whether a state is unchanged, as after a turn that only measured.
 
     Raises:
         RuntimeError: the new state is not finite.

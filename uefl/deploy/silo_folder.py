@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,20 +15,19 @@ import torch
 
 from ..checkpoint import write_json
 from ..errors import UserError
+from ..folder import in_turn
 from ..json_text import parse_json
 from ..paths import read_bytes, read_text, resolved
+from ..privacy import draw_key
 from ..server.private import StateFiles, Tensors
 
 _NAME = re.compile("[0-9a-f]{32}")
 # number of earlier rounds with kept states; the checkpoint of a resumed server is at most one round behind
 _ROUNDS = 2
-_LENGTH = 32  # bytes
 
 
 class SiloFolder:
-    """The folder of a silo.
-
-    Only the owner of the folder may read it.
+    """The folder of a silo, which only its owner may read.
 
     Args:
         folder: created if it is absent.
@@ -57,8 +54,12 @@ def next_to(data: Path, suffix: str) -> Path:
     return resolved(data).with_name(f"{resolved(data).name}.{suffix}")
 
 
-class StateNotFound(UserError):
-    """A silo does not have the state that a message names."""
+class Refusal(UserError):
+    """An error of a silo with its own code for the server."""
+
+    def __init__(self, code: str, why: str) -> None:
+        super().__init__(why)
+        self.code = code
 
 
 class States:
@@ -78,39 +79,26 @@ class States:
         self._files = StateFiles(self._folder)
 
     def read(self, name: str) -> Tensors:
-        """Read the state with a name.
-
-        Raises:
-            StateNotFound: the state does not exist, or is damaged.
-        """
+        """Read the state with a name, or raise Refusal if it does not exist or is damaged."""
         if not _NAME.fullmatch(name):
-            raise StateNotFound("a message names no state")
+            raise Refusal("state", "a message names no state")
         try:
             return self._files.read(name, self._client)
         except UserError as error:
-            raise StateNotFound(str(error)) from None
+            raise Refusal("state", str(error)) from None
 
     def write(self, tensors: Mapping[str, torch.Tensor], before: str, round: int) -> str:
-        """Write a state to the disk, and remove the states of old rounds except ``before``.
+        """Write the state of a round to the disk, and return its name.
 
-        Args:
-            tensors: the state.
-            before: the name of the state before it.
-            round: the number of the round in the run.
-
-        Returns:
-            The name of the state.
+        The states of old rounds are removed, except the state ``before`` this one.
         """
         self._folder.parent.mkdir(mode=0o700, exist_ok=True)
         name = self._files.write(tensors, self._client, before or None)
         self._files.sync([name])
         rounds = self._rounds() | {name: round}
         old = {other for other, of in rounds.items() if of < round - _ROUNDS and other not in (name, before)}
-        about = {
-            "arm": self._arm,
-            "client": self._client,
-            "rounds": {other: of for other, of in rounds.items() if other not in old},
-        }
+        kept = {other: of for other, of in rounds.items() if other not in old}
+        about = {"arm": self._arm, "client": self._client, "rounds": kept}
         write_json(self._folder / "about.json", about)
         for other in old:
             (self._folder / f"{other}.safetensors").unlink(missing_ok=True)
@@ -126,20 +114,11 @@ class States:
 def _secret(path: Path) -> bytes:
     """Read the secret of a silo, or draw it from the secure source of the operating system."""
     if not path.exists():
-        new = path.with_name(f"secret.{os.getpid()}")
-        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(secrets.token_bytes(_LENGTH))
-            file.flush()
-            os.fsync(file.fileno())
-        try:
-            os.link(new, path)  # if two processes start at the same time, both use the secret of the first
-        except FileExistsError:
-            pass
-        finally:
-            new.unlink()
+        with in_turn(path):  # if two processes start at the same time, both use the secret of the first
+            if not path.exists():
+                draw_key(path)
     found = read_bytes(path)
-    if len(found) != _LENGTH:
+    if len(found) != 32:
         raise UserError(
             f"{path}, the secret of this silo, is damaged; restore it, or remove the file, and the silo"
             " makes a new secret"

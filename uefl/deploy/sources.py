@@ -5,7 +5,7 @@ A silo has its own folder. A process with simulated clients has shares of a data
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -30,15 +30,23 @@ if TYPE_CHECKING:
     from ..data.settings import Data
 
 
-class ClientSource(ABC):
-    """The data of one client, or of all.
+def simulated(cfg: Config, data_root: Path | None) -> Federation:
+    """Return the federation that a configuration describes."""
+    return build(cfg.data, kind=cfg.kind, seed=cfg.run.seed, data_root=data_root)  # type: ignore[arg-type]
+
+
+class ClientSource:
+    """The data of one client, or of all clients of the federation that the configuration describes.
+
+    This process builds the federation again.
 
     Args:
         name: name of the client; None: the source has the data of all clients.
+        data_root: where the files of data sets lie; None: the environment variable UEFL_DATA.
     """
 
-    def __init__(self, name: str | None) -> None:
-        self.name = name
+    def __init__(self, name: str | None, data_root: Path | None = None) -> None:
+        self.name, self._root = name, data_root
         self._built = lru_cache(2)(lambda text: self._build(from_toml(text)))
 
     def federation(self, cfg: Config) -> Federation:
@@ -51,11 +59,9 @@ class ClientSource(ABC):
         """
         return self._built(cfg.to_toml())
 
-    @abstractmethod
     def _build(self, cfg: Config) -> Federation:
-        """Build the federation of a configuration."""
+        return simulated(cfg, self._root)
 
-    @abstractmethod
     def data(
         self, client: str, cfg: Config, classes: tuple[str, ...], channels: int
     ) -> LabeledData | SetData:
@@ -63,52 +69,64 @@ class ClientSource(ABC):
 
         Labels are positions in ``classes``.
         """
+        return self.federation(cfg).by_name[client].load()
 
 
-def own(path: Path, name: str | None, label: str = "label") -> OwnFolder | OwnSets:
+def own(path: Path, name: str | None, label: str = "label") -> ClientSource:
     """Return the source of a path: a table, unlabeled sets in ``clients``, or else labeled images.
 
-    The server cannot name another file.
+    Images are ``FOLDER/CLASS/image.png`` or ``FOLDER/train|test/CLASS/image.png``. The server cannot name
+    another file. A table is read as :mod:`uefl.data.sources.own_table` does. The report of a silo has every
+    value of the column of labels. So the silo names this column, and refuses runs with another one.
 
     Args:
-        path: the folder, or the file of a table.
+        path: the folder, or the file of a table. A table is read now.
         name: name of the silo; None: the name of the folder or file, or of the client in it.
         label: for a table, the column with the classes.
 
     Raises:
         UserError: the path cannot be read, or has several clients.
     """
-    if path.suffix.lower() in own_table.SUFFIXES and not path.is_dir():
-        check_names("silo", [name or path.stem])
-        return OwnTable(path, name or path.stem, label)
     inside = path / "clients"
+    if path.suffix.lower() in own_table.SUFFIXES and not path.is_dir():
+        silo = name or path.stem
+        check_names("silo", [silo])
+        frame = own_table.frame_of(path, label)
+
+        def table(data: Data) -> DataSet:
+            if data.label != label:
+                raise UserError(
+                    f"the run has data.label = {data.label!r}; the labels of this silo are in column"
+                    f" {label!r} (--label)"
+                )
+            return own_table.data_set(path, frame, data, silo)
+
+        return OwnLabeled(silo, table)
     if inside.is_dir() and any(entry.is_dir() or entry.suffix.lower() == ".npz" for entry in visible(inside)):
         return OwnSets(path, name)
-    name = name or resolved(path).name
-    check_names("silo", [name])
-    return OwnFolder(path, name)
+    silo = name or resolved(path).name
+    check_names("silo", [silo])
+    images = own_folder.read_one(path, silo)
+    return OwnLabeled(silo, lambda data: images)
 
 
-class OwnFolder(ClientSource):
-    """Images in ``FOLDER/CLASS/image.png`` or ``FOLDER/train|test/CLASS/image.png``.
+class OwnLabeled(ClientSource):
+    """Labeled images, or the rows of a table.
 
-    Only the sizes and splits of the configuration have an effect.
-
-    The silo that the partition leaves out is measured only, on all of its images.
+    Only the sizes and splits of the configuration have an effect. The silo that the partition leaves out is
+    measured only, on all of its images.
 
     Args:
-        path: the folder.
         name: name of the silo.
+        table: returns its inputs and labels.
     """
 
-    def __init__(self, path: Path, name: str) -> None:
+    def __init__(self, name: str, table: Callable[[Data], DataSet]) -> None:
         super().__init__(name)
-        self._read = own_folder.read_one(path, name)
-
-    def _table(self, data: Data) -> DataSet:
-        return self._read
+        self._table = table
 
     def _build(self, cfg: Config) -> Federation:
+        assert self.name is not None
         if cfg.kind != "labeled":
             raise UserError(
                 "this silo has labeled images; the arms need unlabeled sets, as clients/NAME/SET/*.png"
@@ -123,14 +141,13 @@ class OwnFolder(ClientSource):
 
     def data(self, client: str, cfg: Config, classes: tuple[str, ...], channels: int) -> LabeledData:
         """Return the images of this silo."""
-        federation = self.federation(cfg)
-        (silo,) = federation.by_name.values()
-        found = silo.load()
+        found = super().data(client, cfg, classes, channels)
         assert isinstance(found, LabeledData)
-        unknown = [name for name in federation.classes if name not in classes]
+        here = self.federation(cfg).classes
+        unknown = [name for name in here if name not in classes]
         if unknown:
             raise UserError(f"class {unknown[0]!r} of this silo is not a class of the run")
-        place = torch.tensor([classes.index(name) for name in federation.classes])
+        place = torch.tensor([classes.index(name) for name in here])
 
         def fitted(split: Split) -> Split:
             return Split(_in_color(split.images, channels), place[split.labels])
@@ -139,31 +156,6 @@ class OwnFolder(ClientSource):
         return LabeledData(
             fitted(found.train), test if found.holdout is found.test else fitted(found.holdout), test
         )
-
-
-class OwnTable(OwnFolder):
-    """A table as :mod:`uefl.data.sources.own_table` reads it.
-
-    The report of a silo has every value of the column of labels. So the silo names this column, and refuses
-    runs with another one.
-
-    Args:
-        path: the file. It is read now.
-        name: name of the silo.
-        label: the column with the classes.
-    """
-
-    def __init__(self, path: Path, name: str, label: str = "label") -> None:
-        ClientSource.__init__(self, name)
-        self._path, self._label, self._frame = path, label, own_table.frame_of(path, label)
-
-    def _table(self, data: Data) -> DataSet:
-        if data.label != self._label:
-            raise UserError(
-                f"the run has data.label = {data.label!r}; the labels of this silo are in column"
-                f" {self._label!r} (--label)"
-            )
-        return own_table.data_set(self._path, self._frame, data, self.name)
 
 
 class OwnSets(ClientSource):
@@ -212,17 +204,14 @@ class OwnSets(ClientSource):
 
         The server has checked that its classes match the run.
         """
-        found = self.federation(cfg).clients[0].load()
+        found = super().data(client, cfg, classes, channels)
         assert isinstance(found, SetData)
+        test = found.test
         return replace(
             found,
             images=_in_color(found.images, channels),
             priors=torch.from_numpy(priors.smoothed(found.priors.numpy(), cfg.data.prior_smoothing)),
-            test=(
-                None
-                if found.test is None
-                else Split(_in_color(found.test.images, channels), found.test.labels)
-            ),
+            test=test if test is None else replace(test, images=_in_color(test.images, channels)),
         )
 
 
@@ -231,27 +220,3 @@ def _in_color(images: torch.Tensor, channels: int) -> torch.Tensor:
     if images.dim() != 4:
         return images
     return images.expand(-1, channels, -1, -1).contiguous()
-
-
-class PartitionedSource(ClientSource):
-    """Clients of the federation that the configuration describes.
-
-    This process builds the federation again.
-
-    Args:
-        name: name of the client; None: the source has all clients.
-        data_root: where the files of data sets lie; None: the environment variable UEFL_DATA.
-    """
-
-    def __init__(self, name: str | None, data_root: Path | None = None) -> None:
-        super().__init__(name)
-        self._root = data_root
-
-    def _build(self, cfg: Config) -> Federation:
-        return build(cfg.data, kind=cfg.kind, seed=cfg.run.seed, data_root=self._root)  # type: ignore[arg-type]
-
-    def data(
-        self, client: str, cfg: Config, classes: tuple[str, ...], channels: int
-    ) -> LabeledData | SetData:
-        """Return the images of a client."""
-        return self.federation(cfg).by_name[client].load()

@@ -25,10 +25,10 @@ from ..engines.distributed import DistributedEngine, Worker, serve
 from ..engines.frames import ConnectionLost
 from ..engines.processes import Processes, end_with_parent
 from ..errors import RunError
-from .deployment import Deployment, Joined, Notice, simulated
+from .deployment import Deployment, Joined, Notice
 from .setting import greeting
 from .silo import SiloProgram
-from .sources import ClientSource, PartitionedSource
+from .sources import ClientSource, simulated
 
 _MOMENT = 5.0  # seconds
 
@@ -45,7 +45,6 @@ def on_workers(
     Args:
         count: number of workers.
         device: theirs, ``cpu`` or ``cuda``.
-        notice: called with a line for the user.
         go_on: the command that continues the run.
         module: the program of a worker.
 
@@ -56,7 +55,7 @@ def on_workers(
     workers: list[Worker] = []
 
     def join(cfg: Config, data_root: Path | None, *rest: object) -> Joined:
-        federation, names = simulated(cfg, data_root)
+        federation = simulated(cfg, data_root)
         if not workers:
             _note_oversubscription(count, device, notice)
             root = [] if data_root is None else [str(data_root)]
@@ -66,16 +65,14 @@ def on_workers(
             why = None if header["error"] is None else faults.describe(header["error"])
             if why is not None or header["federation"] != federation.digest:
                 raise RunError(f"a worker cannot take part: {why or 'it has other images than the server'}")
-        return federation, partial(DistributedEngine, workers, names), {}
+        return federation, partial(DistributedEngine, workers, federation.by_name), {}
 
     try:
         yield Deployment(join)
     except ConnectionLost as error:
         raise RunError(f"{_ended_process(processes) or error}; continue with: {go_on}") from None
     finally:
-        logs = processes.stop()
-        if logs is not None:
-            notice(f"the logs of the failed workers are in {logs}")
+        processes.stop(notice, "workers")
         for worker in workers:
             worker.close()
 
@@ -108,13 +105,9 @@ def _note_oversubscription(processes: int, device: str, notice: Notice) -> None:
 
 
 def work(end: int, rank: int, device: str, source: ClientSource) -> None:
-    """Reply to the server, as a worker, until one of the two ends.
+    """Reply to the server at the socket with this descriptor, until one of the two ends.
 
-    Args:
-        end: file descriptor of this worker's socket.
-        rank: number of this process, from 1 on.
-        device: ``cpu`` or ``cuda``. With ``cuda`` and enough GPUs, worker i takes GPU i.
-        source: the data of all clients.
+    With the device ``cuda`` and enough GPUs, worker i, counted from 1, takes GPU i.
     """
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
     end_with_parent(interrupted=False)  # even in the middle of a client's work
@@ -127,4 +120,4 @@ def work(end: int, rank: int, device: str, source: ClientSource) -> None:
 
 if __name__ == "__main__":
     end, rank, device, *root = sys.argv[1:]
-    work(int(end), int(rank), device, PartitionedSource(None, Path(root[0]) if root else None))
+    work(int(end), int(rank), device, ClientSource(None, Path(root[0]) if root else None))

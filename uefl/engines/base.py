@@ -6,7 +6,7 @@ An engine does not depend on algorithms.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -144,6 +144,9 @@ def expected_like(tensors: Mapping[str, torch.Tensor]) -> dict[str, Expected]:
     return {name: Expected(tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
 
 
+_PARTS = tuple(part.name for part in fields(Message))
+
+
 def join(messages: Sequence[Message]) -> Message:
     """Join several messages to one client, without a copy: each name of message i gets the prefix ``i.``.
 
@@ -151,13 +154,9 @@ def join(messages: Sequence[Message]) -> Message:
     """
     if len(messages) == 1:
         return messages[0]
-    return Message(
-        number([message.tensors for message in messages]),
-        number([message.options for message in messages]) | {"members": len(messages)},
-        number([message.expects for message in messages]),
-        number([message.private for message in messages]),
-        number([message.private_mean for message in messages]),
-    )
+    joined = Message(*(number([getattr(message, part) for message in messages]) for part in _PARTS))
+    joined.options["members"] = len(messages)
+    return joined
 
 
 def split(message: Message) -> list[Message]:
@@ -171,8 +170,9 @@ def split(message: Message) -> list[Message]:
     count = message.options.get("members", 0)
     if type(count) is not int or count > _MEMBERS:
         raise ValueError(f"members: expected at most {_MEMBERS}, got {count!r}")
-    fields = (message.tensors, message.options, message.expects, message.private, message.private_mean)
-    return [Message(*(member(values, i) for values in fields)) for i in range(count)] or [message]  # type: ignore[arg-type]
+    return [Message(*(member(getattr(message, part), i) for part in _PARTS)) for i in range(count)] or [
+        message
+    ]
 
 
 def number(mappings: Sequence[Mapping[str, T]]) -> dict[str, T]:

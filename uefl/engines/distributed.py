@@ -23,11 +23,7 @@ _AHEAD = 4
 
 
 class Worker:
-    """The server's end of a worker, which has one packet at a time.
-
-    Args:
-        end: one end of the pair of sockets.
-    """
+    """The server's end of the pair of sockets with a worker, which has one packet at a time."""
 
     def __init__(self, end: socket.socket) -> None:
         self._end, self._thread = end, ThreadPoolExecutor(1)
@@ -80,9 +76,7 @@ class DistributedEngine:
         return list(self._worker)
 
     def round(self, messages: Mapping[str, Message], deadline: float | None = None) -> Iterator[Reply]:
-        """Yield the replies by name.
-
-        After the deadline, each missing reply is an error.
+        """Yield the replies by name, and after the deadline an error for each missing one.
 
         Raises:
             ConnectionLost: a worker has ended.
@@ -120,12 +114,7 @@ class DistributedEngine:
 
 
 def serve(end: socket.socket, program: Callable[[Packet], Packet]) -> None:
-    """Run a worker: reply to the packets of the server until it ends.
-
-    Args:
-        end: this worker's socket.
-        program: must not raise.
-    """
+    """Run a worker: let a program, which must not raise, reply to the server until it ends."""
     kept: dict[str, torch.Tensor] = {}
     with suppress(ConnectionLost):
         while True:

@@ -23,7 +23,8 @@ def send(end: socket.socket, header: Any, body: bytes | bytearray | memoryview =
     """
     text = json.dumps(header).encode()
     try:
-        end.sendall(b"".join([_length(text), _length(body), text]))
+        sizes = [len(part).to_bytes(_LENGTH, "little") for part in (text, body)]
+        end.sendall(b"".join([*sizes, text]))
         if len(body) > 0:  # the other process may have ended after a reply without reading the body
             end.sendall(body)
     except OSError as error:
@@ -39,10 +40,6 @@ def receive(end: socket.socket) -> tuple[Any, bytearray]:
     sizes = _filled(end, 2 * _LENGTH)
     text = _filled(end, int.from_bytes(sizes[:_LENGTH], "little"))
     return json.loads(text), _filled(end, int.from_bytes(sizes[_LENGTH:], "little"))
-
-
-def _length(data: bytes | bytearray | memoryview) -> bytes:
-    return len(data).to_bytes(_LENGTH, "little")
 
 
 def _filled(end: socket.socket, size: int) -> bytearray:

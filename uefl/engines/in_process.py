@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Protocol
 
 from .base import Message, Reply
-
-
-class Group(Protocol):
-    """Run the turns of several clients at once."""
-
-    size: int
-    """largest number of clients"""
-
-    def __call__(self, messages: Mapping[str, Message]) -> Iterator[Reply]:
-        """Yield one reply for each client, in the order of ``messages``."""
-        ...
 
 
 class LocalEngine:
@@ -28,31 +17,31 @@ class LocalEngine:
             of memory, values that are not finite), the reply of this client is an error and the round goes
             on. Any other exception is a mistake in the program and ends the run.
         started: called with the client's name as its work begins.
-        group: runs the turns of several clients at once; None: one client after the other.
+        group: runs the turns of several clients at once, and yields a reply for each of its messages, in
+            their order; None: one client after the other.
+        size: largest number of clients of ``group``.
     """
 
     def __init__(
         self,
         clients: Mapping[str, Callable[[Message], Reply]],
         started: Callable[[str], None] = lambda name: None,
-        group: Group | None = None,
+        group: Callable[[Mapping[str, Message]], Iterator[Reply]] | None = None,
+        size: int = 1,
     ) -> None:
-        self._clients, self._started, self._group = clients, started, group
+        self._clients, self._started, self._group, self._size = clients, started, group, size
 
     def clients(self) -> list[str]:
         """Return the sorted names of the clients."""
         return sorted(self._clients)
 
     def round(self, messages: Mapping[str, Message], deadline: float | None = None) -> Iterator[Reply]:
-        """Yield the replies by name.
-
-        After the deadline, the remaining clients are not started.
-        """
-        end = time.monotonic() + deadline if deadline is not None else None
-        names, size = sorted(messages), 1 if self._group is None else self._group.size
-        for first in range(0, len(names), size):
-            some = names[first : first + size]
-            if end is not None and time.monotonic() > end:
+        """Yield the replies by name, and after the deadline errors without starting the other clients."""
+        end = math.inf if deadline is None else time.monotonic() + deadline
+        names = sorted(messages)
+        for first in range(0, len(names), self._size):
+            some = names[first : first + self._size]
+            if time.monotonic() > end:
                 yield from (Reply(name, error="deadline passed") for name in some)
                 continue
             for name in some:

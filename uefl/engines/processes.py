@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
@@ -30,14 +30,14 @@ class Processes:
 
     Args:
         folder: folder of the logs.
-        environment: additions to the environment of this process.
+        environment: additions to theirs.
     """
 
-    def __init__(self, folder: Path, environment: dict[str, str] | None = None) -> None:
+    def __init__(self, folder: Path, **environment: str) -> None:
         self.folder = folder
         self.all: dict[str, subprocess.Popen[bytes]] = {}
         """by the name of the log"""
-        self._environment = {"PYTHONUNBUFFERED": "1", PARENT: str(os.getpid())} | (environment or {})
+        self._environment = {"PYTHONUNBUFFERED": "1", PARENT: str(os.getpid())} | environment
 
     def start(
         self, name: str, module: str, *arguments: str, inherited: Sequence[int] = ()
@@ -84,17 +84,14 @@ class Processes:
             process.kill()  # this does nothing to a process that has ended
             process.wait()
 
-    def stop(self) -> Path | None:
-        """End every process and remove the folder.
-
-        If a log has an error, keep the folder and return it.
-        """
+    def stop(self, notice: Callable[[str], object], who: str) -> None:
+        """End every process, and remove the folder, or say where the logs are if one has an error."""
         self.end()
         errors = (b"Traceback", faults.LINE.encode())
         if any(error in self.log(name).read_bytes() for name in self.all for error in errors):
-            return self.folder
-        shutil.rmtree(self.folder, ignore_errors=True)
-        return None
+            notice(f"the logs of the failed {who} are in {self.folder}")
+        else:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
 
 @contextmanager
@@ -129,12 +126,7 @@ def _remove_unlocked(folder: Path) -> None:
 
 
 def end_with(parent: int, interrupted: bool = True) -> None:
-    """End this process when its parent ends.
-
-    Args:
-        parent: the process that has started this one.
-        interrupted: end by SIGINT; otherwise at once, whatever this process does.
-    """
+    """End this process when its parent ends: by SIGINT, or else at once, whatever this process does."""
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -147,10 +139,7 @@ def end_with(parent: int, interrupted: bool = True) -> None:
 
 
 def end_with_parent(interrupted: bool = True) -> None:
-    """End this process when the process of its :class:`Processes` ends.
-
-    See :func:`end_with`.
-    """
+    """End this process when the process of its :class:`Processes` ends, as :func:`end_with` does."""
     if (parent := os.environ.pop(PARENT, None)) is not None:  # its children have no such parent
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
         end_with(int(parent), interrupted)

@@ -33,7 +33,7 @@ _KEYS = _PLACE | {"accuracy", "entropy", "nll", "ece"}
 _BYTES = ("bytes_sent", "bytes_received")
 _TEXTS = frozenset({"arm", "client", "reason"})
 _COUNTS = ("confusion", "reliability", "confidence")
-_OF_SERVER = frozenset({"validation_accuracy", "server_loss"})
+_OF_SERVER = frozenset({"aggregate_accuracy", "validation_accuracy", "server_loss"})
 _FOLDERS = {
     "*": "it is a folder of runs",
     "*/seed-*": "it is a case of a suite, whose runs are in ARM/seed-N",
@@ -225,6 +225,16 @@ def own_columns(config: configuration.Config) -> dict[str, dict[str, str]]:
     return {name: find(arm.algorithm).columns | of_run for name, arm in config.arms.items()}
 
 
+def number_columns(config: configuration.Config) -> frozenset[str]:
+    """Return the columns of metrics.jsonl that have numbers."""
+    from ..client.work import RESERVED
+    from ..server.checks import MOST
+
+    kinds = [find(arm.algorithm) for arm in config.arms.values()]
+    own = (columns for kind in kinds for columns in (kind.details, kind.server_columns))
+    return (RESERVED - _TEXTS - {*_COUNTS}).union(MOST, *own_columns(config).values(), *own, _OF_SERVER)
+
+
 def outcomes(lines: list[Record], config: configuration.Config) -> dict[str, Record]:
     """Return the outcome of every arm from the lines of a metrics.jsonl, see :func:`summarize`."""
     run = config.run
@@ -373,13 +383,7 @@ def _read_lines(
     path: Path, finished: bool, config: configuration.Config
 ) -> tuple[list[Record], list[Record]]:
     """Read metrics.jsonl into the parts of :func:`parted`."""
-    from ..client.work import RESERVED
-    from ..server.checks import MOST
-
-    kinds = [find(arm.algorithm) for arm in config.arms.values()]
-    numbers = (RESERVED - _TEXTS - {*_COUNTS}).union(
-        MOST, *own_columns(config).values(), *(kind.server_columns for kind in kinds), _OF_SERVER
-    )
+    numbers = number_columns(config)
     text = _text(path).splitlines(keepends=True)
     if text and not finished and not text[-1].endswith("\n"):
         text.pop()

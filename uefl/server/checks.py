@@ -10,7 +10,7 @@ from typing import Any
 
 from ..algorithms.base import Record, State
 from ..client.evaluation import list_lengths
-from ..client.work import RESERVED
+from ..client.work import ENTROPIES, OF_SERVER, RESERVED, SHARES, UNBOUNDED
 from ..engines.base import Reply
 from ..errors import RunError, one_line
 
@@ -18,32 +18,14 @@ _DIVERGED = 1e3  # factor of the first training loss: more than the variation in
 _OUTLIER = 100  # factor of the largest elements of the other updates
 _LARGEST = 3.4028234663852886e38  # largest number in float32, so that sums stay finite
 _ROUNDING = 1e-3
-_SHARES = (
-    "accuracy",
-    "ece",
-    "holdout_accuracy",
-    "global_accuracy",
-    "personalized_accuracy",
-    "train_accuracy",
-)
-_ENTROPIES = (
-    "entropy",
-    "personalized_entropy",
-    "entropy_deterministic",
-    "mutual_info",
-    "holdout_entropy",
-    "holdout_entropy_se",
-)
-_UNBOUNDED = ("nll", "holdout_nll", "steps")
-MOST = dict.fromkeys(_SHARES, 1.0) | {"brier": 2.0} | dict.fromkeys((*_UNBOUNDED, *_ENTROPIES), math.inf)
+MOST = {
+    **dict.fromkeys((*SHARES, "train_accuracy"), 1.0),
+    "brier": 2.0,
+    **dict.fromkeys((*UNBOUNDED, *ENTROPIES), math.inf),
+}
 """upper bounds of the metrics of the framework, for any number of classes; all are at least 0"""
 _LONGEST = 200  # most characters of a reason
-_OWN = frozenset(
-    (
-        *("arm", "iteration", "round", "client", "unseen", "reason", "epsilon", "tested", "server_loss"),
-        *("bytes_sent", "bytes_received"),
-    )
-)
+_OWN = frozenset((*OF_SERVER, "server_loss"))
 """columns of metrics.jsonl that only the server fills"""
 _OF_TRAINING = frozenset(("train_loss", "steps", "personalized_accuracy", "personalized_entropy"))
 """columns of the framework that the training of a client fills"""
@@ -91,7 +73,7 @@ def out_of_range(values: Mapping[str, Any], classes: float = math.inf) -> str | 
     Args:
         values: a number, a list of numbers, or None for each metric that :data:`MOST` bounds.
     """
-    limits = MOST | dict.fromkeys(_ENTROPIES, math.log(classes))
+    limits = MOST | dict.fromkeys(ENTROPIES, math.log(classes))
     for key, value in values.items():
         most = limits.get(key)
         if most is None or isinstance(value, (list, type(None))):

@@ -17,9 +17,8 @@ import torch
 
 from ..aggregation import Rule, rejection
 from ..algorithms.base import Record
-from ..client.state import fresh
 from ..client.work import recorded
-from ..client.workspace import Workspace
+from ..client.workspace import Workspace, fresh
 from ..engines.base import Message, Reply, magnitudes
 from ..errors import RunError
 from ..lazy import Lazy

@@ -38,11 +38,13 @@ def run(
     """Run a suite with seeds from 0 into a folder, with ``jobs`` runs at a time, and report.
 
     Raises:
-        UserError: the suite or the device does not exist, or the folder holds other runs or another suite.
+        UserError: the suite, a measure or the device does not exist, or the folder holds other runs or
+            another suite.
         RunError: some runs could not finish; the report names them.
     """
     check_name(out, "the folder of the suite")
     suite = load(name)
+    report.check_measures(suite, suite.configs(scale))
     gpu = chosen_device(device).type == "cuda"
     cores = len(os.sched_getaffinity(0))
     at_a_time = jobs or (cores if scale == "cpu" else 1)

@@ -17,11 +17,12 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from ..checkpoint import write_text
+from ..config import Config
 from ..errors import UserError, nearest
 from ..report.compare import half_width, interval
 from ..report.content import Content, ReportElement, ReportSection
 from ..report.plots import LABELS, LOSSES, drawings, marked, save, shares_file
-from ..report.run_folder import RunFolder, read_run
+from ..report.run_folder import RunFolder, number_columns, read_run
 from ..report.style import Drawing, Picture, canvas, handles, legend, line, panels
 from ..report.tables import number
 from ..report.words import spans
@@ -43,11 +44,46 @@ _OF_A_ROUND = {
     ),
     "best_": " Measures that begin with `best_` are from the round with the highest test accuracy.",
 }
+_OUTCOMES = frozenset(
+    (
+        *("last_accuracy", "selected_accuracy", "worst_tenth", "unseen_accuracy", "arrival_accuracy"),
+        *("late_accuracy", "rounds_to_catch_up", "rounds_to_target", "rounds", "rejected"),
+        *("seconds", "cpu_seconds", "megabytes"),
+    )
+)
+"""numbers of the summary that are no columns of metrics.jsonl"""
 _PAPER = "Each number of the paper comes from one run, so it has no deviation."
 _CPU = (
     "This is the scale `cpu`: smaller networks, fewer images and rounds. Do not expect the numbers of the"
     " full size, which is `--scale paper`."
 )
+
+
+def check_measures(suite: Suite, configs: Mapping[str, Config]) -> None:
+    """Refuse measures that no run of a suite can have.
+
+    Args:
+        configs: the configuration of every case.
+
+    Raises:
+        UserError: no column and no number of the summary has the name, or no client has the angle.
+    """
+    columns = frozenset[str]().union(*map(number_columns, configs.values()))
+    angles = {f"{a:g}" for cfg in configs.values() for a in getattr(cfg.data.partition, "angles", ())}
+    known = columns | cost.MEASURES | _OUTCOMES
+    for measure in (*suite.measures, *(suite.front or ())):
+        name, at, angle = measure.partition("@")
+        column = name.removeprefix("best_").removesuffix("_last4")
+        if name not in known and column not in columns:
+            raise UserError(
+                f"suite {suite.name!r}: there is no measure {measure!r}{nearest(name, known)}; list a column"
+                " of your own algorithm in its attribute `details`"
+            )
+        if at and angle not in angles:
+            raise UserError(
+                f"suite {suite.name!r}, measure {measure!r}: no client has the angle {angle!r}; there are"
+                f" {', '.join(sorted(angles)) or 'none'}"
+            )
 
 
 @dataclass(frozen=True)
@@ -220,38 +256,12 @@ def _differences(result: SuiteResult, case: str, arm: str, measure: str) -> list
 
 
 def absent(result: SuiteResult) -> list[str]:
-    """Return a sentence for each measure that no finished run has, such as a mistyped name."""
-    missing = [
-        m
+    """Return a sentence for each measure that no finished run has."""
+    return [
+        f"no run has the measure {m!r}{', which takes a GPU' if m == cost.ON_GPU else ''}"
         for m in result.suite.measures
         if result.runs and not any(result.values(case, arm, m) for case, arm in result.runs)
     ]
-    known = _measures(result) if missing else []
-    return [
-        f"no run has the measure {m!r}{', which takes a GPU' if m == cost.ON_GPU else nearest(m, known)}"
-        for m in missing
-    ]
-
-
-def _measures(result: SuiteResult) -> list[str]:
-    """Return the names of measures of each arm's first run, with their means over the clients of an angle."""
-    names: dict[str, None] = {}
-    for (_, arm), runs in result.runs.items():
-        run = runs[min(runs)]
-        candidates = (
-            "accuracy",
-            "last_accuracy",
-            "selected_accuracy",
-            "megabytes",
-            *run.arms[arm],
-            *cost.read(run.path),
-            *run.of(arm)[-1],
-        )
-        found = [name for name in dict.fromkeys(candidates) if _value(run, arm, name) is not None]
-        names |= dict.fromkeys(
-            [*found, *(f"{name}@{angle:g}" for angle in set(run.angles.values()) for name in found)]
-        )
-    return list(names)
 
 
 def unequal(result: SuiteResult) -> list[str]:

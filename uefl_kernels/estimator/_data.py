@@ -205,7 +205,9 @@ def shared(array: Any) -> torch.Tensor:
 
 
 def without_na(array: Any) -> Any:
-    """Replace pandas' missing values in an array by NaN."""
+    """Replace missing dates of NumPy and missing values of pandas in an array by NaN."""
+    if array.dtype.kind in "mM":
+        return np.where(np.isnat(array), np.nan, array.astype(np.float64))
     pandas = sys.modules.get("pandas")
     return array if pandas is None or array.dtype.kind != "O" else np.where(pandas.isna(array), np.nan, array)
 

@@ -155,7 +155,8 @@ class KMeans(RowEstimator, ClusteringEstimator):
         if source is not None:
             weights = self._weights(sample_weight, source.n)
             if hasattr(X, "tocsr"):
-                sparse, requests = self._sparse_rows(X), self._requests(source.n, source.d, X)
+                sparse = self._sparse_rows(X, self.metric == "cosine")
+                requests = self._requests(source.n, source.d, X)
                 fit = min(
                     (self._cluster_sparse(sparse, weights, asked) for asked in requests),
                     key=lambda fit: float(fit.inertia),
@@ -237,7 +238,7 @@ class KMeans(RowEstimator, ClusteringEstimator):
             means = torch.where(
                 counts > 0, (centers.double() * before + found.sums) / counts, centers.double()
             )
-            centers = (unit_rows(means) if self.metric == "cosine" else means).to(centers.dtype)
+            centers = (unit_rows(means) if self._spherical else means).to(centers.dtype)
             found = kmeans_step(rows, centers, weights=weights, units=found.units)
         self.cluster_centers_, self.counts_ = back(centers), back(counts[:, 0])
         self.labels_, self.inertia_ = back(found.labels), float(found.inertia)
@@ -377,10 +378,10 @@ class KMeans(RowEstimator, ClusteringEstimator):
             advance = printing if self.verbose else None
             return kmeans_of_blocks(blocks, weights, request, self.metric == "cosine", group, advance)
 
-    def _sparse_rows(self, X: Any, checked: bool = True) -> SparseRows:
+    def _sparse_rows(self, X: Any, spherical: bool, checked: bool = True) -> SparseRows:
         rows = sparse_rows_of("KMeans", X, checked=checked)
         with in_words_of("KMeans"), torch.device("cpu"):  # whatever the default device of the caller
-            return rows.unit() if self.metric == "cosine" else rows
+            return rows.unit() if spherical else rows
 
     def _sparse_fitted(
         self, X: Any, answer: Callable[[SparseRows, torch.Tensor], torch.Tensor]
@@ -393,11 +394,11 @@ class KMeans(RowEstimator, ClusteringEstimator):
         centers = rows_of("KMeans", self.cluster_centers_)[0].cpu()
 
         def answered(checked: bool) -> torch.Tensor:
-            rows = self._sparse_rows(X, checked)
+            rows = self._sparse_rows(X, self._spherical, checked)
             with in_words_of("KMeans"), torch.device("cpu"):
                 return answer(rows, centers.to(rows.dtype))
 
-        if self.metric != "cosine":
+        if not self._spherical:
             with contextlib.suppress(
                 RuntimeError
             ):  # the op refuses rows that are not in order, which are rare
@@ -426,6 +427,7 @@ class KMeans(RowEstimator, ClusteringEstimator):
                 stacklevel=3,
             )
         self._keep_columns(names, found.centers.shape[1])
+        self._spherical = self.metric == "cosine"  # set_params may change metric before the next fit
         self.cluster_centers_ = back(found.centers)
         self.labels_ = back(found.labels)
         self.counts_ = back(counts)
@@ -462,7 +464,7 @@ class KMeans(RowEstimator, ClusteringEstimator):
 
         NaN and infinity stay.
         """
-        return unit_rows(x.to(result_dtype(x))) if self.metric == "cosine" else x.detach()
+        return unit_rows(x.to(result_dtype(x))) if self._spherical else x.detach()
 
     def _weights(
         self, sample_weight: Any, n: int | None, device: torch.device | str = "cpu"

@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.utils.parametrize import is_parametrized
 
 from .. import vq_with_sums
+from .._checks import check_reverse_mode
 from .._library import call, exporting_to_onnx
 from ..ops.ema_update.composed import Arguments, codewords_of, valid_batch
 from . import _distributed
@@ -544,7 +545,7 @@ class Codebook(ConstantBuffers, Float32Module):
         new = rows.gather(1, place.unsqueeze(-1).expand_as(rows))
         self.cluster_size.masked_fill_(revived, size)
         revived = revived.unsqueeze(-1)
-        self.embed.copy_(torch.where(revived, new, self.embed))
+        _copy([self.embed], [torch.where(revived, new, self.embed)])
         self.embed_avg.copy_(torch.where(revived, new * size, self.embed_avg))
 
     # --- the affine map to the mean and the variance of the batches (Huh et al. 2023) ----------------------
@@ -574,6 +575,7 @@ class Codebook(ConstantBuffers, Float32Module):
         Only finite rows ``[..., heads * d]`` where the mask is True count. Without such a row, the statistics
         of the rows stay; in the first batch, all statistics stay.
         """
+        check_reverse_mode("VectorQuantize", x)
         embed = self.embed.detach()
         codebooks, _, d = embed.shape
         rows = by_codebook(x.to(embed.dtype), codebooks, d)
@@ -731,6 +733,8 @@ class Codebook(ConstantBuffers, Float32Module):
             # the peer saves these buffers before it initializes them
             for name in (*_OF_BATCH, *_OF_CODES):
                 getattr(self, name).zero_()
+                if getattr(self, name).is_meta:  # with assign=True the other buffers have a device now
+                    setattr(self, name, torch.zeros_like(getattr(self, name), device=self.embed_avg.device))
                 missing[:] = (key for key in missing if key != prefix + name)
         for name, buffer in [*self.named_buffers(recurse=False)]:
             if buffer.dtype == torch.bool:  # a flag of the state, which assign=True has put here
@@ -828,6 +832,15 @@ def update_all(
     _copy([*chain(*state[:changed])], [*chain(*values[:changed])])
 
 
+def refuse_vmap(codebook: Codebook) -> None:
+    """Raise RuntimeError if rows of ``vmap`` would change a codebook, differently for each element."""
+    if not torch._C._functorch.is_batchedtensor(codebook.embed_avg):
+        raise RuntimeError(
+            "VectorQuantize: under torch.func.vmap a layer cannot update its codewords; call eval() or set"
+            " freeze_codebook=True, and with kmeans_init call the layer once before"
+        )
+
+
 def leave_inference_mode(codebooks: Sequence[Codebook]) -> None:
     """Replace buffers of codebooks that were moved or copied in inference mode, so that they can change."""
     if torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
@@ -860,6 +873,8 @@ def _copy(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> N
         for target, source in zip(targets, sources, strict=True):
             target.copy_(source)
     else:
+        if torch._C._is_tracing():  # a trace does not contain no_grad
+            targets = [target.detach() for target in targets]
         torch._foreach_copy_(list(targets), list(sources))
 
 

@@ -36,6 +36,13 @@ def counts(layer: str, **values: Any) -> tuple[int, ...]:
     return tuple(map(index, values.values()))
 
 
+def count_of_each(layer: str, name: str, values: Any) -> list[int]:
+    """Return a sequence of values as ints, or raise ValueError if it has others than ints of at least 1."""
+    if isinstance(values, str) or not hasattr(values, "__len__"):
+        raise ValueError(f"{layer}: {name} is {values!r}, expected a sequence of ints")
+    return [*counts(layer, **{f"{name}[{place}]": value for place, value in enumerate(values)})]
+
+
 def numbers(layer: str, most: float | None, **values: Any) -> None:
     """Raise ValueError for a value that is not a finite number from 0 to ``most`` (None: no limit)."""
     for name, value in values.items():

@@ -10,7 +10,7 @@ import torch
 from .._checks import needs_gradient
 from .._snapshot import snapshots
 from ..ops.rvq import RVQOutput, composed, run
-from ._codebook import Codebook, leave_inference_mode, set_counts, update_all
+from ._codebook import Codebook, leave_inference_mode, refuse_vmap, set_counts, update_all
 from ._model_cut import altered
 from ._shared import HALF
 from .vector_quantize import VectorQuantize
@@ -50,6 +50,8 @@ class Stages:
         learning = self.first._learning(self.frozen)
         codebooks = [codebook.embed for codebook in self.codebooks]
         if self.updated:
+            if torch._C._functorch.is_batchedtensor(start):
+                refuse_vmap(self.codebooks[0])
             codebooks = snapshots(codebooks)
         if not learning:
             codebooks = [codebook.detach() for codebook in codebooks]

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensor
 
 from .._checks import check_dense
 from ._shared import ConstantBuffers, absent, as_indices, counts, fixed
@@ -23,7 +24,7 @@ class BinaryMapper(ConstantBuffers):
         deterministic_on_eval: outside training, take the more probable bit.
 
     Raises:
-        ValueError: bits below 1.
+        ValueError: bits below 1 or above 62.
 
     Source: Fleuret 2025, "The Free Transformer", section 3.4.
 
@@ -37,6 +38,8 @@ class BinaryMapper(ConstantBuffers):
     ) -> None:
         super().__init__()
         (bits,) = counts("BinaryMapper", bits=bits)
+        if bits > 62:
+            raise ValueError(f"BinaryMapper: bits is {bits}, more than the 62 that an index can have")
         self.kl_loss_threshold, self.deterministic_on_eval = kl_loss_threshold, deterministic_on_eval
         self._bits = bits
         self._register_constants()
@@ -148,6 +151,7 @@ class BinaryMapper(ConstantBuffers):
             deterministic = self.deterministic_on_eval and not self.training
         prob = (logits / temperature).sigmoid()
         on_host = logits.device.type == "cpu" and not torch.compiler.is_compiling()
+        on_host = on_host and not isinstance(prob, FakeTensor)
         readable = on_host and torch._C._functorch.peek_interpreter_stack() is None
         if readable and not deterministic and bool(prob.isnan().any()):
             raise ValueError("BinaryMapper: logits hold NaN, which is not a probability of a bit")

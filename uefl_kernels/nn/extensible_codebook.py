@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from .._checks import check_dense
 from ..ops.vq import VQOutput, vq
-from ._shared import Float32Module, ParametersToCall, no_torchscript
+from ._shared import Float32Module, ParametersToCall, counts, no_torchscript
 
 
 class ExtensibleCodebook(Float32Module):
@@ -34,6 +35,7 @@ class ExtensibleCodebook(Float32Module):
 
     Raises:
         ValueError: sizes that do not fit, or clients that are missing, unknown or named twice.
+        TypeError: codewords that are no tensor of floats.
 
     Source: Zhang, Cao and Liu, "Uncertainty-Based Extensible Codebook for Discrete Federated Learning in
         Heterogeneous Data Silos".
@@ -43,14 +45,16 @@ class ExtensibleCodebook(Float32Module):
 
     def __init__(self, shared: torch.Tensor, *, capacity: int, clients: Sequence[str] = ("client",)) -> None:
         super().__init__()
+        check_dense("ExtensibleCodebook", "shared", shared)
+        (capacity,) = counts("ExtensibleCodebook", capacity=capacity)
         if shared.dim() != 2 or shared.numel() == 0 or len(shared) > capacity:
             raise ValueError(
                 f"ExtensibleCodebook: shared must have shape [1 to capacity={capacity}, d], got"
                 f" {list(shared.shape)}"
             )
-        if not clients or len(set(clients)) != len(clients):
+        if isinstance(clients, str) or not clients or len(set(clients)) != len(clients):
             raise ValueError(
-                f"ExtensibleCodebook: clients must be distinct names, at least one, got {list(clients)}"
+                f"ExtensibleCodebook: clients must be distinct names, at least one, got {clients!r}"
             )
         self.dim, self.capacity = shared.shape[1], capacity
         self.clients = tuple(clients)
@@ -113,6 +117,7 @@ class ExtensibleCodebook(Float32Module):
                 values that are not finite.
         """
         names = [clients] if isinstance(clients, str) else list(clients)
+        check_dense("ExtensibleCodebook", "codewords", codewords)
         if codewords.dim() != 2 or len(codewords) == 0 or codewords.shape[1] != self.dim:
             raise ValueError(
                 f"ExtensibleCodebook: a part must have shape [v, {self.dim}], got {list(codewords.shape)}"
@@ -140,6 +145,7 @@ class ExtensibleCodebook(Float32Module):
     @torch.no_grad()
     def set_part(self, part: int, codewords: torch.Tensor) -> None:
         """Replace the codewords ``[v, d]`` of a part for every client that sees it."""
+        check_dense("ExtensibleCodebook", "codewords", codewords)
         if codewords.shape != self.part(part).shape:
             raise ValueError(
                 f"ExtensibleCodebook: part {part} has shape {list(self.part(part).shape)}, got"

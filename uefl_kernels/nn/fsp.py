@@ -16,6 +16,7 @@ from ._shared import (
     MethodCall,
     as_indices,
     channels_last,
+    count_of_each,
     counts,
     fixed,
     in_a_call,
@@ -186,7 +187,7 @@ class FSP(ConstantBuffers, Coder):
         vector_norm: str = "var_tanh",
     ) -> None:
         super().__init__()
-        levels = [int(level) for level in levels]
+        levels = count_of_each("FSP", "levels", levels)
         refuse_together("FSP", (not levels or min(levels) < 1, f"levels={levels} must be at least 1 each"))
         numbers("FSP", 1, quantize_rate=quantize_rate)
         inner = len(levels)

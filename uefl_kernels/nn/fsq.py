@@ -21,6 +21,7 @@ from ._shared import (
     as_indices,
     channels_last,
     check_codebooks,
+    count_of_each,
     counts,
     fixed,
     in_a_call,
@@ -91,7 +92,7 @@ class FSQ(ConstantBuffers, Coder):
         orthogonal_rotation: bool = False,
     ) -> None:
         super().__init__()
-        levels = [int(level) for level in levels]
+        levels = count_of_each("FSQ", "levels", levels)
         (self._num_codebooks,) = counts("FSQ", num_codebooks=num_codebooks)
         keep = num_codebooks > 1 if keep_num_codebooks_dim is None else keep_num_codebooks_dim
         refuse_together(
@@ -406,9 +407,10 @@ class ResidualFSQ(ConstantBuffers, ResidualScalarQuantizer):
         super().__init__(
             num_quantizers, quantize_dropout, quantize_dropout_cutoff_index, quantize_dropout_multiple_of
         )
+        levels = count_of_each("ResidualFSQ", "levels", levels)
         inner = len(levels)
         self._project(inner if dim is None else dim, inner)
-        self.is_channel_first, self._level_list = is_channel_first, list(levels)
+        self.is_channel_first, self._level_list = is_channel_first, levels
         options = {"preserve_symmetry": True, "bound_hard_clamp": bound_hard_clamp, **kwargs}
         self.layers = nn.ModuleList(FSQ(levels, dim=inner, **options) for _ in range(num_quantizers))
         self._limit, self._limited_by_levels = soft_clamp_input_value, bound_hard_clamp

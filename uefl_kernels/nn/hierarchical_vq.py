@@ -15,7 +15,7 @@ from torch import nn
 from .._numbers import as_integer
 from . import _distributed
 from ._codebook import Coder
-from ._shared import Layout, absent, counts, fixed, indices_of_each, numbers, refuse_together
+from ._shared import Layout, absent, count_of_each, counts, fixed, indices_of_each, numbers, refuse_together
 from .vector_quantize import VectorQuantize
 
 _NAME = "HierarchicalVQ"
@@ -116,8 +116,8 @@ class HierarchicalVQ(Coder):
         numbers(_NAME, 1, nested_dropout=nested_dropout)
         counts(_NAME, dim=dim, nested_dropout_min_levels=nested_dropout_min_levels)
         self._spatial = 2 if accept_image_fmap else 3 if accept_3d_fmap else 1
+        self._shapes = _shapes_of(scales, self._spatial)
         self._dim, self._channel_first, self._scales = dim, channel_first, tuple(scales)
-        self._shapes = _shapes_of(self._scales, self._spatial)
         levels = len(self._shapes)
         same = as_integer(codebook_size)
         sizes = [same] * levels if same is not None else list(cast("Sequence[int]", codebook_size))
@@ -309,12 +309,15 @@ _OF_EVERY_SCALE = (
 
 def _shapes_of(scales: Sequence[int | Sequence[int]], spatial: int) -> tuple[tuple[int, ...], ...]:
     """Return the size of the map at each scale, or raise ValueError for sizes that do not fit."""
+    if isinstance(scales, str) or not hasattr(scales, "__len__"):
+        raise ValueError(f"{_NAME}: scales is {scales!r}, expected a sequence of sizes, one for each scale")
     found: list[tuple[int, ...]] = []
-    for scale in scales:
-        same = as_integer(scale)
-        found.append((same,) * spatial if same is not None else tuple(cast("Sequence[int]", scale)))
-    for shape in found:
-        counts(_NAME, **{f"scales[{place}]": size for place, size in enumerate(shape)})
+    for place, scale in enumerate(scales):
+        name = f"scales[{place}]"
+        if as_integer(scale) is None:
+            found.append(tuple(count_of_each(_NAME, name, scale)))
+        else:
+            found.append(counts(_NAME, **{name: scale}) * spatial)
     finer = [all(a <= b for a, b in zip(*pair, strict=False)) for pair in itertools.pairwise(found)]
     refuse_together(
         _NAME,

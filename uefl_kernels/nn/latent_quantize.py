@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from .._dtypes import vector_of
+from .._numbers import as_integer
 from ._codebook import Coder
 from ._shared import (
     ConstantBuffers,
@@ -20,6 +21,7 @@ from ._shared import (
     as_indices,
     channels_last,
     check_codebooks,
+    count_of_each,
     counts,
     fixed,
     in_a_call,
@@ -71,13 +73,14 @@ class LatentQuantize(ConstantBuffers, Coder):
         in_place_codebook_optimizer: Any = None,
     ) -> None:
         super().__init__()
-        if isinstance(levels, int):
+        same = as_integer(levels)
+        if same is not None:
             if codebook_dim < 1:
                 raise RuntimeError(
                     f"LatentQuantize: levels={levels} needs codebook_dim, the number of elements"
                 )
-            levels = [levels] * codebook_dim
-        levels = [int(level) for level in levels]
+            levels = [same] * codebook_dim
+        levels = count_of_each("LatentQuantize", "levels", levels)
         refuse_together(
             "LatentQuantize",
             (not levels or min(levels) < 2, f"levels={levels} must be at least 2 each"),

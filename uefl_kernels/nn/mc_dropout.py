@@ -207,13 +207,22 @@ class MCDropout(nn.Module):
 
     def _logits(self, output: Any) -> torch.Tensor:
         """Move the classes last, and refuse outputs that are not logits of several classes."""
-        dims = output.dim() if isinstance(output, torch.Tensor) else 0
-        if dims < 2 or not output.is_floating_point() or not -dims < self.class_dim < dims:
-            got = list(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
-            shape = (
-                "[B, ..., C]" if self.class_dim == -1 else f"with the classes in dimension {self.class_dim}"
+        if not isinstance(output, torch.Tensor):
+            raise TypeError(
+                f"MCDropout: the model must return logits, got {type(output).__name__}; wrap it in a module"
+                " that returns only the logits"
             )
-            raise TypeError(f"MCDropout: the model must return logits {shape}, got {got}")
+        dims = output.dim()
+        if dims < 2 or not output.is_floating_point():
+            raise TypeError(
+                "MCDropout: the model must return logits [B, ..., C], got"
+                f" {output.dtype} {list(output.shape)}"
+            )
+        if not -dims < self.class_dim < dims:
+            raise TypeError(
+                f"MCDropout: class_dim={self.class_dim} is not a dimension of the logits {list(output.shape)}"
+                f" behind the batch; expected 1 to {dims - 1}, or {1 - dims} to -1"
+            )
         # the softmax of one number is 1, and its entropy 0, whatever the number is
         if output.shape[self.class_dim] == 1:
             raise ValueError(
@@ -511,8 +520,12 @@ def _rows(values: Sequence[Any]) -> int | None:
 
 
 def _without_values(values: Sequence[Any]) -> bool:
-    """Return True for tensors on the meta device and fake ones, as in torch.export."""
-    return any(isinstance(value, FakeTensor) or getattr(value, "is_meta", False) for value in values)
+    """Return True for tensors on the meta device, of vmap, and fake ones, as in torch.export."""
+    return any(
+        isinstance(value, FakeTensor) or value.is_meta or torch._C._functorch.is_batchedtensor(value)
+        for value in values
+        if isinstance(value, torch.Tensor)
+    )
 
 
 def _agree(expected: torch.Tensor, call: Callable[..., torch.Tensor], *args: Any) -> bool:

@@ -19,7 +19,7 @@ from .._gather import flat_indices, gather, take_along
 from .._snapshot import snapshot
 from ..metrics import entropy
 from . import _distributed, _losses, _search
-from ._codebook import Codebook, Coder, UpdateWeight, set_counts, without_single_head
+from ._codebook import Codebook, Coder, UpdateWeight, refuse_vmap, set_counts, without_single_head
 from ._losses import LossBreakdown
 from ._recompute import put, runs_again
 from ._search import Sampling
@@ -582,14 +582,17 @@ class VectorQuantize(Coder):
             rows = without_padding(rows, mask)
 
         # 2. Read the codewords before this batch moves them.
-        if codebook.waiting:
-            codebook.initialize(rows, mask)
+        waiting = codebook.waiting
         optimizing = self.in_place_codebook_optimizer is not None and any(
             parameter.requires_grad for parameter in codebook.parameters()
         )
         # here, or with topk in update_indices
         updated = self.training and not call.frozen and (optimizing or codebook.tracks(call.ema))
         changing = updated and call.topk is None
+        if (updated or waiting) and torch._C._functorch.is_batchedtensor(rows):
+            refuse_vmap(codebook)
+        if waiting:
+            codebook.initialize(rows, mask)
         # if it is not None, a checkpointed region runs this pass for the second time
         before = codebook.memory.recall(rows) if updated else None
         if self.training and codebook.affine_param and before is None:
@@ -695,7 +698,7 @@ class VectorQuantize(Coder):
         if sampling.soft and near is not None:
             share = (near / sampling.temperature).softmax(-1)
             share = (share - share.detach()).unsqueeze(-2)
-            taken = taken + share @ (codebook.unsqueeze(1) if own is None else own)
+            taken = taken + share @ (codebook.unsqueeze(1) if own is None else own).to(share.dtype)
         merged, found = self._from_codebooks(taken, rows), self._from_codebooks(where, rows)
         op_codebook = without_single_head(codebook)
         if k is not None:  # one head

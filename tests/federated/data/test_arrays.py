@@ -129,7 +129,7 @@ GOOD = (PIXELS[:20], LABELS[:20])
         ({"a": ((PIXELS[0, 0, 0], LABELS[:5]), None)}, r"\[N, H, W\], .*\[5\]"),
         ({"a": ((PIXELS[:20], LABELS[:19]), None)}, r"a/train: .*\b20 integers.*torch.int64 \[19\]"),
         ({"a": ((PIXELS[:20], LABELS[:20] * 1.0), None)}, r"\b20 integers.*float64"),
-        ({"a": ((PIXELS[:20], LABELS[:20] - 1), None)}, r"a/train: .*\b0\b.*-1"),
+        ({"a": ((PIXELS[:20], LABELS[:20] - 1), None)}, r"a/train: label -1 .*\[0, 2\)"),
         (
             {"a": ((PIXELS[:20], np.array(["cat", 1.5] * 10, object)), None)},
             r"a/train: .*\b20 integers.*object",
@@ -210,6 +210,23 @@ def test_labels_that_are_no_classes_are_refused(labels, classes, named):
         from_arrays({"a": ((PIXELS[:30], labels), None)}, classes=classes)
 
 
-def test_names_and_integers_do_not_mix():
-    with pytest.raises(UserError, match="names"):
-        from_arrays({"a": ((PIXELS[:30], LABELS), None), "b": ((PIXELS[:30], NAMED["list"]), None)})
+@pytest.mark.parametrize(
+    ("labels", "classes", "message"),
+    [
+        (np.array([0, 20240101, 20240102] * 10), None, "b/test: label 20240102 "),
+        (LABELS[:30] + 1, "xyz", r"b/test: label 3 .*\[0, 3\)"),
+        (LABELS[:30] - 1, None, r"b/test: label -1 .*\[0, 3\)"),
+        (NAMED["list"][:30], None, "b/test .* a/train;"),
+    ],
+    ids=["dates", "too-high", "negative", "mixed"],
+)
+def test_the_client_of_a_wrong_label_is_named(labels, classes, message):
+    good = PIXELS[:30], LABELS[:30]
+    with pytest.raises(UserError, match=message):
+        from_arrays({"a": (good, None), "b": (good, (PIXELS[:30], labels))}, classes=classes)
+
+
+def test_the_client_of_an_unknown_name_is_named():
+    good = PIXELS[:30], NAMED["list"]
+    with pytest.raises(UserError, match="b/test: label 'emu' "):
+        from_arrays({"a": (good, None), "b": (good, (PIXELS[:1], ["emu"]))}, classes=["cat", "dog", "eel"])

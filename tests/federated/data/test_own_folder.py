@@ -38,6 +38,15 @@ def test_a_stray_file_next_to_the_classes_of_a_split_is_noted(make_images):
     assert "a/test/notes.txt" in read(root).notes[0]
 
 
+@pytest.mark.parametrize("place", ["a/cat", "b/train/dog"])
+def test_a_text_among_images_is_noted(make_images, place):
+    root = make_images("a/cat", "a/dog", "b/train/cat", "b/train/dog", "b/test/dog", count=3)
+    (root / place / "notes.txt").write_text("x")
+    own = read(root)
+    assert [note.endswith(f": {root / place / 'notes.txt'}") for note in own.notes] == [True]
+    assert own.images.count == 15
+
+
 def test_train_and_test_may_be_classes(make_images):
     assert read(make_images("a/train", "a/test")).classes == ("test", "train")
 
@@ -105,7 +114,7 @@ def truncate(path):
     ("spoil", "message"),
     [
         (lambda root: truncate(root / "a/cat/3.png"), "a/cat/3.png"),
-        (lambda root: (root / "a/cat/labels.txt").write_text("text"), "labels.txt .*format"),
+        (lambda root: (root / "a/cat/labels.png").write_text("text"), "labels.png .*format"),
         (lambda root: Image.new("F", (8, 6)).save(root / "a/cat/x.tiff"), "x.tiff .*floats"),
         (lambda root: Image.new("L", (8, 6)).save(root / "a/cat/x.eps"), "x.eps .*format"),
         (lambda root: (root / "a/cat/x.ppm").write_bytes(b"P6 100000 100000 255\n"), r"x.ppm .*\b1(0){10}\b"),

@@ -254,6 +254,23 @@ def test_arrays_of_labels_that_are_no_integers_are_refused(tmp_path, labels):
             labeled(tmp_path / "silos.npz")
 
 
+@pytest.mark.parametrize(
+    ("labels", "advice"),
+    [
+        (LABELS * 1.0, r"labels\.astype\(int\)$"),
+        (LABELS > 1, r"labels\.astype\(int\)$"),
+        (LABELS / 2, r"float64 \[24\]$"),
+        (torch.from_numpy(LABELS).bfloat16(), r"labels\.long\(\)$"),
+        (torch.from_numpy(LABELS) / 2, r"float32 \[24\]$"),
+        ([1.0] * 24, r"int\(label\)$"),
+        ([1.5] * 24, "float$"),
+    ],
+)
+def test_labels_of_another_type_have_their_conversion(labels, advice):
+    with pytest.raises(UserError, match=advice):
+        from_arrays({"a": ((IMAGES, labels), None)})
+
+
 @pytest.mark.parametrize("change", [torch.Tensor.double, torch.Tensor.bool, torch.Tensor.cfloat])
 def test_tensors_of_labels_that_are_no_integers_are_refused(change):
     with pytest.raises(UserError, match=r"a/train: .*\b24 integers"):

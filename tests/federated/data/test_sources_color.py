@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.files import write_pickle
 from uefl.data import SOURCES
 from uefl.errors import UserError
 
@@ -23,13 +24,9 @@ def test_cifar10_is_read_in_file_order_with_its_channels_first(cifar_root):
     assert (train.images.shape, test.images.shape) == ((200, 3, 32, 32), (40, 3, 32, 32))
     assert (train.images.dtype, train.labels.dtype) == (torch.uint8, torch.int64)
     assert train.images.is_contiguous()
-    stored = [
-        pickle.loads((cifar_root / "cifar-10-batches-py" / f"data_batch_{i}").read_bytes())
-        for i in range(1, 6)
-    ]
-    np.testing.assert_array_equal(
-        train.images.flatten(1).numpy(), np.concatenate([part["data"] for part in stored])
-    )
+    files = [cifar_root / "cifar-10-batches-py" / f"data_batch_{i}" for i in range(1, 6)]
+    stored = [pickle.loads(file.read_bytes()) for file in files]
+    assert np.array_equal(train.images.flatten(1), np.concatenate([part["data"] for part in stored]))
     assert train.labels.tolist() == [label for part in stored for label in part["labels"]]
     assert test.labels.tolist() == [i % 10 for i in range(40)]
     assert table.classes[:4] == ("airplane", "automobile", "bird", "cat")
@@ -45,30 +42,18 @@ def test_cifar10_that_is_not_the_published_one_is_not_unpickled(cifar_root, monk
 
 
 def test_cifar100_is_read_through_torchvision(tmp_path, monkeypatch):
-    import hashlib
-
     from torchvision.datasets import CIFAR100
 
-    folder = tmp_path / CIFAR100.base_folder
+    folder, meta = tmp_path / CIFAR100.base_folder, CIFAR100.meta
     folder.mkdir()
-
-    def store(name, content):
-        data = pickle.dumps(content)
-        (folder / name).write_bytes(data)
-        return hashlib.md5(data).hexdigest()
-
     names = [f"thing-{k}" for k in range(100)]
-    monkeypatch.setattr(
-        CIFAR100,
-        "meta",
-        CIFAR100.meta | {"md5": store(CIFAR100.meta["filename"], {"fine_label_names": names})},
-    )
+    digest = write_pickle(folder / meta["filename"], {"fine_label_names": names})
+    monkeypatch.setattr(CIFAR100, "meta", meta | {"md5": digest})
     pixels = np.random.default_rng(0).integers(0, 256, (120, 3072), dtype=np.uint8)
     for part, rows in (("train", slice(0, 100)), ("test", slice(100, 120))):
         labels = list(range(100))[: len(pixels[rows])]
-        monkeypatch.setattr(
-            CIFAR100, f"{part}_list", [[part, store(part, {"data": pixels[rows], "fine_labels": labels})]]
-        )
+        digest = write_pickle(folder / part, {"data": pixels[rows], "fine_labels": labels})
+        monkeypatch.setattr(CIFAR100, f"{part}_list", [[part, digest]])
     table = SOURCES["cifar100"](tmp_path)
     train, test = both(table)
     assert table.classes == tuple(names)

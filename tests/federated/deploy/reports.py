@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from uefl.config import Config
 from uefl.data.federation import Federation
-from uefl.deploy.agreement import agree
+from uefl.deploy.agreement import agree, fitting
 from uefl.deploy.report import read
 from uefl.engines.codec import Packet
 from uefl.errors import UserError
@@ -22,5 +22,9 @@ def refusal(packet: Packet) -> str | None:
 
 
 def agreed(packets: Mapping[str, Packet], cfg: Config) -> Federation:
-    """Return the federation of the silos with these reports."""
-    return agree({name: read(packet) for name, packet in packets.items()}, cfg, "there:1")
+    """Return the federation of the silos with these reports, or raise why one of them does not fit."""
+    reports = {name: read(packet) for name, packet in packets.items()}
+    _, why = fitting(reports, cfg)
+    if why:
+        raise UserError(*why.values())
+    return agree(reports, cfg, "there:1")

@@ -32,7 +32,7 @@ def folder(tmp_path, monkeypatch):
     images(tmp_path / "a", {"cat": 0, "dog": 1})
     images(tmp_path / "b", {"dog": 1, "emu": 2}, seed=1)
     monkeypatch.setattr(Address, "wait", lambda self, seconds, **keys: None)
-    monkeypatch.setattr("uefl.engines.flower.roster._EVERY", 0.0)
+    monkeypatch.setattr("uefl.engines.flower.engine._EVERY", 0.0)
     return tmp_path
 
 

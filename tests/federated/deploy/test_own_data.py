@@ -21,8 +21,7 @@ from uefl.deploy.setting import Setting, greeting, task
 from uefl.deploy.silo import SiloProgram
 from uefl.deploy.sources import own
 from uefl.engines.codec import Packet
-from uefl.engines.flower.engine import FlowerEngine
-from uefl.engines.flower.roster import ClientNodes
+from uefl.engines.flower.engine import ClientNodes, FlowerEngine
 from uefl.errors import UserError
 
 

@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("flwr")
 
 import uefl
+from tests.federated import tiny
 from tests.federated.deploy.chaos.cluster import CONFIG, SILOS, UEFL, open_sandbox, until, without_bytes
 from tests.federated.deploy.machines import images
 from uefl.deploy import own_run
@@ -164,11 +165,17 @@ class Nodes:
         return [Node(i, "1", "") for i in range(self._count)]
 
 
-def test_each_client_has_a_node():
-    names = [f"silo-{i}" for i in range(5)]
-    assert own_run.AnyNode(Nodes(2), names).nodes == {name: (i % 2, "1") for i, name in enumerate(names)}
-    with pytest.raises(UserError, match="SuperNodes"):
-        own_run.AnyNode(Nodes(0), names)
+@pytest.mark.parametrize("nodes", [2, 0])
+def test_each_client_has_a_node(nodes):
+    cfg = tiny.settings("fedavg")
+    with own_run.InRun(link=Nodes(nodes)).deployment("cpu", print, "") as run:
+        if not nodes:
+            with pytest.raises(UserError, match="SuperNodes"):
+                run.federation(cfg, None, {})
+            return
+        names = list(run.federation(cfg, None, {}).by_name)
+        _, roster = run._engine.args
+    assert roster.nodes == {name: i % 2 for i, name in enumerate(names)}
 
 
 def test_a_run_needs_a_folder():

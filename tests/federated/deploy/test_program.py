@@ -9,7 +9,6 @@ from tests.federated import tiny
 from tests.federated.deploy.silos_in_memory import SourceInMemory, asked, program
 from tests.federated.engines.conformance import messages
 from uefl.deploy.silo import SiloProgram
-from uefl.engines import faults
 from uefl.engines.base import Message, expected_like
 from uefl.engines.codec import reply_of
 from uefl.engines.processes import Processes
@@ -44,8 +43,10 @@ def test_logs_with_an_error_are_kept(line, stays, tmp_path):
     processes.start("one", "this")  # ends without a signal
     processes.all["one"].wait()
     (processes.folder / "one.log").write_text(f"2026 {line}\n")
-    kept = processes.stop()
-    assert (kept is not None) == processes.folder.exists() == stays
+    said = []
+    processes.stop(said.append, "clients")
+    assert [str(processes.folder) in line for line in said] == [True] * stays
+    assert processes.folder.exists() == stays
 
 
 def test_a_run_that_fails_leaves_another_one_its_images(monkeypatch):
@@ -79,11 +80,11 @@ def test_a_run_that_fails_leaves_another_one_its_images(monkeypatch):
 @pytest.mark.parametrize(
     ("options", "setting", "fault"),
     [
-        ({"members": 10**9}, {}, faults.PROGRAM),
-        ({"members": "2"}, {}, faults.PROGRAM),
-        ({}, {"threads": 10**5}, faults.UNREADABLE),
-        ({}, {"threads": "2"}, faults.UNREADABLE),
-        ({}, {"mean": "x"}, faults.UNREADABLE),
+        ({"members": 10**9}, {}, "program"),
+        ({"members": "2"}, {}, "program"),
+        ({}, {"threads": 10**5}, "unreadable"),
+        ({}, {"threads": "2"}, "unreadable"),
+        ({}, {"mean": "x"}, "unreadable"),
         ({"\x1b[2J": 10**6 * "x"}, {}, None),
     ],
 )

@@ -12,7 +12,7 @@ from tests.federated.deploy.reports import refusal
 from uefl import config
 from uefl.deploy.setting import greeting
 from uefl.deploy.silo import SiloProgram
-from uefl.deploy.sources import OwnFolder, own
+from uefl.deploy.sources import own
 from uefl.engines.codec import Packet, decode, encode
 
 HASH = 64 * "0"
@@ -22,7 +22,7 @@ HASH = 64 * "0"
 def report(tmp_path):
     images(tmp_path / "a", {"cat": 0, "dog": 1})
     cfg = config.load({"data": {"source": str(tmp_path)}, "arms": {"arm": {"algorithm": "fedavg"}}})
-    found = SiloProgram(OwnFolder(tmp_path / "a", "a"), torch.device("cpu"))(Packet(greeting(cfg), {}))
+    found = SiloProgram(own(tmp_path / "a", None), torch.device("cpu"))(Packet(greeting(cfg), {}))
     return decode(encode(found))
 
 
@@ -35,7 +35,7 @@ def test_skipped_files_are_noted_only_at_the_silo(tmp_path, caplog):
     folder = (tmp_path / "a" / "train").rename(tmp_path / "b")
     (folder / "emu").mkdir()
     cfg = config.load({"data": {"source": str(tmp_path)}, "arms": {"arm": {"algorithm": "fedavg"}}})
-    found = SiloProgram(OwnFolder(folder, "b"), torch.device("cpu"))(Packet(greeting(cfg), {}))
+    found = SiloProgram(own(folder, "b"), torch.device("cpu"))(Packet(greeting(cfg), {}))
     (note,) = (record.message for record in caplog.records if "note:" in record.message)
     assert note.endswith(f": {folder / 'emu'}")
     assert "emu" not in str(found.header)

@@ -14,7 +14,6 @@ from uefl.deploy.report import read
 from uefl.deploy.setting import Setting, greeting, task
 from uefl.deploy.silo import SiloProgram
 from uefl.deploy.sources import own
-from uefl.engines import faults
 from uefl.engines.codec import Packet
 from uefl.errors import UserError
 
@@ -79,9 +78,9 @@ def test_a_silo_itself_names_its_column_of_labels(tmp_path):
     table.to_csv(path, index=False)
     for label, asked, error in (
         ("outcome", "outcome", None),
-        ("outcome", "patient", faults.DATA),
-        ("patient", "outcome", faults.DATA),
-        ("label", "outcome", faults.DATA),
+        ("outcome", "patient", "data"),
+        ("patient", "outcome", "data"),
+        ("label", "outcome", "data"),
     ):
         cfg = settings(label=asked, normalize="raw")
         program = SiloProgram(own(path, None, label), torch.device("cpu"))

@@ -18,7 +18,7 @@ from tests.federated.engines.conformance import (
     messages,
     settings,
 )
-from uefl.deploy import deployment
+from uefl.deploy import sources
 from uefl.deploy import workers as deploy
 from uefl.engines import frames
 from uefl.engines.base import Message, Reply
@@ -46,7 +46,7 @@ def workers(tmp_path_factory):
 
 def engine(workers, cfg, started=lambda name: None):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(deployment, "build", lambda *_, **__: federation(cfg))
+        patch.setattr(sources, "build", lambda *_, **__: federation(cfg))
         workers.federation(cfg, None, {})
     return workers.engine("arm", started)
 

@@ -16,8 +16,7 @@ from uefl.engines.base import Message, Reply
 from uefl.engines.codec import Packet, packed_reply, reply_of
 from uefl.engines.faults import NOT_READ
 from uefl.engines.flower import LARGE, TORN
-from uefl.engines.flower.engine import FlowerEngine
-from uefl.engines.flower.roster import ClientNodes
+from uefl.engines.flower.engine import ClientNodes, FlowerEngine
 
 
 def programs(federation, **fail):
@@ -221,7 +220,7 @@ def test_a_name_that_is_taken(run, bound):
     there.nodes_there[30], there.activated[30] = there.nodes_there[10], "2"
     roster._looked = 0.0
     assert roster.refresh() == ([] if bound else ["silo-0"])
-    assert roster.nodes["silo-0"][0] == (10 if bound else 30)
+    assert roster.nodes["silo-0"] == (10 if bound else 30)
     assert sorted(roster.refused) == ([30] if bound else [])
     assert all(re.search("'silo-0' .*key; .*--name", why) for why in roster.refused.values())
 

@@ -23,7 +23,7 @@ from flwr.clientapp.utils import get_load_client_app_fn
 from flwr.cli.install import install_from_fab
 from uefl.deploy import app
 from uefl.engines.flower import fork_server
-sys.meta_path[sys.meta_path.index(PathFinder)] = fork_server.InstalledFinder(sys.path)
+sys.meta_path[sys.meta_path.index(PathFinder)] = fork_server.InstalledFinder()
 fork_server.write_only_in(Path(os.environ["FLWR_HOME"]))
 fab = sys.stdin.buffer.read()
 import hashlib

@@ -53,6 +53,7 @@ class CodebookAlgorithm(Algorithm):
             "loss of the quantizer, both terms: mean over the images of the round, each in its training step"
         ),
     }
+    details = frozenset({"perplexity_full"})
     server_columns = extension_findings.COLUMNS
     marks: ClassVar = {
         "extended": ("codewords added to the client (decided on holdout images; shown here: the test split)")

@@ -20,13 +20,12 @@ def read(root: Path) -> DataSet:
 
     Classes are the union over all clients, sorted by name.
 
-    Every file in a class folder must be an image that Pillow reads. Files next to folders that are not
-    images, and class folders without images, are skipped with a note. Hidden files are skipped without a
-    note. Classes that differ only in case are noted. Images are RGB if any of them is in color, else gray, by
-    the rules of :mod:`uefl.data.pixels`.
+    Files whose suffix is of no image that Pillow reads, and empty class folders, are skipped with a note.
+    Hidden files are skipped without a note. Classes that differ only in case are noted. Images are RGB if any
+    of them is in color, else gray, by the rules of :mod:`uefl.data.pixels`.
 
     Raises:
-        UserError: folders or images are missing or misplaced, or a file is not an image.
+        UserError: folders or images are missing or misplaced, or an image cannot be read.
     """
     return _table(
         root,

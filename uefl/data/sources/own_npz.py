@@ -40,7 +40,6 @@ def read(path: Path) -> DataSet:
 def _silos(path: Path, arrays: npz.Arrays) -> DataSet:
     images = npz.images(path, arrays, "images")
     labels = as_labels(arrays["labels"], images.count, f"{path}: labels").numpy()
-    classes = npz.count_classes(path, "labels", labels)
     owners, test, count = arrays["silo"], arrays.get("test"), images.count
     if owners.dtype.kind not in "iuSU" or owners.shape != (count,):
         raise UserError(
@@ -50,6 +49,7 @@ def _silos(path: Path, arrays: npz.Arrays) -> DataSet:
         raise UserError(f"{path}: expected test as {count} booleans, got {test.dtype} {test.shape}")
     names, group_of = np.unique(owners, return_inverse=True)
     groups = tuple(_text(name) for name in names)
+    classes = npz.count_classes(path, "labels", labels, [groups[i] for i in group_of.tolist()])
     for_test = np.zeros(count, bool) if test is None else test.astype(bool)
     return DataSet(
         str(path),

@@ -13,7 +13,7 @@ import numpy as np
 from ...errors import UserError
 from ...paths import opened
 from ..dataset import DataSet, numbered
-from ..folder_listing import labeled
+from ..folder_listing import labeled, unused_paths
 from ..images import File, ImageList, from_files, on_disk
 from .base import need_root, source
 
@@ -58,6 +58,7 @@ def pacs(root: Path | None) -> DataSet:
         group_of,
         frozenset(DOMAINS),
         parts={"files": len(places)},
+        notes=unused_paths([found[0] / domain for domain in DOMAINS]) if found[0].is_dir() else (),
     )
 
 

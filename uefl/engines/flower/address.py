@@ -40,11 +40,6 @@ class Address:
         return self.place.rpartition(":")[0].strip("[]")
 
     @property
-    def port(self) -> int:
-        """Return the TCP port."""
-        return int(self.place.rpartition(":")[2])
-
-    @property
     def is_loopback(self) -> bool:
         """Return True if nothing that is sent there leaves the machine."""
         try:
@@ -106,11 +101,11 @@ class Address:
     def _connect(self) -> None:
         """Ask for a page, and raise OSError if no server, or only a proxy, replies."""
         if self.insecure:
-            connection = HTTPConnection(self.host, self.port, timeout=5)
+            connection = HTTPConnection(self.place, timeout=5)
         else:
             roots = None if self.root_certificates is None else self.root_certificates.decode("ascii")
             context = ssl.create_default_context(cadata=roots)
-            connection = HTTPSConnection(self.host, self.port, timeout=5, context=context)
+            connection = HTTPSConnection(self.place, timeout=5, context=context)
         with closing(connection):
             connection.connect()
             status = 0
@@ -119,15 +114,3 @@ class Address:
                 status = connection.getresponse().status
             if status in _ABSENT:
                 raise OSError(f"HTTP {status}")
-
-
-def parse(place: str) -> str:
-    """Check and return ``HOST:PORT``.
-
-    Raises:
-        ValueError: the place has another form.
-    """
-    host, _, port = place.rpartition(":")
-    if not host or "/" in host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ValueError(f"expected HOST:PORT, got {place!r}")
-    return place

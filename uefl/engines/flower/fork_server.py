@@ -37,24 +37,15 @@ def script(place: Path) -> str:
 
 
 class InstalledFinder:
-    """Find modules in fixed folders.
+    """Find modules in the present folders of ``sys.path``, without its later changes."""
 
-    Later changes of ``sys.path`` have no effect.
-
-    Args:
-        path: the folders of installed packages.
-    """
-
-    def __init__(self, path: Sequence[str]) -> None:
-        self._path = list(path)
+    def __init__(self) -> None:
+        self._path = list(sys.path)
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec of a module.
-
-        ``path`` is the path of its package, None for a top-level module.
-        """
+        """Return the spec of a module, with the path of its package, or None for a top-level module."""
         return PathFinder.find_spec(name, self._path if path is None else path, target)
 
 
@@ -91,7 +82,7 @@ def serve(place: str) -> None:
     program = point.load()
     from . import messenger  # noqa: F401 (import it before the finder changes, for all forks)
 
-    sys.meta_path[sys.meta_path.index(PathFinder)] = InstalledFinder(sys.path)  # type: ignore[type-var]
+    sys.meta_path[sys.meta_path.index(PathFinder)] = InstalledFinder()  # type: ignore[type-var]
     server = os.getpid()
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(place)

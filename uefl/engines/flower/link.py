@@ -55,11 +55,7 @@ class Node(NamedTuple):
 
 
 class Link:
-    """A run, as the engine sees it, over a connection to its ServerApp.
-
-    Args:
-        end: end of the connection.
-        place: address of the SuperLink.
+    """A run at the SuperLink of a place, as the engine sees it, over a connection to its ServerApp.
 
     Raises:
         Unreachable: every method raises it if the SuperLink has lost the run, or is unreachable for long.
@@ -67,7 +63,6 @@ class Link:
 
     def __init__(self, end: socket.socket, place: str) -> None:
         self._end, self._place = end, place
-        self._awaited: set[str] = set()
         self._inbox: dict[str, Packet | str] = {}
 
     def nodes(self) -> list[Node]:
@@ -80,36 +75,25 @@ class Link:
         Returns the number of the message, or None if the SuperLink does not know the node any more.
 
         Args:
-            node: its number.
-            packet: the message.
             life: seconds after which a message that was not fetched, or a reply to it, is dropped.
             most: bytes that the reply may have.
         """
         self._ask({"do": "expect", "most": most})  # the message and its copies need memory, too
         what = {"do": "push", "node": node, "life": life, "most": most}
         number: str | None = self._ask(what, encode(packet))
-        if number is not None:
-            self._awaited.add(number)
         return number
 
     def arrived(self, numbers: Collection[str], seconds: float) -> dict[str, Packet | str]:
-        """Wait for replies to messages with these numbers, no longer than this.
-
-        Returns:
-            By number, each reply that has come, or the reason why no reply will come.
-        """
+        """Wait some seconds, and return by number each reply, or the reason why no reply will come."""
         end = time.monotonic() + seconds
         while wait([self._end], 0 if self._inbox.keys() & numbers else max(end - time.monotonic(), 0)):
             self._take()
-        found = {number: self._inbox.pop(number) for number in [*self._inbox] if number in numbers}
-        self._awaited -= found.keys()
-        return found
+        return {number: self._inbox.pop(number) for number in [*self._inbox] if number in numbers}
 
     def forget(self, numbers: Collection[str]) -> None:
         """Ignore replies to the messages with these numbers, and do not read them."""
         if numbers:
             self._ask({"do": "forget", "numbers": list(numbers)})
-        self._awaited.difference_update(numbers)
         for number in numbers:
             self._inbox.pop(number, None)
 
@@ -146,8 +130,7 @@ class Link:
             raise self._lost() from None
         if "reply_to" not in header:
             return dict(header)
-        if header["reply_to"] in self._awaited:
-            self._inbox[header["reply_to"]] = header["error"] or _read(frame)
+        self._inbox[header["reply_to"]] = header["error"] or _read(frame)
         return None
 
     def _lost(self) -> Unreachable:
@@ -169,10 +152,8 @@ def connect(
     """Open a run at a SuperLink for as long as the context lasts.
 
     Args:
-        address: address of the SuperLink.
         secret: the file that the SuperLink was started with (``--superexec-auth-secret-file``); without it,
             everyone who can connect to the SuperLink may start the program of a run.
-        notice: called with a line for the user.
 
     Raises:
         Unreachable: the SuperLink refuses, or does not leave the program of the run to this process.
@@ -199,7 +180,7 @@ def _begun(
     environment = {"FLWR_HOME": str(folder), "PATH": path, RUN: str(folder / "run")}
     # ``flower-superexec`` must take one task, and takes the first one at once
     environment["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] = "60"
-    processes, trust = Processes(folder, QUIET | environment), address.options(folder)
+    processes, trust = Processes(folder, **QUIET, **environment), address.options(folder)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(environment[RUN])
         listener.listen(1)

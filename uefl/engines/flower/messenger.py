@@ -69,15 +69,11 @@ def records_of(frame: bytes | bytearray) -> RecordDict:
 
 
 def frame_of(records: RecordDict, most: int) -> bytes:
-    """Undo :func:`records_of`. :func:`uefl.engines.codec.decode` checks the frame.
-
-    Args:
-        records: the content of a message, from an untrusted sender.
-        most: the largest size of the frame in bytes.
+    """Undo :func:`records_of` for an untrusted message. :func:`uefl.engines.codec.decode` checks the frame.
 
     Raises:
         KeyError: there is no frame.
-        MemoryError: the frame is larger.
+        MemoryError: the frame has more than ``most`` bytes.
     """
     frame: bytes = records.array_records["frame"]["frame"].data
     if len(frame) > most:
@@ -121,7 +117,7 @@ class _Awaited:
 
 
 class Messenger:
-    """A messenger that sends the requests of a run to a Grid, and returns each reply as it arrives.
+    """Sends the requests of a run, which come from ``end``, to a Grid, and returns each reply as it arrives.
 
     Each reply is handled separately. Its content decides neither which message it belongs to nor whether
     other replies are read. A reply that fills the memory can damage the replies that arrive at the same time.
@@ -129,8 +125,6 @@ class Messenger:
     node in a row cannot be read, the node gets no further message.
 
     Args:
-        grid: the Grid of the run.
-        end: the end of a connection to the process of the run.
         bounded: whether the replies limit the memory of this process.
     """
 
@@ -222,16 +216,14 @@ class Messenger:
             return self._limit_memory(header["most"])
         while True:
             try:
-                return self._nodes() if header["do"] == "nodes" else self._push(header, frame)
+                if header["do"] == "push":
+                    return self._push(header, frame)
+                nodes = self._grid.get_nodes()
+                return [[node.node_id, node.last_activated_at, node.public_key.hex()] for node in nodes]
             except Exception as error:
                 if not _may_pass(error):
                     raise
             time.sleep(_PAUSES[1])
-
-    def _nodes(self) -> list[list[Any]]:
-        return [
-            [info.node_id, info.last_activated_at, info.public_key.hex()] for info in self._grid.get_nodes()
-        ]
 
     def _push(self, header: dict[str, Any], frame: bytearray) -> str | None:
         """Send a message, and return its number, or None if its node does not exist."""

@@ -17,7 +17,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from .. import faults
 from ..base import Reply
 from ..codec import Packet, Unreadable, decode, encode, packed_reply
 from ..frames import ConnectionLost, receive, send
@@ -43,8 +42,6 @@ def serve(address: Address, program: Program, key: Path | None = None, *, patien
     """Reply to messages until the process ends.
 
     Args:
-        address: the address of the SuperLink.
-        program: returns the reply to a message.
         key: the file of a private key, which identifies this node at the SuperLink. None: a new key for each
             connection, for a SuperLink that has no registered keys.
         patience: seconds to wait for a SuperLink that cannot be reached, at the start or later, or that does
@@ -76,19 +73,16 @@ def serve(address: Address, program: Program, key: Path | None = None, *, patien
                     " process with this key still counts as connected, or the clock of this machine is wrong"
                 )
             elif key is None or time.monotonic() - refused > patience:
-                raise _not_accepted(address, key)
+                advice = (
+                    "give the silo's private key with --key, if the silo has a key"
+                    if key is None
+                    else "register its public key there"
+                )
+                raise Unreachable(
+                    f"the SuperLink at {address.place} does not accept this silo; {advice}, and check the"
+                    " clock of this machine"
+                )
             time.sleep(_AGAIN)
-
-
-def _not_accepted(address: Address, key: Path | None) -> Unreachable:
-    why = (
-        "give the silo's private key with --key, if the silo has a key, and"
-        if key is None
-        else "register its public key there, and"
-    )
-    return Unreachable(
-        f"the SuperLink at {address.place} does not accept this silo; {why} check the clock of this machine"
-    )
 
 
 @contextmanager
@@ -105,7 +99,7 @@ def _supernode(address: Address, key: Path | None, folder: Path) -> Iterator[Cal
         (home / "bin" / fork_server.NAME).write_text(fork_server.script(home / "forks"))
         environment = {"FLWR_HOME": place, "TMPDIR": place, "PATH": path, SILO: str(folder / "silo")}
         environment["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] = "0.1"
-        processes = Processes(home, QUIET | environment)
+        processes = Processes(home, **QUIET, **environment)
         stack.callback(processes.end)
 
         def start(name: str, module: str, *arguments: str) -> None:
@@ -160,4 +154,4 @@ def reply_to(program: Program, frame: bytearray) -> bytearray:
     except Exception:  # a user's algorithm may put any object into a reply
         _LOG.exception("the reply cannot be encoded; the server gets an error in its place")
         client = str(reply.header.get("client", ""))
-        return encode(packed_reply(Reply(client, error=faults.PROGRAM)))
+        return encode(packed_reply(Reply(client, error="program")))

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from ..._checks import check_reverse_mode
 from ..._library import define, define_autograd, define_vmap, forced
 from . import composed
 
@@ -66,6 +67,7 @@ def lfq_entropy(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
     Both have the dtype of the rows. Codes are numbered by their bits, the first element highest.
     """
+    check_reverse_mode("lfq_entropy", rows)
     # plain PyTorch, whatever the backend
     kernel = torch.ops.uefl_reference if forced() == "reference" else torch.ops.uefl
     found: tuple[torch.Tensor, torch.Tensor] = kernel.lfq_entropy(*composed.Arguments(rows))

@@ -109,8 +109,10 @@ def _digits(rows: int) -> int:
 def _exponent(value: torch.Tensor) -> torch.Tensor:
     """Return the least e >= -900 with value < 2^e, for finite float64 from 0 on, and 0 for 0.
 
-    It reads the bits: inductor's frexp does not compile.
+    It reads the bits: inductor's frexp does not compile. torch.jit.trace does not take bits.
     """
+    if not torch.compiler.is_compiling() and torch._C._is_tracing():
+        return torch.frexp(value).exponent.long().clamp(min=-900).masked_fill(value == 0, 0)
     return ((value.view(torch.int64) >> 52) - 1022).clamp(min=-900).masked_fill(value == 0, 0)
 
 
@@ -119,4 +121,6 @@ def power_of_two(exponent: torch.Tensor) -> torch.Tensor:
 
     This is exact on every device, unlike pow, and needs no transfer from the host.
     """
+    if not torch.compiler.is_compiling() and torch._C._is_tracing():
+        return torch.ldexp(exponent.new_ones((), dtype=torch.float64), exponent.double())
     return (exponent + 1023).bitwise_left_shift(52).view(torch.float64)
