@@ -101,6 +101,8 @@ class Run:
             raise UserError(f"no arm {arm!r} in {self.path}; it has {', '.join(self.config.arms)}")
         file = self.path / f"model-{arm}.safetensors"
         if not has_file(file):
+            if has_file(self.path / "summary.json"):
+                raise UserError(f"{file} does not exist, and the run has ended; restore it, or train again")
             raise UserError(
                 f"{file} does not exist: arm {arm!r} has not ended; continue with"
                 f" uefl.resume({str(self.path)!r})"

@@ -27,6 +27,7 @@ from .json_text import parse_json
 from .paths import has_file, named, neighbor, opened, read_text
 
 SCHEMA = 4
+SUM = "sha256"
 _INDEX = "checkpoint.json"
 _TENSORS = re.compile(r"checkpoint-[0-9a-f]{16}\.safetensors")
 
@@ -88,12 +89,17 @@ def save_tensors(
 def save_groups(
     path: Path, groups: Callable[[], Iterable[dict[str, torch.Tensor]]], metadata: dict[str, str]
 ) -> None:
-    """Write the dictionaries of two equal calls as :func:`save_tensors` does, one at a time in memory."""
+    """Write the dictionaries of two equal calls as :func:`save_tensors` does, one at a time in memory.
+
+    The metadata get :func:`checksum` under the key ``SUM``.
+    """
     found: dict[str, dict[str, Any]] = {}
+    sums: dict[str, str] = {}
     for group in groups():
         found |= _header_and_bytes(group)[0]
+        sums |= _sums(group)
     end = 0
-    layout: dict[str, Any] = {"__metadata__": metadata}
+    layout: dict[str, Any] = {"__metadata__": metadata | {SUM: _sum_of(sums, metadata)}}
     # largest items first, so that each tensor begins at a multiple of its item size
     for name in sorted(found, key=lambda name: (-_item_size(found[name]), name)):
         start, stop = found[name]["data_offsets"]
@@ -108,6 +114,20 @@ def save_groups(
             for name, about in described.items():
                 file.seek(8 + len(header) + layout[name]["data_offsets"][0])
                 file.write(values[slice(*about["data_offsets"])])
+
+
+def checksum(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> str:
+    """Return a hash of a file's tensors and of its metadata without the key ``SUM``, in any order."""
+    return _sum_of(_sums(tensors), {key: text for key, text in metadata.items() if key != SUM})
+
+
+def _sums(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
+    flat = {name: tensor.detach().cpu().reshape(-1).view(torch.uint8) for name, tensor in tensors.items()}
+    return {name: hashlib.sha256(values.numpy().data).hexdigest() for name, values in flat.items()}
+
+
+def _sum_of(sums: Mapping[str, str], metadata: Mapping[str, str]) -> str:
+    return hashlib.sha256(json.dumps([sums, metadata], sort_keys=True).encode()).hexdigest()
 
 
 def _header_and_bytes(tensors: dict[str, torch.Tensor]) -> tuple[dict[str, dict[str, Any]], memoryview]:

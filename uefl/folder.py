@@ -95,7 +95,7 @@ def writing(path: Path) -> Iterator[None]:
         try:
             stack.enter_context(in_turn(path, wait=False))
         except OSError as error:
-            raise UserError(f"{error.filename or path} cannot be written ({error.strerror})") from None
+            raise UserError(f"{path} cannot be written ({error.strerror})") from None
         yield
 
 

@@ -21,6 +21,7 @@ from .errors import UnusableFile, UserError
 
 _GROUP = Path("/sys/fs/cgroup/memory.max")
 _LONGEST = 255  # bytes of a name, on all usual file systems
+_LONGEST_PATH = 4095  # bytes of a path, on Linux
 _SPECIAL = {
     stat.S_IFIFO: "a pipe",
     stat.S_IFSOCK: "a socket",
@@ -51,11 +52,12 @@ def check_name(path: Path, what: str) -> None:
         UserError: the path is not UTF-8, or Python reads names in another encoding; a part of the path is
             longer than file systems allow, or has a null byte.
     """
-    lengths = {name: len(name.encode("utf-8", "replace")) for name in path.parts}
-    longest = max(lengths, key=lambda name: lengths[name], default="")
-    if lengths.get(longest, 0) > _LONGEST or "\0" in str(path):
+    longest = max(path.parts, key=_size, default="")
+    if _size(longest) > _LONGEST or "\0" in str(path):
         limit = f"at most {_LONGEST} bytes, without a null byte"
         raise UserError(f"{what} {longest[:20]!r}...: expected a name of {limit}; rename it")
+    if _size(str(path)) > _LONGEST_PATH:
+        raise UserError(f"{what} {str(path)[:20]!r}...: expected a path of at most {_LONGEST_PATH} bytes")
     try:
         str(path).encode("utf-8")
     except UnicodeEncodeError:
@@ -71,6 +73,10 @@ def check_name(path: Path, what: str) -> None:
         f"{what} {name!r}: in this locale Python reads names as {encoding}; set PYTHONUTF8=1 in the"
         " environment"
     )
+
+
+def _size(text: str) -> int:
+    return len(text.encode("utf-8", "replace"))
 
 
 def neighbor(path: Path, suffix: str) -> Path:

@@ -407,6 +407,8 @@ class _Run:
     def go(self, tensors: dict[str, torch.Tensor], plain: dict[str, Any], pages: bool) -> dict[str, Any]:
         """Finish the arm that the checkpoint is in, then the arms after it."""
         self.check_origin(plain.get("made_with", self.made_with))
+        if "made_with" in plain:  # the report at the end needs it, and it may be damaged
+            checkpoint.write_json(self.out / "manifest.json", self.federation.manifest)
         self.seconds: dict[str, float] = dict(plain["seconds"])
         self.cpu_seconds: dict[str, float] = dict(plain["cpu_seconds"])
         self.metrics.cut(plain["metrics_bytes"])
@@ -433,6 +435,7 @@ class _Run:
             samples.write(self.out, [client.name for client in self.federation.clients], self.clients.data)
         own = dict.fromkeys(key for columns in own_columns(self.cfg).values() for key in columns)
         names, (records, _) = list(self.cfg.arms), parted(self.metrics.lines())
+        self._check_models(names[: plain["arm"]])
         with event_writer(self.out, records, own, self.cfg.run.metrics) as events:
             for index in range(plain["arm"], len(names)):
                 arm, workspace = self._arm(names[index])
@@ -479,6 +482,16 @@ class _Run:
                 "the results may differ in the last bits from a run without interruption, because these"
                 f" changed: {', '.join(changed)}"
             )
+
+    def _check_models(self, arms: list[str]) -> None:
+        """Note models of ended arms that cannot be read, because no turn writes them again."""
+        for arm in arms:
+            if self._clients_keep_states and _keeps_what_predicts(self.workspace(arm)):
+                continue
+            try:
+                saved.load(self.out / f"model-{arm}.safetensors", self.network)
+            except UserError as error:
+                self.observer.notice(f"note: arm {arm!r} has ended, and its model cannot be used: {error}")
 
     def _arm(self, name: str) -> tuple[ServerLoop, Workspace]:
         workspace, seed = self.workspace(name), self.cfg.run.seed

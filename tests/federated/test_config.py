@@ -186,7 +186,7 @@ def test_a_file_with_a_byte_order_mark(tmp_path):
 def test_files_that_cannot_be_used_are_named(tmp_path):
     with pytest.raises(UserError, match=r"absent.toml .*\.toml"):
         config.load(str(tmp_path / "absent.toml"))
-    for content in (b"[data", b"\xff\xfe"):
+    for content in (b"[data", b"\xff\xfe", b"a = " + 5000 * b"["):
         (tmp_path / "broken.toml").write_bytes(content)
         with pytest.raises(UserError, match=r"broken.toml .*TOML") as error:
             config.load(str(tmp_path / "broken.toml"))

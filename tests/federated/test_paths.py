@@ -50,10 +50,10 @@ def images(folder, count=6, suffix=".png"):
     return folder
 
 
-@pytest.mark.parametrize("litter", ["__MACOSX", "Thumbs.db", "desktop.ini", ".DS_Store"])
+@pytest.mark.parametrize("litter", ["__MACOSX", "@eaDir", "Thumbs.db", "desktop.ini", ".DS_Store", "Icon\r"])
 def test_files_of_operating_systems_are_skipped(tmp_path, litter):
     root = images(tmp_path / "silos")
-    if litter == "__MACOSX":
+    if litter in ("__MACOSX", "@eaDir"):
         (root / litter / "a").mkdir(parents=True)
         (root / "a" / litter).mkdir()
     else:
@@ -73,6 +73,16 @@ def test_suffixes_in_capitals(tmp_path):
     (tmp_path / "X.TOML").write_text('base = "demo"\n[run]\nseed = 7\n')
     assert config.load(str(tmp_path / "X.TOML")).run.seed == 7
     assert labeled(images(tmp_path / "silos", suffix=".PNG")).classes == ("cat", "dog")
+
+
+def test_splits_in_capitals_are_named(tmp_path):
+    for split in ("Train", "TEST"):
+        images(tmp_path / "silos" / split)
+        (tmp_path / "silos/client").mkdir(exist_ok=True)
+        (tmp_path / "silos" / split / "a").rename(tmp_path / "silos/client" / split)
+        (tmp_path / "silos" / split).rmdir()
+    with pytest.raises(UserError, match=r"\bTEST, Train\b.*\btrain and test"):
+        labeled(tmp_path / "silos")
 
 
 def test_other_capitals_are_named(tmp_path):
@@ -544,7 +554,9 @@ def test_an_unknown_home_is_a_name(tmp_path, monkeypatch):
     )
 
 
-@pytest.mark.parametrize("name", ["a" * 256, "é" * 128, "a\0b"], ids=["long", "long-in-bytes", "null"])
+@pytest.mark.parametrize(
+    "name", ["a" * 256, "é" * 128, "a\0b", "a/" * 2050 + "a"], ids=["long", "long-in-bytes", "null", "deep"]
+)
 def test_names_that_no_file_can_have(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     for call in (
@@ -553,6 +565,7 @@ def test_names_that_no_file_can_have(tmp_path, monkeypatch, name):
         lambda: uefl.load(name),
         lambda: saved.load(name),
         lambda: uefl.train("demo", out="run", data={"source": name}),
+        lambda: data.build(data.Data(source=name), kind="labeled", seed=0),
         lambda: uefl.train(f"{name}.toml", out="run"),
     ):
         with pytest.raises(UserError):

@@ -101,7 +101,7 @@ def test_the_members_of_an_ensemble_are_its_uncertainty(models):
 
 
 @pytest.mark.parametrize(
-    ("uncertainty", "passes"), [(True, 0), (True, -1), (True, 1.5), (True, True), (False, 3)]
+    ("uncertainty", "passes"), [(True, 0), (True, -1), (True, 1.5), (True, True), (True, 10**20), (False, 3)]
 )
 def test_a_prediction_has_one_pass_or_more(models, uncertainty, passes):
     with pytest.raises(UserError, match="passes"):

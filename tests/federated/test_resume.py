@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+import uefl
 from uefl import folder, run
 from uefl.data import build
 from uefl.errors import UserError
@@ -189,3 +190,19 @@ def test_a_report_that_was_not_written_is_written_on_resume(tmp_path):
     (tmp_path / "run" / "report.md").unlink()
     go_on(tmp_path / "run")
     assert (tmp_path / "run" / "report.md").exists()
+
+
+def test_damaged_results_of_an_ended_arm_are_noted_or_written_again(tmp_path):
+    """No turn of the second arm writes the model of the first arm again, and the manifest is known."""
+    out = interrupted(tmp_path / "run", after=20)
+    manifest, model = (out / "manifest.json").read_bytes(), out / "model-fedavg.safetensors"
+    (out / "manifest.json").write_text("{")
+    model.write_bytes(model.read_bytes()[:-1] + b"x")
+    observer = Watcher()
+    go_on(out, observer)
+    assert (out / "manifest.json").read_bytes() == manifest
+    (notice,) = (notice for notice in observer.notices if "arm 'fedavg' has ended" in notice)
+    assert str(model) in notice
+    model.unlink()
+    with pytest.raises(UserError, match=f"{model} .*restore"):
+        uefl.load(out).model("fedavg")

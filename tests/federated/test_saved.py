@@ -42,8 +42,8 @@ def replaced(key, value, about):
 def rewrite(path, change, out):
     """Write a model file with another description, which is a function of the dict of the old one."""
     with safe_open(path, "pt") as file:
-        ((key, about),) = file.metadata().items()
-    checkpoint.save_tensors(out, load_file(path), {key: change(json.loads(about))})
+        about = file.metadata()["uefl-model-4"]
+    checkpoint.save_tensors(out, load_file(path), {"uefl-model-4": change(json.loads(about))})
 
 
 @pytest.fixture
@@ -105,21 +105,16 @@ def test_images_that_would_give_a_wrong_prediction_are_refused(model, images, me
 
 def test_wrong_image_size_error_names_the_size(folder):
     write(folder / "resized.safetensors", settings("fedavg", image_size=8))
-    model, large = (
-        saved.load(folder / "resized.safetensors"),
-        IMAGES.repeat_interleave(2, 2).repeat_interleave(2, 3).numpy(),
-    )
+    model = saved.load(folder / "resized.safetensors")
+    large = IMAGES.repeat_interleave(2, 2).repeat_interleave(2, 3).numpy()
     for images in (large, large[:, 0]):
-        shape = re.escape(str(list(images.shape)))
+        shapes = rf"\[B, 1, 8, 8\], .*{re.escape(str(list(images.shape)))}"
         with pytest.raises(
-            UserError,
-            match=rf"images: .*\[B, 1, 8, 8\], .*{shape}; .*8x8: uefl\.data\.rotate\.resize\(.*, 8\)",
+            UserError, match=rf"images: .*{shapes}; .*8x8: uefl\.data\.rotate\.resize\(.*, 8\)"
         ):
             model.predict(images)
-        assert torch.equal(
-            model.predict(resize(torch.as_tensor(images), 8)),
-            model.predict(resize(torch.as_tensor(large), 8)),
-        )
+        one, other = (model.predict(resize(torch.as_tensor(each), 8)) for each in (images, large))
+        assert torch.equal(one, other)
     with pytest.raises(UserError, match=r"got \[12, 3, 8, 8\]$"):
         model.predict(IMAGES.expand(-1, 3, -1, -1))
 
@@ -142,13 +137,13 @@ def test_a_folder_with_one_model_can_be_loaded(folder, tmp_path):
 
 
 def test_loading_fetches_no_pretrained_weights(folder, monkeypatch):
-    seen = []
-    build = resnet18.resnet18
-    monkeypatch.setattr(
-        resnet18,
-        "resnet18",
-        lambda channels, pretrained: (seen.append(pretrained), build(channels, False))[1],
-    )
+    seen, build = [], resnet18.resnet18
+
+    def built(channels, pretrained):
+        seen.append(pretrained)
+        return build(channels, False)
+
+    monkeypatch.setattr(resnet18, "resnet18", built)
     base = {"arms": {"arm": {"algorithm": "fedavg"}}}
     cfg = config.load(base, encoder="resnet18", pretrained=True)
     weights = net.Net(Model(encoder="resnet18"), (1, 8, 8), 3).state_dict()
@@ -216,15 +211,20 @@ def test_a_model_whose_description_is_damaged_is_refused_by_name(tmp_path, descr
         saved.load(tmp_path)
 
 
+def test_a_changed_byte_of_a_model_is_found(folder, tmp_path):
+    whole = (folder / "model-fedper.safetensors").read_bytes()
+    path = tmp_path / "model-fedper.safetensors"
+    for place in (whole.index(b'[\\"a\\"') + 3, len(whole) // 2, len(whole) - 1):  # a class, and two weights
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(UserError, match=rf"^{path} .*checksum"):
+            saved.load(path)
+
+
 def test_a_model_moves_as_a_whole_and_the_first_stays(model):
     there = model.to("meta")
     (net, clients), before = there.members[0], model.predict(IMAGES, "silo-0")
-    tensors = [
-        *net.state_dict().values(),
-        *(tensor for own in clients.values() for tensor in own.values()),
-        there.mean,
-        there.std,
-    ]
+    of_clients = [tensor for own in clients.values() for tensor in own.values()]
+    tensors = [*net.state_dict().values(), *of_clients, there.mean, there.std]
     assert {tensor.device.type for tensor in tensors} == {"meta"}
     assert there.clients == model.clients
     assert torch.equal(model.predict(IMAGES, "silo-0"), before)

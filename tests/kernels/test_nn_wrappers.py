@@ -434,16 +434,19 @@ def test_fsdp_with_buffers_in_half_precision(one_process):
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("original", [False, True])
 @pytest.mark.parametrize("options", [{"threshold_ema_dead_code": 2}, {"kmeans_init": True}], ids=str)
-def test_fsdp_shards_codewords_that_the_layer_writes(one_process, options):
+def test_fsdp_shards_codewords_that_the_layer_writes(one_process, options, original):
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     model = nn.Sequential(layer(learnable_codebook=True, **options))
-    sharded = FullyShardedDataParallel(copy.deepcopy(model), device_id=torch.device("cpu"))
-    with pytest.raises(RuntimeError, match="ignored_states"):
-        sharded(normal(40, 8))
+    given = {"device_id": torch.device("cpu"), "use_orig_params": original}
+    sharded = FullyShardedDataParallel(copy.deepcopy(model), **given)
+    for gradients in (False, True):
+        with torch.set_grad_enabled(gradients), pytest.raises(RuntimeError, match="ignored_states"):
+            sharded(normal(40, 8))
     ignored = [*model[0]._codebook.parameters()]
-    other = FullyShardedDataParallel(model, device_id=torch.device("cpu"), ignored_states=ignored)
+    other = FullyShardedDataParallel(model, ignored_states=ignored, **given)
     before = model[0].codebook.clone()
     other(normal(40, 8))
     assert not torch.equal(model[0].codebook, before)

@@ -261,12 +261,8 @@ def _check_private(config: Config) -> None:
             " 'standard' needs the mean and the deviation of all clients' images, without noise"
         )
     if run.privacy == "central":
-        check_unused(
-            run,
-            "joins",
-            "with privacy = 'central' the participants of a round are drawn from all clients",
-            "run.",
-        )
+        why = "with privacy = 'central' the participants of a round are drawn from all clients"
+        check_unused(run, "joins", why, "run.")
         check_unused(run, "aggregation", "with privacy = 'central' the noise is added to a sum", "run.")
     else:
         check_unused(run, "max_update_norm", "with privacy = 'local' an update is mostly noise", "run.")

@@ -226,7 +226,7 @@ def _read(source: str) -> dict[str, Any]:
     check_file(path, "the configuration", "expected a .toml file")
     try:
         return tomllib.loads(read_text(path, "utf-8-sig"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"{path} is not valid TOML: {error}") from None
 
 
@@ -278,5 +278,5 @@ def _absent(whole: Mapping[str, Any], table: Mapping[str, Any], place: str = "")
 def _parse(text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         return text

@@ -53,6 +53,8 @@ def build(data: Data, *, kind: DataKind, seed: int, data_root: Path | None = Non
     root = data_root or (expanded(os.environ["UEFL_DATA"]) if os.environ.get("UEFL_DATA") else None)
     _check_kind(data, kind)
     path = data.path
+    if path is not None:
+        check_name(path, "key 'source':")
     if data.source == generated.NAME:
         if kind == "sets":
             raise UserError(

@@ -12,9 +12,12 @@ from ..errors import UserError
 from ..paths import check_name, special
 
 _LITTER = frozenset(
-    ("__macosx", "thumbs.db", "ehthumbs.db", "desktop.ini", "$recycle.bin", "system volume information")
+    (
+        *("__macosx", "thumbs.db", "ehthumbs.db", "desktop.ini", "$recycle.bin", "system volume information"),
+        *("icon\r", "lost+found", "@eadir", "#recycle"),
+    )
 )
-"""files of operating systems in folders and archives, in lower case"""
+"""files of operating systems and network drives in folders and archives, in lower case"""
 
 
 def visible(folder: Path) -> list[Path]:
@@ -41,7 +44,7 @@ def visible(folder: Path) -> list[Path]:
         if kind is None and path.is_symlink() and not path.exists() and not is_image(path):
             kind = "a link to a path that does not exist"
         if kind is not None:
-            raise UserError(f"{path} is {kind}; expected images and folders of images, remove it")
+            raise UserError(f"{path} is {kind}; expected files and folders of data, remove it")
     return entries
 
 

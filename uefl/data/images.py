@@ -121,16 +121,8 @@ def in_memory(
         for row in rows:
             yield values[row].numpy().tobytes()
 
-    return ImageList(
-        len(values),
-        values.shape[1],
-        np.array([values.shape[2:]]),
-        read,
-        content,
-        files,
-        place,
-        kinds=kinds or {},
-    )
+    shapes = np.array([values.shape[2:]])
+    return ImageList(len(values), values.shape[1], shapes, read, content, files, place, kinds=kinds or {})
 
 
 def copied(values: Sequence[torch.Tensor], files: tuple[str, ...], kinds: Mapping[str, int]) -> ImageList:
@@ -239,12 +231,10 @@ class DamagedImages(UserError):
         """Name the files."""
         count, shown = len(self.found), list(self.found.items())[:_MOST_NAMED]
         listed = "; ".join(f"{path} ({reason})" for path, reason in shown)
+        if count == 1:
+            return f"cannot read image {listed}; repair or remove it"
         more = f"; and {count - len(shown)} more" if count > len(shown) else ""
-        return (
-            f"cannot read image {listed}; repair or remove it"
-            if count == 1
-            else f"cannot read {count} images: {listed}{more}; repair or remove them"
-        )
+        return f"cannot read {count} images: {listed}{more}; repair or remove them"
 
     @contextmanager
     def noted(self, place: str, file: File) -> Iterator[None]:
@@ -252,11 +242,9 @@ class DamagedImages(UserError):
         try:
             yield
         except _UNREADABLE as error:
-            reason = (
-                "of no known format"
-                if isinstance(error, UnidentifiedImageError)
-                else getattr(error, "strerror", None) or str(error)
-            )
+            reason = getattr(error, "strerror", None) or str(error)
+            if isinstance(error, UnidentifiedImageError):
+                reason = "of no known format"
             self.found[str(Path(place) / file.name)] = reason
 
     @contextmanager

@@ -96,11 +96,8 @@ def check_disjoint(manifest: ManifestEntry) -> None:
             ids = list(dict.fromkeys(ids))
         for image in ids:
             if (inside, image) in seen:
-                what = (
-                    image
-                    if isinstance(image, str)
-                    else f"image {image} of {inside or manifest['source']['name']}"
-                )
+                place = inside or manifest["source"]["name"]
+                what = image if isinstance(image, str) else f"image {image} of {place}"
                 other = seen[inside, image]
                 places = f"in {where} twice" if other == where else f"in {other} and in {where}"
                 raise UserError(

@@ -93,14 +93,8 @@ def of_classes(
     if lacking:
         c, missing = lacking[0]
         first = f"client {names[c]!r} has no training image of class {listed([classes[k] for k in missing])}"
-        found.append(
-            first
-            + (
-                f", and {len(lacking) - 1} more of {len(names)} clients lack a class"
-                if len(lacking) > 1
-                else ""
-            )
-        )
+        more = f", and {len(lacking) - 1} more of {len(names)} clients lack a class"
+        found.append(first + (more if len(lacking) > 1 else ""))
     return found
 
 

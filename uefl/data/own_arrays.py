@@ -43,7 +43,8 @@ def from_arrays(
     uint8; of uint16: their upper 8 bits are taken; or of floats in [0, 1], which are rounded to 8 bits.
     Labels are ``[N]`` integers counting from 0, or names of classes, as an array, a tensor, a Series or a
     list. A Dataset yields pairs of an image (a tensor or array of one image, or a PIL image) and a label. The
-    Dataset is read once, here, so that its random changes are drawn once.
+    Dataset is read once, here, so that its random changes are drawn once. A pair of a list of such images and
+    their labels is read in the same way.
 
     Data that are not images: floats ``[N, F]``, or a pandas DataFrame, are the columns of a table. Integers
     ``[N, L]`` are sequences of tokens, with 0 as padding. A Dataset yields them with one axis less.
@@ -61,6 +62,9 @@ def from_arrays(
         UserError: a part has another type or shape, a label is out of range, or a client cannot train.
     """
     data = data or Data()
+    for what, given in (("clients", clients), ("unseen", unseen or {})):
+        if not isinstance(given, Mapping):
+            raise UserError(f"{what}: expected a dict of name: (train, test); got {type(given).__name__}")
     if not clients:
         raise UserError("clients is empty; expected a dict of name: (train, test)")
     found: list[list[torch.Tensor] | Vectors] = []
@@ -77,7 +81,7 @@ def from_arrays(
         names.extend(f"{where}/{i}" for i in range(len(of_part)))
         return rows
 
-    shares = []
+    shares: list[Share] = []
     for name, parts in clients.items():
         if not isinstance(parts, (tuple, list)) or len(parts) != 2:
             raise UserError(
@@ -85,11 +89,8 @@ def from_arrays(
                 f" {type(parts).__name__}"
             )
         train, test = parts
-        shares.append(
-            Share(
-                str(name), take(train, f"{name}/train"), None if test is None else take(test, f"{name}/test")
-            )
-        )
+        rows = take(train, f"{name}/train")
+        shares.append(Share(str(name), rows, None if test is None else take(test, f"{name}/test")))
     apart = []
     for name, part in (unseen or {}).items():
         if name in clients:
@@ -174,13 +175,17 @@ def _read(
     if isinstance(part, Split):
         part = part.images, part.labels
     if isinstance(part, (tuple, list)) and len(part) == 2 and (is_array(part[0]) or is_frame(part[0])):
-        if is_frame(part[0]) or part[0].ndim == 2:
+        if is_frame(part[0]) or np.ndim(part[0]) == 2:
             _check_order(part[0], part[1], where)
             inputs = of_array(part[0], where, vocabulary)
             return inputs, _labels(part[1], inputs.count, where)
         images, changed = as_images(part[0], where)
         kinds.update(changed)
         return list(images), _labels(part[1], len(images), where)
+    if isinstance(part, (tuple, list)) and len(part) == 2 and _are_inputs(part[0]):
+        if not hasattr(part[1], "__len__") or len(part[1]) != len(part[0]):
+            raise UserError(f"{where}: expected {len(part[0])} labels, one for each image of the list")
+        part = list(zip(part[0], part[1], strict=True))
     if not (hasattr(part, "__getitem__") and hasattr(part, "__len__")) or isinstance(part, (str, dict)):
         raise UserError(
             f"{where}: expected a pair of images and labels, or a torch Dataset with a length; got"
@@ -199,10 +204,17 @@ def _read(
         items.append(item[0])
         text = isinstance(item[1], str)
         labels.append(item[1] if text else as_label(item[1], f"{where}: item {i}"))
-    if is_array(items[0]) and items[0].ndim == 1:
+    if is_array(items[0]) and np.ndim(items[0]) == 1:
         return of_array(_stacked(items, where), where, vocabulary), _labels(labels, len(items), where)
     pixels = [_one(item, f"{where}: image {i}", kinds) for i, item in enumerate(items)]
     return pixels, _labels(labels, len(pixels), where)
+
+
+def _are_inputs(values: Any) -> bool:
+    """Return True for a list of images or vectors, and False for a pair of one of them and a label."""
+    return isinstance(values, (tuple, list)) and all(
+        isinstance(value, Image.Image) or (is_array(value) and np.ndim(value) > 0) for value in values
+    )
 
 
 def _check_order(rows: Any, labels: Any, where: str) -> None:

@@ -32,6 +32,7 @@ _GRAY = ("1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N")
 _RGB = ("RGB", "RGBA", "RGBa", "RGBX", "P", "PA")
 _WITH_ALPHA = ("LA", "La", "PA", "RGBA", "RGBa")
 _ORIENTATION = 0x0112  # the EXIF tag
+_BITS = 0x0102  # the TIFF tag
 _PHOTOMETRIC = 0x0106  # the TIFF tag; 0 means that 0 is white
 # bits per value in JPEG 2000, without and with boxes, and in AVIF
 _DEPTH = re.compile(rb"^\xff\x4f\xff\x51.{38}(.)|ihdr.{10}(.)|pixi.{5}(.)", re.DOTALL)
@@ -207,6 +208,8 @@ def as_labels(labels: Any, count: int, where: str) -> torch.Tensor:
         UserError: a label is not an integer (but a float, a bool or a text), or the number of labels differs.
     """
     expected = f"{where}: expected labels as {count} integers"
+    if str(getattr(labels, "dtype", None)) == "object" and np.ndim(labels) == 1:
+        labels = list(labels)
     if isinstance(labels, (list, tuple)):  # an array of these values would hide a bool among the integers
         labels = np.array(
             [as_label(label, f"{where}: label {i}") for i, label in enumerate(labels)], np.int64
@@ -285,7 +288,8 @@ def native(values: Any, where: str) -> np.ndarray[Any, Any]:
             raise UserError(f"{where}: some values are masked; fill them first, as with array.filled(0)")
         values = values.data
     array = np.asarray(values)
-    array = array.astype(array.dtype.newbyteorder("="), copy=False)
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
     # torch takes no negative strides, and warns of an array that is read-only
     return array if array.flags.c_contiguous and array.flags.writeable else array.copy()
 
@@ -296,9 +300,12 @@ def notes(kinds: Mapping[str, int], total: int) -> list[str]:
 
 
 def _stored_as(image: Image.Image) -> str:
-    """Return Pillow's name of the values in the file of an image that is not decoded yet."""
+    """Return Pillow's name of the values in the file of an image.
+
+    If the image is decoded, Pillow has only the number of bits in a TIFF.
+    """
     tile: Any = getattr(image, "tile", None)
-    raw = tile[0][3] if tile else ""
+    raw = tile[0][3] if tile else "I;12" if getattr(image, "tag_v2", {}).get(_BITS) == (12,) else ""
     raw = raw[0] if isinstance(raw, tuple) and raw else raw
     return raw if isinstance(raw, str) else ""
 
@@ -332,7 +339,7 @@ def _clear(image: Image.Image) -> Any:
     clear, raw = image.info.get("transparency"), _stored_as(image)
     if isinstance(clear, int) and raw in ("L;2", "L;4"):
         return clear * (85 if raw == "L;2" else 17)
-    if isinstance(clear, tuple) and ";16" in raw:
+    if isinstance(clear, tuple) and (";16" in raw or max(clear) > 255):
         return tuple(value >> 8 for value in clear)
     return clear
 

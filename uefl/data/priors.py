@@ -193,12 +193,8 @@ def check_priors(
             )
     off = np.abs(total - 1)
     at = int(off.argmax())
-    corrected = (
-        [f"client {client!r}, {_set(at, names)}: priors sum to {total[at]:.7g}; rows were normalized"]
-        if off[at] > 1e-7
-        else []
-    )
-    return normalized(priors), corrected
+    note = f"client {client!r}, {_set(at, names)}: priors sum to {total[at]:.7g}; rows were normalized"
+    return normalized(priors), [note] if off[at] > 1e-7 else []
 
 
 def _set(m: int, names: Sequence[str]) -> str:

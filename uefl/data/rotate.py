@@ -89,10 +89,6 @@ def rotate_each(images: torch.Tensor, degrees: torch.Tensor) -> torch.Tensor:
     source_x = (cos * x - sin * y + (width - 1) / 2).round().long()
     source_y = (sin * x + cos * y + (height - 1) / 2).round().long()
     inside = (source_x >= 0) & (source_x < width) & (source_y >= 0) & (source_y < height)
-    source = (
-        (source_y * width + source_x)
-        .clamp(0, height * width - 1)
-        .flatten(1)[:, None]
-        .expand(-1, images.shape[1], -1)
-    )
+    source = (source_y * width + source_x).clamp(0, height * width - 1).flatten(1)
+    source = source[:, None].expand(-1, images.shape[1], -1)
     return images.flatten(2).gather(2, source).view_as(images) * inside[:, None]

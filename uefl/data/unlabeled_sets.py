@@ -148,13 +148,10 @@ def federate(
         images = prepare(client.images, client.rows)
         pixels.add(images)
         table, weights = priors_of(client, images)
-        sizes = np.bincount(client.sets, minlength=len(table))
+        of_sets = tuple(np.bincount(client.sets, minlength=len(table)).tolist())
+        sizes = Sizes(len(images), 0, len(test.rows) if test else 0, of_sets)
         load = partial(_load, prepare, client, table, weights, test)
-        clients.append(
-            ClientData(
-                client.name, Sizes(len(images), 0, len(test.rows) if test else 0, tuple(sizes.tolist())), load
-            )
-        )
+        clients.append(ClientData(client.name, sizes, load))
         entries[client.name] = _entry(client, table, test, content, classes)
     of_priors = priors_of.check(together=whole)
     if held["labeled"] is not None:
@@ -238,10 +235,8 @@ class _Priors:
         If all clients are in this process (``together``), the checks over all clients come last.
         """
         coverages = [PriorCoverage.of(table, sizes) for table, sizes in self._known]
-        return check_notes(
-            self._notes + (notes_of_all(coverages, self._made.classes) if together else []),
-            strict=self._data.strict,
-        )
+        of_all = notes_of_all(coverages, self._made.classes) if together else []
+        return check_notes(self._notes + of_all, strict=self._data.strict)
 
 
 class PriorCoverage(NamedTuple):

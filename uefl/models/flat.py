@@ -45,8 +45,8 @@ class FlatModule:
             view.copy_(b)
             b.data = view
         self._places = [
-            (owner, name, t.data_ptr())
-            for owner in module.modules()
+            (f"{prefix}.{name}" if prefix else name, owner, name, t.data_ptr())
+            for prefix, owner in module.named_modules()
             for name, t in (*owner.named_parameters(recurse=False), *owner.named_buffers(recurse=False))
         ]
 
@@ -60,7 +60,7 @@ class FlatModule:
         The new memory is not part of messages, and would pass from one client to the next.
         """
         return next(
-            (name for owner, name, place in self._places if getattr(owner, name).data_ptr() != place), None
+            (name for _, owner, name, place in self._places if getattr(owner, name).data_ptr() != place), None
         )
 
     def share_gradient(self, share: bool) -> None:
@@ -118,11 +118,7 @@ class FlatModule:
         Args:
             is_private: returns whether a tensor is private, given its name and the module that owns it.
         """
-        owners = {
-            f"{prefix}.{name}" if prefix else name: owner
-            for prefix, owner in self.module.named_modules()
-            for name, _ in (*owner.named_parameters(recurse=False), *owner.named_buffers(recurse=False))
-        }
+        owners = {whole: owner for whole, owner, *_ in self._places}
         floating = [(name, b) for name, b in self.module.named_buffers() if b.is_floating_point()]
         masks = []
         for tensors, flat in ((list(self.module.named_parameters()), self.values), (floating, self.buffers)):

@@ -51,11 +51,8 @@ def load(net: nn.Module, path: Path) -> None:
         ) from None
     if not isinstance(state, dict):
         raise UserError(f"{path}: expected a state dict, names with tensors; got {type(state).__name__}")
-    wanted = {
-        name: tensor
-        for name, tensor in net.state_dict().items()
-        if not name.startswith(("classifier.", "fc."))
-    }
+    classifier, weights = ("classifier.", "fc."), net.state_dict()
+    wanted = {name: tensor for name, tensor in weights.items() if not name.startswith(classifier)}
     for name, tensor in wanted.items():
         found = state.get(name)
         shape = list(found.shape) if isinstance(found, torch.Tensor) else "none"

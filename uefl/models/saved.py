@@ -40,6 +40,7 @@ from .normalization import normalization, normalized
 
 _FORMAT = "uefl-model-4"
 _BATCH = 500
+_MOST_PASSES = 100_000  # as in a run
 _LAYERS = threading.Lock()  # held by a call while a client's layers are in a network
 Tensors = dict[str, torch.Tensor]
 Samples = torch.Tensor | npt.NDArray[Any] | Sequence[str | Path]
@@ -158,8 +159,8 @@ class SavedModel:
             # with the client's layers
             torch.stack([algorithm.infer(net, x, tensors_of_client).softmax(-1) for net in networks]).mean(0)
         """
-        if passes is not None and (type(passes) is not int or passes < 1):
-            raise UserError(f"passes: expected an integer of 1 or more, got {passes!r}")
+        if passes is not None and (type(passes) is not int or not 1 <= passes <= _MOST_PASSES):
+            raise UserError(f"passes: expected an integer from 1 to {_MOST_PASSES}, got {passes!r}")
         if passes is not None and not uncertainty:
             raise UserError("passes: the draws are for uncertainty=True, and without it there are none")
         with for_prediction(self.mean.device, draws=bool(uncertainty)), torch.no_grad():
@@ -449,7 +450,7 @@ class _Description(Section):
     normalize: Literal["standard", "imagenet", "centered", "raw"]
     image_size: int = Field(ge=0)
     members: int = Field(ge=1)
-    passes: int = Field(ge=0, le=100_000)
+    passes: int = Field(ge=0, le=_MOST_PASSES)
     clients: dict[str, list[str]]
     classes: tuple[str, ...]
     shape: tuple[Annotated[int, Field(ge=1)], ...]
@@ -506,6 +507,8 @@ def load(path: str | Path, network: Callable[[], nn.Module] | None = None) -> Sa
             f"{path} is not a model of this version of uefl (expected {_FORMAT!r}, found"
             f" {', '.join(metadata) or 'nothing'})"
         )
+    if checkpoint.SUM in metadata and metadata[checkpoint.SUM] != checkpoint.checksum(tensors, metadata):
+        raise UserError(f"{path} is damaged (its checksum does not match); restore it, or train again")
     try:
         about = parse(_Description, "description", parse_json(metadata[_FORMAT]))
         if network is not None or about.model.get("encoder") != "given":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,17 +50,22 @@ LABELS = {"accuracy": "accuracy", "entropy": "entropy (nats)"}
 
 def write_plots(run: RunFolder) -> list[Picture]:
     """Draw all pictures of a run into its folder ``plots``, in reading order."""
-    return save((*drawings(run), *quality.draw(run), *samples.draw(run)), run.path)
+    return save(chain(drawings(run), quality.draw(run), samples.draw(run)), run.path)
 
 
 def save(drawings: Iterable[Drawing], out: Path) -> list[Picture]:
-    """Save figures into the folder ``plots`` of ``out``, in the style of all reports."""
-    (out / "plots").mkdir(parents=True, exist_ok=True)
+    """Draw figures in the style of all reports, then save them into the folder ``plots`` of ``out``.
+
+    Args:
+        drawings: draws while it is iterated over, because the style is set only here.
+    """
     pictures = []
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # ignore the caller's style
         matplotlib.rcParams.update(RC)
-        for picture, figure in drawings:
+        figures = list(drawings)  # an error comes before a file is written
+        (out / "plots").mkdir(parents=True, exist_ok=True)
+        for picture, figure in figures:
             drawn = io.BytesIO()
             figure.savefig(drawn)
             write_bytes(out / "plots" / picture.name, drawn.getbuffer())

@@ -172,8 +172,8 @@ def read_run(path: Path) -> RunFolder:
         raise UserError(
             f"{path} does not exist{other_capitals(path)}; expected a run folder, with config.toml"
         )
-    if special(path):
-        raise UserError(f"{path} is {special(path)}; expected a run folder, with config.toml")
+    if not path.is_dir():
+        raise UserError(f"{path} is {special(path) or 'a file'}; expected a run folder, with config.toml")
     for name in ("config.toml", "metrics.jsonl"):
         if not has_file(path / name):
             held = (

@@ -10,6 +10,7 @@ import json
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -142,8 +143,8 @@ def write(result: SuiteResult, out: Path, data_root: Path | None = None) -> None
 
     The pictures of features need the images again.
     """
-    drawings = (*_draw(result), *_draw_clients(result), *_draw_features(result, data_root))
-    write_pages(content(result, save(drawings, out)), out)
+    made = chain(_draw(result), _draw_clients(result), _draw_features(result, data_root))
+    write_pages(content(result, save(made, out)), out)
     write_text(out / "results.json", json.dumps(plain(result), indent=1) + "\n")
 
 

@@ -246,7 +246,7 @@ def _read(path: Path) -> tuple[str, Sections]:
     try:
         text = read_text(path, "utf-8-sig")  # some editors write a byte order mark first
         return text, tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"{path} is not valid TOML: {error}") from None
 
 

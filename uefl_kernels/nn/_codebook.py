@@ -255,7 +255,10 @@ class Codebook(ConstantBuffers, Float32Module):
 
         The values that a pass writes into them would be lost.
         """
-        if ("embed" in self._parameters or "embed" in self._buffers) and not self._sharded:
+        parameter = self._parameters.get("embed")
+        # with use_orig_params=True, FSDP puts the view among the parameters
+        view = parameter is not None and not torch.compiler.is_compiling() and parameter._is_view()
+        if (parameter is not None or "embed" in self._buffers) and not (view or self._sharded):
             return
         lost = "what the layer writes into the codewords (k-means, averages, revival, codebook = ...) is lost"
         if is_parametrized(self, "embed") or hasattr(self, "embed_orig") or hasattr(self, "embed_g"):

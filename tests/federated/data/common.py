@@ -12,19 +12,12 @@ from uefl.data import Data, Federation, Split, build
 
 def labeled(source="digits", *, seed=0, data_root=None, **keys) -> Federation:
     """Return a data set dealt to two clients or to one client per angle, or the user's own clients."""
-    if keys.get("angles") is not None:
-        keys["partition"] = {
-            "scheme": "rotations",
-            "angles": keys.pop("angles"),
-            "legacy_center": keys.pop("legacy_center", False),
-        }
+    turned = {key: keys.pop(key) for key in ("angles", "legacy_center") if key in keys}
+    if turned:
+        keys["partition"] = {"scheme": "rotations", **turned}
     small = {"train_per_client": 20, "test_per_client": 10}
-    return build(
-        Data.model_validate({"source": str(source), **small, **keys}),
-        kind="labeled",
-        seed=seed,
-        data_root=data_root,
-    )
+    data = Data.model_validate({"source": str(source), **small, **keys})
+    return build(data, kind="labeled", seed=seed, data_root=data_root)
 
 
 def sets(source="digits", *, seed=0, data_root=None, **keys) -> Federation:
@@ -34,9 +27,8 @@ def sets(source="digits", *, seed=0, data_root=None, **keys) -> Federation:
     }
     if of_partition:
         keys["partition"] = {"scheme": "unlabeled", **of_partition}
-    return build(
-        Data.model_validate({"source": str(source), **keys}), kind="sets", seed=seed, data_root=data_root
-    )
+    data = Data.model_validate({"source": str(source), **keys})
+    return build(data, kind="sets", seed=seed, data_root=data_root)
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,16 @@ class Pictures(Dataset):
         return Image.fromarray(self.pixels[i].transpose(1, 2, 0)), int(self.labels[i])
 
 
+class Wrapped:
+    """An object that NumPy can read, and that has no other attribute of an array."""
+
+    def __init__(self, array):
+        self._array = array
+
+    def __array__(self, dtype=None, copy=None):
+        return self._array
+
+
 FORMS = {
     "arrays": lambda x, y: (x, y),
     "channels-last": lambda x, y: (x.transpose(0, 2, 3, 1), y.astype(np.uint8)),
@@ -46,6 +56,9 @@ FORMS = {
     "tensor-dataset": lambda x, y: TensorDataset(torch.from_numpy(x), torch.from_numpy(y)),
     "float-dataset": lambda x, y: TensorDataset(torch.from_numpy(x) / 255, torch.from_numpy(y)),
     "pictures": Pictures,
+    "lists": lambda x, y: ([Image.fromarray(image.transpose(1, 2, 0)) for image in x], y.tolist()),
+    "list-of-arrays": lambda x, y: (tuple(x), y),
+    "wrapped": lambda x, y: (Wrapped(x), y),
 }
 
 
@@ -119,6 +132,8 @@ GOOD = (PIXELS[:20], LABELS[:20])
     ("clients", "message"),
     [
         ({}, "clients .*empty.*dict"),
+        ([(GOOD, GOOD)], "clients: .*dict.*list"),
+        ({"a": ((list(PIXELS[:20]), LABELS[:19]), None)}, r"a/train: .*\b20 labels"),
         ({"a": GOOD[0]}, r"client 'a': .*\(train, test\).*None.*ndarray"),
         ({"a": ((PIXELS[:20].astype(np.int64), LABELS[:20]), None)}, "uint8, uint16.*torch.int64"),
         ({"a": ((PIXELS[:20] * 1.0, LABELS[:20]), None)}, r"\[0, 1\].*\b0 to 255.*normalize"),
@@ -132,7 +147,7 @@ GOOD = (PIXELS[:20], LABELS[:20])
         ({"a": ((PIXELS[:20], LABELS[:20] - 1), None)}, r"a/train: label -1 .*\[0, 2\)"),
         (
             {"a": ((PIXELS[:20], np.array(["cat", 1.5] * 10, object)), None)},
-            r"a/train: .*\b20 integers.*object",
+            r"a/train: label 0: .*integer.*'cat'",
         ),
         ({"a": ((PIXELS[:0], LABELS[:0]), None)}, "a/train: .*image"),
         ({"a": ([], None)}, "a/train .*image"),

@@ -25,11 +25,8 @@ def test_manifest_has_the_file_position_of_every_image():
     np.testing.assert_array_equal(table.labels[rows], client.train.labels.numpy())
     assert entry["angle"] == 120.0
     assert entry["train"]["images_of_class"] == client.train.labels.bincount(minlength=10).tolist()
-    assert federation.manifest["partition"] == {
-        "scheme": "rotations",
-        "angles": [0.0, 120.0],
-        "legacy_center": False,
-    }
+    partition = {"scheme": "rotations", "angles": [0.0, 120.0], "legacy_center": False}
+    assert federation.manifest["partition"] == partition
     assert federation.manifest["source"] == {"name": "digits", "path": "digits", "images": {"train": 5000}}
     assert json.loads(json.dumps(federation.manifest)) == federation.manifest
 
@@ -86,14 +83,12 @@ def test_an_image_in_two_places_is_found(place, message):
 def test_a_partition_that_shares_images_is_refused(monkeypatch):
     from uefl.data.partitions import rotations
 
-    monkeypatch.setattr(
-        rotations,
-        "slices",
-        lambda table, data, clients: [(table.train[:30], table.train[20 + c : 40]) for c in range(clients)],
-    )
-    with pytest.raises(
-        UserError, match=r"partition 'rotations': image \d+ .*digits.* silo-0/(train|holdout) .*silo-0/test"
-    ):
+    def slices(table, data, clients):
+        return [(table.train[:30], table.train[20 + c : 40]) for c in range(clients)]
+
+    monkeypatch.setattr(rotations, "slices", slices)
+    places = "silo-0/(train|holdout) .*silo-0/test"
+    with pytest.raises(UserError, match=rf"partition 'rotations': image \d+ .*digits.* {places}"):
         labeled(clients=2)
 
 
@@ -170,13 +165,9 @@ def fingerprint(federation):
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_images_of_the_clients_have_not_changed(name, tmp_path):
-    images = np.arange(90 * 30, dtype=np.int64).reshape(90, 5, 6) % 251
-    np.savez(
-        tmp_path / "own.npz",
-        images=images.astype(np.uint8),
-        labels=np.arange(90) % 4,
-        silo=np.arange(90) * 7 % 3,
-    )
+    images = (np.arange(90 * 30, dtype=np.int64).reshape(90, 5, 6) % 251).astype(np.uint8)
+    labels, silo = np.arange(90) % 4, np.arange(90) * 7 % 3
+    np.savez(tmp_path / "own.npz", images=images, labels=labels, silo=silo)
     small = {"clients": 3, "train_per_client": 300, "test_per_client": 50}
     make = {
         "dealt": lambda seed: labeled(clients=9, train_per_client=400, test_per_client=100, seed=seed),

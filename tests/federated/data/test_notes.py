@@ -20,13 +20,8 @@ def labeled_client(rng, labels, size=(6, 6)):
 def made(*clients, **keys):
     """Return a federation from (training labels, test labels) of each client."""
     rng = np.random.default_rng(0)
-    return from_arrays(
-        {
-            f"c{i}": (labeled_client(rng, train), labeled_client(rng, test))
-            for i, (train, test) in enumerate(clients)
-        },
-        **keys,
-    )
+    made = [tuple(labeled_client(rng, labels) for labels in parts) for parts in clients]
+    return from_arrays({f"c{i}": parts for i, parts in enumerate(made)}, **keys)
 
 
 EVERY = [0, 1, 2] * 10
@@ -135,10 +130,8 @@ def test_names_that_are_the_same_once_they_are_text(make_npz):
 
 
 def test_names_in_other_scripts_are_fine(make_npz):
-    assert [client.name for client in labeled(make_npz(silo=np.repeat(["東京", "Köln ☂"], 20))).clients] == [
-        "Köln ☂",
-        "東京",
-    ]
+    federation = labeled(make_npz(silo=np.repeat(["東京", "Köln ☂"], 20)))
+    assert [client.name for client in federation.clients] == ["Köln ☂", "東京"]
 
 
 def test_a_client_of_sets_with_a_newline(tmp_path):

@@ -64,10 +64,8 @@ def test_npz_pool_keeps_its_pairs_in_one_random_order(make_npz):
     for split, name in ((train, "y_train"), (test, "y_test")):
         assert split.labels.tolist() != arrays[name].tolist()
         assert sorted(split.labels.tolist()) == sorted(arrays[name].tolist())
-    label_of = {
-        image.transpose(2, 0, 1).tobytes(): int(y)
-        for image, y in zip(arrays["x_train"], arrays["y_train"], strict=True)
-    }
+    images = [image.transpose(2, 0, 1).tobytes() for image in arrays["x_train"]]
+    label_of = dict(zip(images, arrays["y_train"].tolist(), strict=True))
     assert [label_of[image.numpy().tobytes()] for image in train.images] == train.labels.tolist()
     assert len(label_of) == len({image.numpy().tobytes() for image in train.images})
 

@@ -78,15 +78,8 @@ def test_sets_keep_their_names_and_are_ordered_by_number(tmp_path):
         (root / "clients" / "berlin" / old).rename(root / "clients" / "berlin" / new)
     pixels = np.load(root / "clients" / "madrid.npz")["images"]
     np.savez(root / "clients" / "madrid.npz", images=pixels, set=np.repeat([b"09", b"010"], 16))
-    lines = [
-        "\ufeffclient, set, cat, dog",
-        "berlin,09, 0.75,0.25",
-        "berlin,010,0.25,0.75",
-        "",
-        "madrid,09,0.5,0.5",
-        "madrid,010,0.75,0.25",
-        ",,,",
-    ]
+    lines = ["\ufeffclient, set, cat, dog", "berlin,09, 0.75,0.25", "berlin,010,0.25,0.75", ""]
+    lines += ["madrid,09,0.5,0.5", "madrid,010,0.75,0.25", ",,,"]
     (root / "priors.csv").write_text("\r\n".join(lines), encoding="utf-8")  # in the encoding of a spreadsheet
     fed = build_sets(root)
     assert fed.classes == ("cat", "dog")

@@ -320,14 +320,8 @@ def test_an_own_client_is_left_out_with_its_own_test_split(make_npz):
 @pytest.mark.data
 def test_rotated_mnist_with_one_domain_left_out_on_fifty_clients(data_root):
     scheme = {"scheme": "leave_one_out", "domain": "rotated-75"}
-    federation = labeled(
-        "rotated_mnist",
-        partition=scheme,
-        clients=50,
-        train_per_client=9,
-        test_per_client=1,
-        data_root=data_root,
-    )
+    keys = {"clients": 50, "train_per_client": 9, "test_per_client": 1}
+    federation = labeled("rotated_mnist", partition=scheme, data_root=data_root, **keys)
     assert len(federation.clients) == 50
     assert federation.unseen[0].sizes.test == 11666
     # as in the published protocol

@@ -35,9 +35,8 @@ def test_cifar10_is_read_in_file_order_with_its_channels_first(cifar_root):
 def test_cifar10_that_is_not_the_published_one_is_not_unpickled(cifar_root, monkeypatch):
     (cifar_root / "cifar-10-batches-py" / "test_batch").write_bytes(pickle.dumps([1]))
     monkeypatch.setattr(pickle, "load", lambda *_, **__: pytest.fail("unpickled"))
-    with pytest.raises(
-        UserError, match=r"cifar10 .*corrupted.*torchvision.datasets.CIFAR10\(ROOT, download=True\)"
-    ):
+    advice = r"torchvision.datasets.CIFAR10\(ROOT, download=True\)"
+    with pytest.raises(UserError, match=f"cifar10 .*corrupted.*{advice}"):
         SOURCES["cifar10"](cifar_root)
 
 
@@ -84,11 +83,8 @@ def test_an_npz_replaces_the_published_files(tmp_path, name, classes):
     npz_pool(path, classes)
     by_name, by_path = (labeled(x, clients=2, data_root=tmp_path) for x in (name, path))
     assert re.match(rf"{name} .*{name}_subset\.npz: 60 training .*30 test", by_name.notes[0])
-    assert by_name.classes[0] == {
-        "cifar10": "airplane",
-        "fashion_mnist": "T-shirt/top",
-        "emnist_letters": "A",
-    }.get(name, "0")
+    named = {"cifar10": "airplane", "fashion_mnist": "T-shirt/top", "emnist_letters": "A"}
+    assert by_name.classes[0] == named.get(name, "0")
     for a, b in zip(load(by_name), load(by_path), strict=True):
         assert torch.equal(a.train.images, b.train.images)
     npz_pool(tmp_path / f"{name}.npz", classes)

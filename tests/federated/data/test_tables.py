@@ -313,13 +313,16 @@ def test_a_table_has_clients_in_a_column_or_is_dealt(tmp_path):
         ("a,label,silo \n1,x,n\n2,y,s\n", "'silo ' .*'silo'"),
         ("a,label\n1,0.5\n2,0.25\n", "'label' .*0.5"),
         ("a,label\n1,'x '\n2,NA\n", "'label' .*row 2.*NA"),
+        ("a,label\n1,x\n2,1.5E+3\n", r"'label' .*1\.5E\+3"),
+        ("a,label\n1,x\n2,2e-3\n", "'label' .*2e-3"),
+        ("a,label\n1,x\n2,y\n".encode("utf-16"), "UTF-8"),
         ("a;label\n1,5;x\n2;y\n", "';'"),
         ("a\tlabel\n1\tx\n2\ty\n", r"t\.csv .*'\\t'"),
     ],
 )
 def test_a_damaged_table_is_refused(text, said, tmp_path):
     path = tmp_path / "t.csv"
-    path.write_text(text)
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(UserError, match=said):
         labeled(path, clients=2)
 
@@ -507,12 +510,8 @@ def test_empty_cells_at_the_end_of_tokens_are_padding(tmp_path):
     path.write_text("p,q,r,label\n" + "3,4,,a\n5,,,b\n1,2,3,a\n4,4,4,b\n" * 5)
     fed = labeled(path, clients=1, train_per_client=15, test_per_client=5, vocabulary=6)
     assert (fed.inputs.kind, fed.inputs.vocabulary, fed.mean) == ("tokens", 6, ())
-    assert {tuple(row) for row in fed.clients[0].load().train.images.tolist()} <= {
-        (3, 4, 0),
-        (5, 0, 0),
-        (1, 2, 3),
-        (4, 4, 4),
-    }
+    rows = {tuple(row) for row in fed.clients[0].load().train.images.tolist()}
+    assert rows <= {(3, 4, 0), (5, 0, 0), (1, 2, 3), (4, 4, 4)}
     path.write_text("p,q,label\n,4,a\n5,5,b\n")
     with pytest.raises(UserError, match=r"t\.csv.*\btoken"):
         labeled(path, vocabulary=6, clients=1)

@@ -176,15 +176,8 @@ def test_sets_of_cifar10(cifar_root):
 @pytest.mark.slow
 @pytest.mark.data
 def test_published_statistics_on_mnist(data_root):
-    keys = {
-        "source": "mnist",
-        "data_root": data_root,
-        "clients": 5,
-        "train_per_client": 7200,
-        "test_per_client": 2000,
-        "labeled": 12000,
-        "validation": 12000,
-    }
+    keys = {"source": "mnist", "data_root": data_root, "labeled": 12000, "validation": 12000}
+    keys |= {"clients": 5, "train_per_client": 7200, "test_per_client": 2000}
     fed = build(**keys, overlap=True, legacy_column_norm=True)
     # the published code: 7146-7150 drawn, about 5023 unique, floor 2.123 to 2.143 over three seeds
     for client in load(fed):

@@ -193,10 +193,8 @@ def slices(table: DataSet, data: Data, clients: int) -> list[tuple[Rows, Rows]]:
     s, t = data.train_per_client, data.test_per_client
     if table.test is None:
         check_enough(table, data, clients, "", clients * (s + t), table.train)
-        return [
-            (table.train[i : i + s], table.train[i + s : i + s + t])
-            for i in range(0, clients * (s + t), s + t)
-        ]
+        begins = range(0, clients * (s + t), s + t)
+        return [(table.train[i : i + s], table.train[i + s : i + s + t]) for i in begins]
     check_enough(table, data, clients, "training ", clients * s, table.train)
     check_enough(table, data, clients, "test ", clients * t, table.test)
     return [(table.train[i * s : (i + 1) * s], table.test[i * t : (i + 1) * t]) for i in range(clients)]

@@ -57,18 +57,7 @@ class ClassesPerClient(Scheme):
                 " train_per_client or test_per_client"
             )
         ends = wanted.cumsum(0)
-        parts = [
-            np.concatenate(
-                [
-                    supply[k][end - count : end]
-                    for k, (end, count) in enumerate(zip(ends[c], wanted[c], strict=True))
-                ]
-            )
-            for c in range(clients)
-        ]
-        return Deal(
-            tuple(
-                Share(name, part, None)
-                for name, part in zip(client_names("silo", clients), parts, strict=True)
-            )
-        )
+        of_class = [np.split(rows, ends[:, k]) for k, rows in enumerate(supply)]
+        parts = [np.concatenate([pieces[c] for pieces in of_class]) for c in range(clients)]
+        named = zip(client_names("silo", clients), parts, strict=True)
+        return Deal(tuple(Share(name, part, None) for name, part in named))

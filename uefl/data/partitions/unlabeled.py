@@ -119,11 +119,8 @@ def client_parts(
     if split == "legacy_noniid":
         counts = (normalized(weights) * len(labels) / clients).astype(np.int64)
         ends = counts.cumsum(0)
-        of_class = [np.flatnonzero(labels == k) for k in range(classes)]
-        return [
-            np.concatenate([of_class[k][ends[c, k] - counts[c, k] : ends[c, k]] for k in range(classes)])
-            for c in range(clients)
-        ]
+        of_class = [np.split(np.flatnonzero(labels == k), ends[:, k]) for k in range(classes)]
+        return [np.concatenate([pieces[c] for pieces in of_class]) for c in range(clients)]
     return _deal_by_class(labels, normalized(weights), rng, shares_of_all)
 
 

@@ -9,7 +9,7 @@ import torch
 
 from ...errors import UserError
 from .. import npz
-from ..dataset import DataSet
+from ..dataset import DataSet, two_parts
 from ..images import in_memory
 from .base import need_root, source, torchvision_advice
 
@@ -53,13 +53,5 @@ def read(name: str, root: Path | None, classes: tuple[str, ...] = ()) -> DataSet
     labels = np.concatenate([np.asarray(part.targets, np.int64) for part in parts])
     train, test = (len(part.targets) for part in parts)
     images = in_memory(pixels, str(root / dataset.base_folder))
-    rows = np.arange(train + test)
-    return DataSet(
-        name,
-        images,
-        labels,
-        tuple(parts[0].classes),
-        rows[:train],
-        rows[train:],
-        parts={"train": train, "test": test},
-    )
+    rows, counts = two_parts(train, test, shuffle=False), {"train": train, "test": test}
+    return DataSet(name, images, labels, tuple(parts[0].classes), *rows, parts=counts)

@@ -20,17 +20,9 @@ def digits(root: Path | None = None) -> DataSet:
     ``root`` is not used.
     """
     table = _file()
-    pixels = torch.from_numpy(table[:, :-1]).reshape(-1, 1, 28, 28)
-    count = len(pixels)
-    return DataSet(
-        "digits",
-        in_memory(pixels, "digits"),
-        table[:, -1].astype(np.int64),
-        numbers(10),
-        fixed_order(count),
-        None,
-        parts={"train": count},
-    )
+    images = in_memory(torch.from_numpy(table[:, :-1]).reshape(-1, 1, 28, 28), "digits")
+    labels, count = table[:, -1].astype(np.int64), len(table)
+    return DataSet("digits", images, labels, numbers(10), fixed_order(count), None, parts={"train": count})
 
 
 @cache

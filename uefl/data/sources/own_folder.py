@@ -71,7 +71,10 @@ def _parts(client: Path, layout: str) -> dict[str, list[tuple[Path, str]]]:
     inside = subfolders(client, layout)
     # classes that are called train and test hold images, splits hold folders
     names = {f.name for f in inside}
-    split = names <= {"train", "test"} and any(f.is_dir() for part in inside for f in visible(part))
+    deeper = any(f.is_dir() for part in inside for f in visible(part))
+    split = deeper and names <= {"train", "test"}
+    if deeper and not split and {name.lower() for name in names} <= {"train", "test"}:
+        raise UserError(f"{client} has {', '.join(sorted(names))}; call the folders train and test")
     if split and len(names) == 1:
         (there,) = names
         other = "test" if there == "train" else "train"

@@ -86,6 +86,8 @@ def frame_of(path: Path, label: str = "label") -> pandas.DataFrame:
         ) from None
     except UserError:
         raise
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is not text in UTF-8; save it as UTF-8") from None
     except Exception as error:  # a damaged file may raise any error
         if isinstance(error, MemoryError) or "out of memory" in str(error):
             raise UserError(f"{path} takes more memory than this process may use") from None
@@ -277,7 +279,7 @@ def _text(value: object) -> str:
 def _check_labels(path: Path, column: str, texts: list[str]) -> None:
     """Refuse measurements as names of classes."""
     for i, text in enumerate(texts):
-        if re.fullmatch(r"[+-]?\d*\.\d*(e[+-]?\d+)?", text):
+        if re.fullmatch(r"[+-]?(\d*\.\d*(e[+-]?\d+)?|\d+e[+-]\d+)", text, re.IGNORECASE):
             raise UserError(
                 f"{path}: column {column!r} has {text} in row {i + 1}; expected classes, not measurements"
             )

@@ -30,11 +30,8 @@ class ResNet18NoPool(Network):
 
     def encoder(self) -> nn.Module:
         """Make the stages without the max-pool, and dropouts after them: 32x32 becomes 2x2, D = 512."""
-        layers = [
-            layer
-            for layer in resnet18(self.shape[0], self.settings.pretrained)
-            if not isinstance(layer, nn.MaxPool2d)
-        ]
+        net = resnet18(self.shape[0], self.settings.pretrained)
+        layers = [layer for layer in net if not isinstance(layer, nn.MaxPool2d)]
         with_dropout = [*layers[:3], nn.Dropout(0.0)]
         for stage in layers[3:]:
             with_dropout += [stage, nn.Dropout(0.0)]
