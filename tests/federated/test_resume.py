@@ -192,7 +192,7 @@ def test_a_report_that_was_not_written_is_written_on_resume(tmp_path):
     assert (tmp_path / "run" / "report.md").exists()
 
 
-def test_damaged_results_of_an_ended_arm_are_noted_or_written_again(tmp_path):
+def test_damaged_results_of_an_ended_arm_are_noted(tmp_path):
     """No turn of the second arm writes the model of the first arm again, and the manifest is known."""
     out = interrupted(tmp_path / "run", after=20)
     manifest, model = (out / "manifest.json").read_bytes(), out / "model-fedavg.safetensors"
