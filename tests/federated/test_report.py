@@ -261,7 +261,7 @@ def test_equal_arms_share_a_line_in_rounds_where_they_agree(tmp_path):
     assert [(line.get_color(), line.get_ydata().tolist()) for line in whole] == [
         (style.color(run, a), list(c)) for a, c in curves.items()
     ]
-    entries = style.handles(run)  # of the legend
+    entries = style.handles(run.arms)  # of the legend
     assert [line.get_linestyle() for line in whole] == [entry.get_linestyle() for entry in entries]
     assert [line.get_xdata().tolist() for line in striped] == [[1, 2, 3], [1, 2, 3], [5, 6], [5, 6]]
 
