@@ -424,7 +424,8 @@ def _draw_curves(result: SuiteResult, key: str, label: str) -> Figure:
         ax.set_xlabel("round")
     for row in axes:
         row[0].set_ylabel(label)
-    legend(figure, handles(arms))
+    drawn = {arm for (_, arm), found in curves.items() if found}
+    legend(figure, [entry for entry in handles(arms) if entry.get_label() in drawn])
     return figure
 
 
