@@ -31,7 +31,13 @@ _SPECIAL = {
 
 
 def expanded(path: str | Path) -> Path:
-    """Return a path with the home folder for a leading ``~``, which a shell leaves in ``--out=~/runs``."""
+    """Return a path with the home folder for a leading ``~``, which a shell leaves in ``--out=~/runs``.
+
+    Raises:
+        UserError: no path, or an empty one, which would be the current folder.
+    """
+    if not isinstance(path, (str, os.PathLike)) or path == "":
+        raise UserError(f"expected the path of a file or folder; got {path!r}")
     return Path(os.path.expanduser(path))
 
 

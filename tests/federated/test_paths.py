@@ -530,6 +530,13 @@ def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
     assert (tmp_path / "home" / "a.csv").is_file()
 
 
+@pytest.mark.parametrize("path", ["", None, b"runs", 3])
+def test_no_path(path):
+    for call in (lambda: uefl.train("demo", out=path), lambda: uefl.load(path), lambda: saved.load(path)):
+        with pytest.raises(UserError, match=re.escape(repr(path))):
+            call()
+
+
 def test_a_user_without_a_name():
     """Torch calls the folder of its cache after the user, who may have no entry in a container."""
     code = """
