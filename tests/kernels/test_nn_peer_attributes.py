@@ -428,6 +428,7 @@ FIXED = {
     ),
     "Codebook": (
         "num_codebooks codebook_size learnable_codebook use_cosine_sim affine_param has_dead_code_replacement"
+        " transform_input update_ema expire_codes_ replace init_embed_"
     ),
     "ResidualVQ": (
         "num_quantizers codebook_size codebook_sizes codebook_dim uniform_codebook_size shared_codebook"
@@ -438,7 +439,7 @@ FIXED = {
     "ResidualSimVQ": "num_quantizers codebook_size codebook_dim channel_first",
     "FSQ": (
         "dim codebook_dim codebook_size effective_codebook_dim has_projections keep_num_codebooks_dim"
-        " num_codebooks orthogonal_rotation preserve_symmetry"
+        " num_codebooks orthogonal_rotation preserve_symmetry bound quantize symmetry_preserving_bound"
     ),
     "FSP": "dim codebook_dim codebook_size has_projections act_name",
     "LFQ": (
@@ -467,6 +468,13 @@ def test_attributes_without_effect_are_refused(kind):
         with pytest.raises(AttributeError, match=name):
             setattr(layer, name, value)
         assert getattr(layer, name) == value
+
+
+@pytest.mark.parametrize(("kind", "name"), [("LFQ", "codebook"), ("BinaryMapper", "power_two")])
+def test_constant_tensors_are_refused(kind, name):
+    layer = MAKE[kind](uefl_kernels.nn)
+    with pytest.raises(AttributeError, match=name):
+        setattr(layer, name, torch.zeros_like(getattr(layer, name)))
 
 
 def test_orthogonal_loss_of_codewords_that_no_gradient_moves():

@@ -38,6 +38,7 @@ from ._shared import (
     fixed,
     no_autocast,
     no_torchscript,
+    not_replaceable,
 )
 
 UpdateWeight = torch.Tensor | Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -235,6 +236,7 @@ class Codebook(ConstantBuffers, Float32Module):
         """Scale codewords to length 1 where the metric is the angle."""
         return F.normalize(codewords, dim=-1, eps=1e-6) if self.use_cosine_sim else codewords
 
+    @not_replaceable
     def transform_input(self, x: torch.Tensor) -> torch.Tensor:
         """Scale rows ``[..., d]`` to length 1 where the metric is the angle."""
         return self.scaled(x)
@@ -416,12 +418,17 @@ class Codebook(ConstantBuffers, Float32Module):
         if self.threshold_ema_dead_code > 0 and not accumulate:
             self._offer(x, mask)
 
-    @torch.no_grad()
+    @not_replaceable
     def update_ema(self) -> None:
         """Set codewords to sums / sizes, with Laplace smoothing.
 
         With ``manual_ema_update``, the user calls this method.
         """
+        self.set_to_averages()
+
+    @torch.no_grad()
+    def set_to_averages(self) -> None:
+        """Set codewords to sums / sizes, with Laplace smoothing."""
         self._require_whole()
         found = codewords_of(self.cluster_size, self.embed_avg, self.embed, self.eps, self.use_cosine_sim)
         self.embed.copy_(found)
@@ -475,10 +482,12 @@ class Codebook(ConstantBuffers, Float32Module):
         if self.training and self.threshold_ema_dead_code > 0:
             self._replace(x, self._dead(), mask)
 
+    @not_replaceable
     def expire_codes_(self, batch_samples: torch.Tensor, seq_mask: torch.Tensor | None = None) -> None:
         """Replace dead codewords by rows of ``[h, ..., d]``, in training."""
         self.expire(_heads_last(batch_samples), seq_mask)
 
+    @not_replaceable
     def replace(
         self, batch_samples: torch.Tensor, batch_mask: torch.Tensor, seq_mask: torch.Tensor | None = None
     ) -> None:
@@ -665,12 +674,13 @@ class Codebook(ConstantBuffers, Float32Module):
         before = [buffer.clone() for buffer in state]
         self.embed_avg.copy_(means * counts)
         self.cluster_size.copy_(counts.squeeze(-1))
-        self.update_ema()
+        self.set_to_averages()
         for buffer, kept in zip(state, before, strict=True):
             buffer.copy_(torch.where(begun, kept, buffer))
         self.initted.fill_(True)
         self._see(self.initted)
 
+    @not_replaceable
     def init_embed_(self, data: torch.Tensor, mask: torch.Tensor | None = None) -> None:
         """Run k-means on rows ``[h, ..., d]``, unless the codebook is initialized."""
         if not bool(self.initted):

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from operator import index
+from types import MethodType
 from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
@@ -171,6 +172,21 @@ def fixed(name: str, get: Callable[[Any], Any], doc: str) -> Any:
         )
 
     return property(get, refuse, doc=doc)
+
+
+def not_replaceable(method: Callable[..., Any]) -> Any:
+    """Make a method that an instance cannot replace by a function of its own.
+
+    The forward pass calls kernels in the place of this method, so the function would do nothing.
+    """
+
+    def refuse(layer: Any, value: Any) -> None:
+        raise AttributeError(
+            f"{type(layer).__name__}: {method.__name__} = {value!r} has no effect, because the forward pass"
+            " does not call this method"
+        )
+
+    return property(lambda layer: MethodType(method, layer), refuse, doc=method.__doc__)
 
 
 def absent(name: str) -> Any:

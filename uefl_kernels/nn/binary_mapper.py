@@ -31,7 +31,7 @@ class BinaryMapper(ConstantBuffers):
     Equivalent to: ``vector_quantize_pytorch.BinaryMapper`` 1.32 with the same arguments.
     """
 
-    power_two: torch.Tensor
+    _power_two: torch.Tensor
 
     def __init__(
         self, bits: int = 1, kl_loss_threshold: float = NAT, deterministic_on_eval: bool = False
@@ -45,14 +45,19 @@ class BinaryMapper(ConstantBuffers):
         self._register_constants()
 
     def _constants(self, device: torch.device | None = None) -> dict[str, torch.Tensor | None]:
-        return {"power_two": 2 ** torch.arange(self._bits, device=device)}
+        return {"_power_two": 2 ** torch.arange(self._bits, device=device)}
 
     zero = absent("zero")
     bits = fixed("bits", lambda layer: layer._bits, "Number of bits.")
+    power_two = fixed(
+        "power_two",
+        lambda layer: layer._power_two,
+        "Value of each bit in an index, from 1 to half of `num_codes`.",
+    )
     num_codes = fixed("num_codes", lambda layer: 2**layer._bits, "Number of codes.")
     codes = fixed(
         "codes",
-        lambda layer: layer._bits_of(torch.arange(layer.num_codes, device=layer.power_two.device)),
+        lambda layer: layer._bits_of(torch.arange(layer.num_codes, device=layer._power_two.device)),
         "Bits of all codes.",
     )
 
@@ -96,7 +101,7 @@ class BinaryMapper(ConstantBuffers):
         return as_indices("BinaryMapper", indices, least=0, size=self.num_codes)
 
     def _bits_of(self, indices: torch.Tensor) -> torch.Tensor:
-        return indices.unsqueeze(-1).bitwise_and(self._constant("power_two")) != 0
+        return indices.unsqueeze(-1).bitwise_and(self._constant("_power_two")) != 0
 
     @property
     def bits_per_vector(self) -> float:
@@ -156,7 +161,7 @@ class BinaryMapper(ConstantBuffers):
         if readable and not deterministic and bool(prob.isnan().any()):
             raise ValueError("BinaryMapper: logits hold NaN, which is not a probability of a bit")
         drawn = (prob > 0.5).long() if deterministic else prob.bernoulli().long()
-        indices = (self._constant("power_two") * drawn).sum(-1)
+        indices = (self._constant("_power_two") * drawn).sum(-1)
         one_hot = F.one_hot(indices, self.num_codes).float()
         loss = logits.new_zeros(())
         if self.training if calc_aux_loss is None else calc_aux_loss:

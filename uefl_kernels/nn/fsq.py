@@ -27,6 +27,7 @@ from ._shared import (
     in_a_call,
     indices_of_each,
     no_autocast,
+    not_replaceable,
     place_values,
     project,
     random_rotation,
@@ -181,11 +182,13 @@ class FSQ(ConstantBuffers, Coder):
         """
         return self._constant("_levels").to(torch.promote_types(dtype, torch.float32))
 
+    @not_replaceable
     def bound(self, z: torch.Tensor, eps: float = 1e-3, hard_clamp: bool = False) -> torch.Tensor:
         """Bound ``[..., d]``, round it to integers, and scale these to -1 to 1."""
         form = Form(tuple(self._level_list), False, hard_clamp, eps)
         return formula(z.to(result_dtype(z)), form, indexed=False)[0]
 
+    @not_replaceable
     def symmetry_preserving_bound(self, z: torch.Tensor, hard_clamp: bool = False) -> torch.Tensor:
         """Round ``[..., d]`` to levels from -1 to 1 that are symmetric around zero."""
         form = Form(tuple(self._level_list), True, hard_clamp)
@@ -195,6 +198,7 @@ class FSQ(ConstantBuffers, Coder):
         z = z.to(result_dtype(z))
         return fsq(z, self._level_list, self.preserve_symmetry, self.bound_hard_clamp, indexed)
 
+    @not_replaceable
     def quantize(self, z: torch.Tensor) -> torch.Tensor:
         """Round ``[..., d]``.
 

@@ -607,7 +607,7 @@ class ResidualVQ(ResidualQuantizer):
         """Update the codebook that all quantizers share, once for all of them."""
         first = self._quantizers[0]
         if first.ema_update:
-            first._codebook.update_ema()
+            first._codebook.set_to_averages()
         first.update_in_place_optimizer()
         given = torch.stack([residual.detach() for residual in inputs], -2)
         used = [_used(residual, mask, n_q, place) for place, residual in enumerate(inputs)]
