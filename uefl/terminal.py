@@ -16,12 +16,17 @@ OUTPUT = Path("the output")
 _PLAIN = {"±": "+-", "−": "-", "–": "-", "…": "...", "°": " deg"}
 
 
+closed: set[str] = set()
+"""streams that were closed when the command began"""
+
+
 def open_closed_streams() -> None:
     """Open the null device for closed streams, so that no file of the run gets their numbers."""
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(number)
         except OSError:
+            closed.add(name)
             os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this stream
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))

@@ -296,6 +296,14 @@ def test_csv_into_a_full_device(models, files, tmp_path):
 
 
 @pytest.mark.slow
+def test_predictions_into_a_closed_output(models, files):
+    command = f"{sys.executable} -m uefl predict {models['fedavg'][1]} {files / '0.png'} >&-"
+    done = subprocess.run(["bash", "-c", command], stderr=subprocess.PIPE, check=False, text=True)
+    assert done.returncode == 2
+    assert "--csv" in done.stderr
+
+
+@pytest.mark.slow
 def test_csv_into_a_closed_pipe(models, files):
     """The output is small, so that Python holds it back until the end."""
     read, write = os.pipe()

@@ -148,9 +148,9 @@ def _numbered(
     for where, labels in integers:
         outside = labels[(labels < 0) | (labels >= len(known))].tolist()
         if outside:
+            wrong = "negative" if classes is None else f"outside [0, {len(known)})"
             raise UserError(
-                f"{where}: label {outside[0]} is outside [0, {len(known)}); expected integers counting from"
-                " 0, one per class"
+                f"{where}: label {outside[0]} is {wrong}; expected integers counting from 0, one per class"
             )
     return everything, known
 
@@ -165,6 +165,13 @@ def _labels(labels: Any, count: int, where: str) -> LabelsOrNames:
             if len(texts) != count:
                 raise UserError(f"{where}: expected {count} labels, got {len(texts)}")
             return list(map(str, texts))  # without the type of NumPy
+        are_names = [isinstance(text, str) for text in texts]
+        if True in are_names:
+            i = are_names.index(not are_names[0])
+            raise UserError(
+                f"{where}: label {i}: got {texts[i]!r}, and label 0 is {texts[0]!r}; expected integers alone"
+                " or names alone"
+            )
     return as_labels(labels, count, where)
 
 

@@ -164,6 +164,11 @@ def as_bytes(images: Any, where: str) -> tuple[torch.Tensor, str | None]:
     if not tensor.is_floating_point():
         raise UserError(f"{where}: expected images of uint8, uint16, or floats in [0, 1]; got {tensor.dtype}")
     tensor = tensor.double()  # half precision has too few digits for the product
+    missing = int(tensor.isnan().flatten(1).any(1).sum()) if tensor.ndim > 1 else 0
+    if missing:
+        raise UserError(
+            f"{where}: {missing} of {len(tensor)} images have NaN; fill these values, or remove them"
+        )
     if tensor.numel() and not (tensor.min() >= 0 and tensor.max() <= 1):  # false for NaN too
         found = f"{tensor.min():g} to {tensor.max():g}"
         raise UserError(
@@ -190,7 +195,8 @@ def as_images(images: Any, where: str) -> tuple[torch.Tensor, Counter[str]]:
         first, last = pixels.shape[1] in (1, 3), pixels.shape[3] in (1, 3)
         if first == last:
             shape = f"cannot tell the channels of images {list(pixels.shape)}"
-            raise UserError(f"{where}: {shape}; expected [N, C, H, W] or [N, H, W, C] with C = 1 or 3")
+            clear = "; images with transparency are put on white if they are PIL images" if not first else ""
+            raise UserError(f"{where}: {shape}; expected [N, C, H, W] or [N, H, W, C] with C = 1 or 3{clear}")
         pixels = pixels if first else pixels.movedim(3, 1)
     else:
         raise UserError(
@@ -221,7 +227,9 @@ def as_labels(labels: Any, count: int, where: str) -> torch.Tensor:
             array = native(labels, where)
         except (TypeError, ValueError):  # rows of different lengths
             raise UserError(f"{expected}, got {type(labels).__name__}") from None
-        if array.dtype.kind not in "iu" or (array.dtype == np.uint64 and array.size and array.max() >= 2**63):
+        if array.dtype == np.uint64 and array.size and array.max() >= 2**63:
+            raise UserError(f"{where}: label {array.max()} is above 2**63 - 1; number the labels from 0")
+        if array.dtype.kind not in "iu":
             advice = _conversion(array, "labels.astype(int)")
             raise UserError(f"{expected}, got {array.dtype} {list(array.shape)}{advice}")
         found = torch.from_numpy(array.astype(np.int64))

@@ -45,7 +45,7 @@ class Preparation:
             if image_size:
                 kind = first.inputs.kind
                 raise UserError(
-                    f"key 'image_size': only images are resized, and the data are {kind}; omit the key"
+                    f"key 'image_size': only images are resized, and the data are {kind}; set it to 0"
                 )
             return cls(tuple(first.values.shape[1:]), first.inputs, standard=standard)
         images = [source for source in sources if isinstance(source, ImageList)]

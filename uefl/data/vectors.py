@@ -123,8 +123,9 @@ def of_frame(frame: pandas.DataFrame, where: str, vocabulary: int = 0) -> Vector
             f"{where}: a column has no name; name it, or remove it if it has the row numbers (pandas does"
             " not write row numbers with index=False)"
         )
-    for name, dtype in zip(names, frame.dtypes, strict=True):
-        if dtype.kind not in "iufb":
+    for i, (name, dtype) in enumerate(zip(names, frame.dtypes, strict=True)):
+        # pandas keeps integers of more than 64 bits as objects
+        if dtype.kind not in "iufb" and not all(type(value) is int for value in frame.iloc[:, i]):
             raise UserError(
                 f"{where}: column {name!r} has {dtype} values; encode categories as numbers, as with"
                 " pandas.get_dummies, or remove the column"
@@ -183,9 +184,18 @@ def joined(parts: Sequence[Vectors], files: tuple[str, ...]) -> Vectors:
             )
         if part.inputs.names != first.inputs.names:
             pairs = zip(part.inputs.names, first.inputs.names, strict=False)
-            name = next((f"{a!r} in place of {b!r}" for a, b in pairs if a != b), "another number of columns")
+            counts = [len(one.inputs.names) for one in (part, first)]
+            if 0 in counts:
+                named, other = (part, first) if counts[0] else (first, part)
+                raise UserError(
+                    f"{named.place} has names of columns, and {other.place} has none; expected names in all"
+                    " parts, as in a DataFrame, or in none"
+                )
+            name = next((f"{a!r} in place of {b!r}" for a, b in pairs if a != b), f"{counts[0]} columns")
+            there = "" if counts[0] == counts[1] else f", which has {counts[1]}"
             raise UserError(
-                f"{part.place} has {name} of {first.place}; expected the same columns in the same order"
+                f"{part.place} has {name} of {first.place}{there}; expected the same columns in the same"
+                " order"
             )
         length, expected = part.values.shape[1], first.values.shape[1]
         if length != expected:

@@ -3,6 +3,7 @@
 import re
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from PIL import Image
@@ -137,18 +138,16 @@ GOOD = (PIXELS[:20], LABELS[:20])
         ({"a": GOOD[0]}, r"client 'a': .*\(train, test\).*None.*ndarray"),
         ({"a": ((PIXELS[:20].astype(np.int64), LABELS[:20]), None)}, "uint8, uint16.*torch.int64"),
         ({"a": ((PIXELS[:20] * 1.0, LABELS[:20]), None)}, r"\[0, 1\].*\b0 to 255.*normalize"),
-        ({"a": ((np.full((20, 4, 4), np.nan), LABELS[:20]), None)}, r"\[0, 1\].*\bnan\b"),
+        ({"a": ((np.full((20, 4, 4), np.nan), LABELS[:20]), None)}, r"a/train: 20 .*\b20 .*NaN"),
+        ({"a": ((np.zeros((20, 5, 6, 4), np.uint8), LABELS[:20]), None)}, r"\[20, 5, 6, 4\].*PIL"),
         ({"a": ((PIXELS[:20, :2], LABELS[:20]), None)}, r"a/train: .*channels.*\[20, 2, 6, 5\]"),
         ({"a": ((PIXELS[:20, :, :, :3], LABELS[:20]), None)}, r"channels.*\[20, 3, 6, 3\]"),
         ({"a": ((PIXELS[0], LABELS[:3]), None)}, "client 'a': .*class"),
         ({"a": ((PIXELS[0, 0, 0], LABELS[:5]), None)}, r"\[N, H, W\], .*\[5\]"),
         ({"a": ((PIXELS[:20], LABELS[:19]), None)}, r"a/train: .*\b20 integers.*torch.int64 \[19\]"),
         ({"a": ((PIXELS[:20], LABELS[:20] * 1.0), None)}, r"\b20 integers.*float64"),
-        ({"a": ((PIXELS[:20], LABELS[:20] - 1), None)}, r"a/train: label -1 .*\[0, 2\)"),
-        (
-            {"a": ((PIXELS[:20], np.array(["cat", 1.5] * 10, object)), None)},
-            r"a/train: label 0: .*integer.*'cat'",
-        ),
+        ({"a": ((PIXELS[:20], LABELS[:20] - 1), None)}, "a/train: label -1 .*negative"),
+        ({"a": ((PIXELS[:20], np.array(["cat", 1.5] * 10, object)), None)}, r"a/train: label 1: .*\b1\.5\b"),
         ({"a": ((PIXELS[:0], LABELS[:0]), None)}, "a/train: .*image"),
         ({"a": ([], None)}, "a/train .*image"),
         ({"a": ("images", None)}, "a/train: .*Dataset.*str"),
@@ -230,10 +229,13 @@ def test_labels_that_are_no_classes_are_refused(labels, classes, named):
     [
         (np.array([0, 20240101, 20240102] * 10), None, "b/test: label 20240102 "),
         (LABELS[:30] + 1, "xyz", r"b/test: label 3 .*\[0, 3\)"),
-        (LABELS[:30] - 1, None, r"b/test: label -1 .*\[0, 3\)"),
+        (LABELS[:30] - 1, None, "b/test: label -1 .*negative"),
+        (LABELS[:30].astype(np.uint64) + np.uint64(2**63), None, r"b/test: label 92233720368547758"),
+        (["x", None] * 15, None, "b/test: label 1: .*None"),
+        (pd.Series(["x", float("nan")] * 15), None, "b/test: label 1: .*nan"),
         (NAMED["list"][:30], None, "b/test .* a/train;"),
     ],
-    ids=["dates", "too-high", "negative", "mixed"],
+    ids=["dates", "too-high", "negative", "above", "missing", "missing-in-a-series", "mixed"],
 )
 def test_the_client_of_a_wrong_label_is_named(labels, classes, message):
     good = PIXELS[:30], LABELS[:30]

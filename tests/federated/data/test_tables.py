@@ -327,6 +327,27 @@ def test_a_damaged_table_is_refused(text, said, tmp_path):
         labeled(path, clients=2)
 
 
+def test_names_of_columns_in_some_parts_only():
+    named = frame(0).drop(columns="label"), frame(0)["label"]
+    plain = named[0].to_numpy(), named[1]
+    for clients in ({"a": (named, plain)}, {"a": (plain, None), "b": (named, None)}):
+        with pytest.raises(UserError, match=r"(a/train|b/train) .* (a/test|a/train) .*\bnone\b"):
+            from_arrays(clients)
+
+
+def test_another_number_of_columns():
+    fewer = frame(1, "abcd")
+    parts = [(each.drop(columns="label"), each["label"]) for each in (frame(0), fewer)]
+    with pytest.raises(UserError, match=r"b/train .*\b4 .* a/train.*\b5\b"):
+        from_arrays({name: (part, None) for name, part in zip("ab", parts, strict=True)})
+
+
+def test_integers_of_more_than_64_bits(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("x,label\n" + f"{2**70},a\n{-(2**70)},b\n" * 12)
+    assert len(labeled(path, clients=2, train_per_client=8, test_per_client=4).clients) == 2
+
+
 def test_clients_need_the_same_columns(tmp_path):
     folder = write(tmp_path / "data", 1)
     frame(1, "abdce").to_csv(folder / "other.csv", index=False)
