@@ -422,6 +422,7 @@ def _draw_curves(result: SuiteResult, key: str, label: str) -> Figure:
             ax.plot(at, values.mean(0)[at - 1], linestyle="", marker="^", markersize=5, **of_arm)
         ax.set_title(case)
         ax.set_xlabel("round")
+        ax.locator_params("x", integer=True)
     for row in axes:
         row[0].set_ylabel(label)
     drawn = {arm for (_, arm), found in curves.items() if found}
@@ -430,7 +431,7 @@ def _draw_curves(result: SuiteResult, key: str, label: str) -> Figure:
 
 
 def _curve(run: RunFolder, arm: str, key: str) -> np.ndarray:
-    if not _is_measured(run, arm, key):
+    if run.arms[arm]["rounds"] < 2 or not _is_measured(run, arm, key):
         return np.empty(0)
     means: np.ndarray = np.nanmean(run.series(arm, key), axis=1)
     return means
