@@ -26,6 +26,7 @@ PLACE = Path(__file__).parents[1] / "reproduction" / "results"
 LARGEST = 60_000  # bytes of a picture
 MORE = {
     "front": "The Pareto front",
+    "local": "Global and local models",
     "perplexity": "Perplexity over the rounds",
     "train_loss": "Training loss over the rounds",
     "nll": "Test loss over the rounds",

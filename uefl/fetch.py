@@ -32,6 +32,10 @@ def fetch(names: list[str], data_root: Path | None, say: Callable[[str], None]) 
     """
     from torchvision import datasets
 
+    from .data.sources.pacs import ADVICE
+
+    if "pacs" in names:
+        raise UserError(f"torchvision cannot download pacs; get its files from its authors: {ADVICE}")
     unknown = [name for name in names if name not in SETS]
     if unknown:
         raise UserError(f"{unknown[0]!r} is none of {', '.join(SETS)}{nearest(unknown[0], SETS)}")

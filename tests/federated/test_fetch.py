@@ -97,6 +97,7 @@ fetch.fetch(["mnist"], Path({str(tmp_path)!r}), print)
         (["cifar10"], "data root"),
         (["mnits", "--data-root", "x"], "'mnits' .*'mnist'"),
         (["mnist", "mnits", "--data-root", "x"], "'mnits'"),
+        (["pacs", "--data-root", "x"], "pacs.*DOMAIN/CLASS"),
     ],
 )
 def test_mistakes_are_a_line_and_nothing_is_fetched(calls, arguments, message):

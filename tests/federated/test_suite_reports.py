@@ -156,6 +156,16 @@ def test_a_report_has_pages_pictures_and_numbers(written: Path) -> None:
     }
 
 
+def test_local_models_are_drawn_with_global_ones(tmp_path: Path) -> None:
+    text = FEW.replace('"accuracy"', '"accuracy", "personalized_accuracy"', 1)
+    result = _collected(tmp_path, text, lambda job, line: {"accuracy": 0.5, "personalized_accuracy": 0.75})
+    report.write(result, tmp_path / "out")
+    assert (tmp_path / "out" / "plots" / "local.png").exists()
+    (ax,) = report._draw_local(result, ["accuracy"]).axes
+    drawn = {float(line.get_linewidth()): set(line.get_ydata().tolist()) for line in ax.lines}
+    assert drawn == {2.0: {0.5}, 0.8: {0.75}}
+
+
 def test_an_average_over_cases_is_paired_by_seed(tmp_path: Path) -> None:
     """The average uses the seeds and the arms that all its cases have."""
     text = (

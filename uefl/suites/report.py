@@ -389,6 +389,13 @@ def _draw(result: SuiteResult) -> Iterator[Drawing]:
         figure = _draw_curves(result, key, label)
         if figure.axes:
             yield Picture(f"{name}.png", title, caption), figure
+    local = [key for key in LABELS if f"personalized_{key}" in suite.measures]
+    if local:
+        caption = (
+            "Thick lines: the global model; thin lines: the model of each client after its training and"
+            " before the average; means over clients and seeds."
+        )
+        yield Picture("local.png", "Global and local models", caption), _draw_local(result, local)
 
 
 def _all_arms(result: SuiteResult) -> list[str]:
@@ -427,6 +434,25 @@ def _draw_curves(result: SuiteResult, key: str, label: str) -> Figure:
         row[0].set_ylabel(label)
     drawn = {arm for (_, arm), found in curves.items() if found}
     legend(figure, [entry for entry in handles(arms) if entry.get_label() in drawn])
+    return figure
+
+
+def _draw_local(result: SuiteResult, keys: Sequence[str]) -> Figure:
+    """Draw the global model and the clients' own models, with a panel for each case and measure."""
+    arms, places = _all_arms(result), [(case, key) for case in result.suite.cases for key in keys]
+    figure, axes = panels(len(places), len(keys), 3.4, 2.6, above=0.7, least=4.4)
+    for ax, (case, key) in zip(axes.flat, places, strict=False):
+        for arm in arms:
+            for measured, width in ((key, 2.0), (f"personalized_{key}", 0.8)):
+                found = [_curve(run, arm, measured) for run in result.runs.get((case, arm), {}).values()]
+                least = min(map(len, found), default=0)
+                means = np.array([curve[:least] for curve in found]).mean(0) if least else np.empty(0)
+                ax.plot(np.arange(1, least + 1), means, **{**line(arms, arm), "linewidth": width})
+        ax.set_title(case)
+        ax.set_xlabel("round")
+        ax.set_ylabel(LABELS[key])
+        ax.locator_params("x", integer=True)
+    legend(figure, handles(arms))
     return figure
 
 

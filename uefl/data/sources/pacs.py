@@ -19,7 +19,7 @@ from .base import need_root, source
 
 DOMAINS = ("art_painting", "cartoon", "photo", "sketch")
 
-_ADVICE = (
+ADVICE = (
     "expected ROOT/pacs*/DOMAIN/CLASS/image.jpg or ROOT/pacs*.tar with the same inside; domains are"
     f" {', '.join(DOMAINS)}; ROOT is given as --data-root or in UEFL_DATA"
 )
@@ -33,19 +33,19 @@ def pacs(root: Path | None) -> DataSet:
 
     An archive is read in place: its index now, an image when it is asked for.
     """
-    root = need_root(root, "PACS", _ADVICE)
+    root = need_root(root, "PACS", ADVICE)
     found = sorted(
         path for path in root.glob("[pP][aA][cC][sS]*") if path.is_dir() or path.suffix.lower() == ".tar"
     )
     if len(found) != 1:
-        raise UserError(f"{root} holds {', '.join(path.name for path in found) or 'no PACS'}: {_ADVICE}")
+        raise UserError(f"{root} holds {', '.join(path.name for path in found) or 'no PACS'}: {ADVICE}")
     images = _archive(found[0]) if found[0].suffix.lower() == ".tar" else _folder(found[0])
     places = [PurePosixPath(name).parts for name in images.files]
     labels, classes = numbered([place[-2] for place in places])
     group_of, _ = numbered([place[-3] for place in places], DOMAINS)
     absent = set(range(len(DOMAINS))) - set(group_of.tolist())
     if absent:
-        raise UserError(f"{found[0]} has no image of the domain {DOMAINS[min(absent)]}: {_ADVICE}")
+        raise UserError(f"{found[0]} has no image of the domain {DOMAINS[min(absent)]}: {ADVICE}")
     rows = np.arange(len(places))
     return DataSet(
         "pacs",
@@ -64,10 +64,10 @@ def pacs(root: Path | None) -> DataSet:
 
 def _folder(root: Path) -> ImageList:
     paths = [
-        path for domain in DOMAINS if (root / domain).is_dir() for path, _ in labeled(root / domain, _ADVICE)
+        path for domain in DOMAINS if (root / domain).is_dir() for path, _ in labeled(root / domain, ADVICE)
     ]
     if not paths:
-        raise UserError(f"{root} holds none of the domains: {_ADVICE}")
+        raise UserError(f"{root} holds none of the domains: {ADVICE}")
     return on_disk(root, paths)
 
 
@@ -76,7 +76,7 @@ def _archive(path: Path) -> ImageList:
         with opened(path) as file, tarfile.open(fileobj=file, mode="r:") as archive:
             entries = sorted((m for m in archive if m.isfile()), key=lambda m: m.name)
     except (OSError, tarfile.TarError) as error:
-        raise UserError(f"cannot read {path} ({error}): {_ADVICE}") from None
+        raise UserError(f"cannot read {path} ({error}): {ADVICE}") from None
 
     def part(start: int, size: int) -> BinaryIO:
         with opened(path) as file:
@@ -89,8 +89,8 @@ def _archive(path: Path) -> ImageList:
         if place[-1].startswith("."):
             continue
         if len(place) < 3 or place[-3] not in DOMAINS:
-            raise UserError(f"{path}: {entry.name} is in no domain and class: {_ADVICE}")
+            raise UserError(f"{path}: {entry.name} is in no domain and class: {ADVICE}")
         files.append(File("/".join(place[-3:]), partial(part, entry.offset_data, entry.size)))
     if not files:
-        raise UserError(f"{path} holds no image: {_ADVICE}")
+        raise UserError(f"{path} holds no image: {ADVICE}")
     return from_files(str(path), files)
