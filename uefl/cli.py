@@ -26,7 +26,14 @@ from typer.core import TyperCommand, TyperGroup
 from . import config
 from .errors import RunError, UserError, one_line
 from .paths import check_name, command, expanded, has_file, resolved
-from .terminal import OUTPUT, closed, open_closed_streams, replace_streams, say, write_nearest_characters
+from .terminal import (
+    OUTPUT,
+    closed_streams,
+    open_closed_streams,
+    replace_streams,
+    say,
+    write_nearest_characters,
+)
 
 if TYPE_CHECKING:
     from .models.saved import SavedModel
@@ -447,7 +454,7 @@ def predict(
     from .progress import bar
     from .run import chosen_device
 
-    if "stdout" in closed and (csv is None or str(csv) == "-"):
+    if "stdout" in closed_streams and (csv is None or str(csv) == "-"):
         raise UserError("the output is closed; give --csv FILE")
     predictor = predictions.Predictor(
         _model(run, arm).to(chosen_device(device.value)), images, client, passes

@@ -46,7 +46,7 @@ class Predictor:
 
     Args:
         paths: files, and folders with all images in them and in their subfolders.
-        client: whose private tensors to use; None: as in :meth:`SavedModel.predict`.
+        client: the name of the client with the private tensors; None: as in :meth:`SavedModel.predict`.
 
     Raises:
         UserError: there is no image, a path does not exist, a file cannot be read, or the client is unknown.

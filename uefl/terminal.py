@@ -16,7 +16,7 @@ OUTPUT = Path("the output")
 _PLAIN = {"±": "+-", "−": "-", "–": "-", "…": "...", "°": " deg"}
 
 
-closed: set[str] = set()
+closed_streams: set[str] = set()
 """streams that were closed when the command began"""
 
 
@@ -26,7 +26,7 @@ def open_closed_streams() -> None:
         try:
             os.fstat(number)
         except OSError:
-            closed.add(name)
+            closed_streams.add(name)
             os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this stream
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))

@@ -161,12 +161,12 @@ def _labels(labels: Any, count: int, where: str) -> LabelsOrNames:
         array = native(labels, where) if is_array(labels) else labels
         texts = array.tolist() if isinstance(array, np.ndarray) and array.ndim else array
         texts = texts if isinstance(texts, (list, tuple)) else []
-        if texts and all(isinstance(text, str) for text in texts):
+        are_names = [isinstance(text, str) for text in texts]
+        if texts and all(are_names):
             if len(texts) != count:
                 raise UserError(f"{where}: expected {count} labels, got {len(texts)}")
             return list(map(str, texts))  # without the type of NumPy
-        are_names = [isinstance(text, str) for text in texts]
-        if True in are_names:
+        if any(are_names):
             i = are_names.index(not are_names[0])
             raise UserError(
                 f"{where}: label {i}: got {texts[i]!r}, and label 0 is {texts[0]!r}; expected integers alone"

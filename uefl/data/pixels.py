@@ -164,12 +164,12 @@ def as_bytes(images: Any, where: str) -> tuple[torch.Tensor, str | None]:
     if not tensor.is_floating_point():
         raise UserError(f"{where}: expected images of uint8, uint16, or floats in [0, 1]; got {tensor.dtype}")
     tensor = tensor.double()  # half precision has too few digits for the product
-    missing = int(tensor.isnan().flatten(1).any(1).sum()) if tensor.ndim > 1 else 0
-    if missing:
-        raise UserError(
-            f"{where}: {missing} of {len(tensor)} images have NaN; fill these values, or remove them"
-        )
     if tensor.numel() and not (tensor.min() >= 0 and tensor.max() <= 1):  # false for NaN too
+        missing = int(tensor.isnan().sum())
+        if missing:
+            raise UserError(
+                f"{where}: {missing} of {tensor.numel()} values are NaN; fill them, or remove their images"
+            )
         found = f"{tensor.min():g} to {tensor.max():g}"
         raise UserError(
             f"{where}: floats must lie in [0, 1], found {found}; do not normalize them, uefl does"

@@ -182,26 +182,24 @@ def joined(parts: Sequence[Vectors], files: tuple[str, ...]) -> Vectors:
                 f"{part.place} has {part.inputs.kind}, {first.place} has {first.inputs.kind}; expected one"
                 " kind"
             )
-        if part.inputs.names != first.inputs.names:
-            pairs = zip(part.inputs.names, first.inputs.names, strict=False)
-            counts = [len(one.inputs.names) for one in (part, first)]
-            if 0 in counts:
-                named, other = (part, first) if counts[0] else (first, part)
-                raise UserError(
-                    f"{named.place} has names of columns, and {other.place} has none; expected names in all"
-                    " parts, as in a DataFrame, or in none"
-                )
-            name = next((f"{a!r} in place of {b!r}" for a, b in pairs if a != b), f"{counts[0]} columns")
-            there = "" if counts[0] == counts[1] else f", which has {counts[1]}"
-            raise UserError(
-                f"{part.place} has {name} of {first.place}{there}; expected the same columns in the same"
-                " order"
-            )
         length, expected = part.values.shape[1], first.values.shape[1]
         if length != expected:
             raise UserError(
                 f"{part.place} has {length} {part.inputs.kind} in a row, {first.place} {expected}; expected"
                 " the same number"
+            )
+        names, known = part.inputs.names, first.inputs.names
+        if bool(names) != bool(known):
+            named, other = (part, first) if names else (first, part)
+            raise UserError(
+                f"{named.place} has names of columns, and {other.place} has none; expected names in all"
+                " parts, as in a DataFrame, or in none"
+            )
+        if names != known:
+            ours, theirs = next(pair for pair in zip(names, known, strict=True) if pair[0] != pair[1])
+            raise UserError(
+                f"{part.place} has {ours!r} in place of {theirs!r} of {first.place}; expected the same"
+                " columns in the same order"
             )
     vocabulary = max(part.inputs.vocabulary for part in parts)
     inputs = replace(first.inputs, vocabulary=vocabulary)

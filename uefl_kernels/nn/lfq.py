@@ -100,7 +100,7 @@ class LFQ(ConstantBuffers, Coder):
     """
 
     mask: torch.Tensor
-    _codebook: torch.Tensor
+    _codewords: torch.Tensor
     orthogonal_rot: torch.Tensor
     project_in: nn.Module
     project_out: nn.Module
@@ -189,8 +189,8 @@ class LFQ(ConstantBuffers, Coder):
             self.project_out = nn.Linear(inner, self._dim, bias=bias)
 
     def _constants(self, device: torch.device | None = None) -> dict[str, torch.Tensor | None]:
-        codebook = signs(self._bits, torch.float32, device) * self._codebook_scale
-        return {"_codebook": codebook, "mask": place_values(self._bits, device)}
+        codewords = signs(self._bits, torch.float32, device) * self._codebook_scale
+        return {"_codewords": codewords, "mask": place_values(self._bits, device)}
 
     def extra_repr(self) -> str:
         """Return the sizes."""
@@ -213,8 +213,8 @@ class LFQ(ConstantBuffers, Coder):
         "True if project_in and project_out are linear.",
     )
     zero = absent("zero")
-    codebook = fixed("codebook", lambda layer: layer._codebook, "Codewords ``[K, bits]``.")
-    dtype = fixed("dtype", lambda layer: layer._codebook.dtype, "Dtype of the codewords.")
+    codebook = fixed("codebook", lambda layer: layer._codewords, "Codewords ``[K, bits]``.")
+    dtype = fixed("dtype", lambda layer: layer._codewords.dtype, "Dtype of the codewords.")
 
     @property
     def bits_per_vector(self) -> float:
