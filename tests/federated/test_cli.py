@@ -191,6 +191,7 @@ def test_a_full_disk_of_the_output_is_not_that_of_a_run(command, locale):
 
 
 @pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="needs /dev/full")
+@pytest.mark.slow
 @pytest.mark.parametrize("locale", LOCALES, ids=["utf8", "ascii"])
 def test_a_note_that_cannot_be_written_is_no_error(tmp_path, locale):
     for seed in (1, 2):

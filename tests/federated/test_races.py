@@ -133,7 +133,9 @@ def trained(tmp_path_factory):
     return root
 
 
-@pytest.mark.parametrize("kind", ["csv", ".safetensors", ".pt2", "report"])
+@pytest.mark.parametrize(
+    "kind", ["csv", ".safetensors", ".pt2", pytest.param("report", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("times", [3, pytest.param(30, marks=pytest.mark.large)])
 def test_one_file_of_two_processes(trained, tmp_path, kind, times):
     """Both may end well if one begins after the other has ended."""
