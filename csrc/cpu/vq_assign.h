@@ -44,6 +44,8 @@ struct Codebooks {
 };
 
 struct FewLayout;
+struct FewRun;
+enum class FewForm;
 struct PrefilterKernel;
 struct VqAssignKernel;
 struct RowSize;
@@ -124,7 +126,8 @@ class Search {
                      int64_t* indices, Scratch& scratch) const;
   void widen_rows(const StridedRows& x, int64_t s, int64_t lo, int64_t count, const FewLayout& layout,
                   float* rows) const;
-  double few_limit(float least, double square) const;
+  int64_t choose_few(FewRun& run, FewForm form, float* limits, int64_t* chosen, Scratch& scratch) const;
+  double few_limit(FewForm form, float least, double square) const;
   int64_t nearest(const std::vector<int64_t>& candidates, const double* row, double* codeword) const;
   void widen_codeword(int64_t code, double* codeword) const;
   void check_codeword(const double* code) const;

@@ -15,6 +15,9 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr int64_t kFew = 96;               // largest number of rows (docs/design/search-cpu.md)
 constexpr float kLargestScore = 0x1p120f;  // sums and bounds of smaller scores do not overflow
 constexpr int64_t kOneThread = 1 << 20;    // products that a second thread does not speed up
+// If on average one codeword of this number may be the nearest one of a row, because the rows lie far from
+// the origin for their distances, differences take less time than the definition for these codewords.
+constexpr int64_t kLoose = 16;
 
 double square_of(const float* row, int64_t step, int64_t d) {
   constexpr int64_t kSums = 4;  // sums that hide the latency of an addition
@@ -47,12 +50,22 @@ bool Search::few(const StridedRows& x, const Codebooks& codebooks) {
 
 // Returns the largest score that the nearest codeword of a row with this square can have, or infinity if
 // scores may have overflowed.
-double Search::few_limit(float least, double square) const {
-  const double d = static_cast<double>(d_), unit = (d + 8) * 0x1p-23;
+double Search::few_limit(FewForm form, float least, double square) const {
+  const double d = static_cast<double>(d_), unit = (d + 8) * 0x1p-23, underflow = d * 0x1p-118;
   if (!exact_) return least;
   if (!(std::abs(least) < kLargestScore) || unit > 0.1) return std::numeric_limits<double>::infinity();
-  return metric_ == Metric::l2 ? least * (1 + 3 * unit) + d * 0x1p-118
-                               : least + 2.1 * unit * std::sqrt(square) + d * 0x1p-68;
+  if (form == FewForm::differences) return least * (1 + 3 * unit) + underflow;
+  const double row = std::sqrt(square) * (1 + unit);
+  if (form == FewForm::cosine) return least + 2.1 * unit * row + d * 0x1p-68;
+  // A codeword of length c scores at least c^2 / 2 - row c. This bounds the lengths of the codeword with the
+  // least score and then of the nearest codeword, and so the errors of both scores.
+  const auto length = [&](double score, double error) {
+    const double slope = row * (1 + error) + underflow;
+    return (slope + std::sqrt(std::max(0.0, slope * slope + 2 * (1 - error) * score))) / (1 - error);
+  };
+  const auto error = [&](double c) { return unit * (row + c / 2) * c + underflow * (1 + row + c); };
+  const double highest = least + error(length(least + underflow * (1 + row), unit));
+  return highest + error(length(highest, 0));
 }
 
 // Writes a codeword in float64.
@@ -97,15 +110,35 @@ void Search::widen_rows(const StridedRows& x, int64_t s, int64_t lo, int64_t cou
   });
 }
 
+// Scores the codewords and finds for each row those that can be the nearest. Returns their number for all
+// rows.
+int64_t Search::choose_few(FewRun& run, FewForm form, float* limits, int64_t* chosen,
+                           Scratch& scratch) const {
+  const VqAssignFewKernel& kernel = few_kernel();
+  run.form = form;
+  const auto score = [&](int64_t from, int64_t to) { kernel.score(run, from, to); };
+  run.count * k_ * d_ < kOneThread ? score(0, k_) : parallel_(k_, score);
+  kernel.least(run, limits);
+  std::vector<float> squares(run.layout.grouped ? run.layout.score_pitch : run.count, kInfinity);
+  if (run.layout.grouped && form != FewForm::differences) kernel.squares(run, squares.data());
+  for (int64_t r = 0; r < run.count; ++r) {
+    // A small distance comes from a finite row, whose square is then not needed.
+    double square = form == FewForm::differences && limits[r] < kLargestScore ? 0 : squares[r];
+    if (!(square < kLargestScore)) square = square_of(run.rows + run.layout.start(r), run.layout.step(), d_);
+    scratch.finite_ = scratch.finite_ && std::isfinite(square);
+    limits[r] = rounded_up(few_limit(form, limits[r], square));
+  }
+  return kernel.pick(run, limits, chosen);
+}
+
 void Search::assign_few(const StridedRows& x, int64_t s, int64_t lo, int64_t hi, int64_t* indices,
                         Scratch& scratch) const {
-  const VqAssignFewKernel& kernel = few_kernel();
   const int64_t segments = x.dim / d_, count = hi - lo;
   const int64_t first = prepared_.size() == 1 ? 0 : s * k_;  // first codeword of the codebook
-  const FewLayout layout(kernel.lanes, count, d_);
+  const FewLayout layout(few_kernel().lanes, count, d_);
   std::vector<float> rows(layout.size(count)), scores(layout.scores(k_), kInfinity), limits(count);
   widen_rows(x, s, lo, count, layout, rows.data());
-  const FewRun run{
+  FewRun run{
       .layout = layout,
       .rows = rows.data(),
       .count = count,
@@ -113,22 +146,18 @@ void Search::assign_few(const StridedRows& x, int64_t s, int64_t lo, int64_t hi,
       .dtype = codebooks_.dtype,
       .k = k_,
       .d = d_,
-      .euclidean = metric_ == Metric::l2,
+      .form = FewForm::cosine,
       .scores = scores.data()};
-  const auto score = [&](int64_t from, int64_t to) { kernel.score(run, from, to); };
-  count * k_ * d_ < kOneThread ? score(0, k_) : parallel_(k_, score);
-
-  kernel.least(run, limits.data());
-  for (int64_t r = 0; r < count; ++r) {
-    // A small distance comes from a finite row, whose square is then not needed.
-    const bool small = metric_ == Metric::l2 && limits[r] < kLargestScore;
-    const double square = small ? 0 : square_of(&rows[layout.start(r)], layout.step(), d_);
-    scratch.finite_ = scratch.finite_ && std::isfinite(square);
-    limits[r] = rounded_up(few_limit(limits[r], square));
-  }
   std::vector<int64_t> chosen(count), possible;
+  const auto choose = [&](FewForm form) {
+    return choose_few(run, form, limits.data(), chosen.data(), scratch);
+  };
+  if (metric_ == Metric::cosine) {
+    choose(FewForm::cosine);
+  } else if (!layout.grouped || choose(FewForm::products) > count + count * k_ / kLoose) {
+    choose(FewForm::differences);
+  }
   std::vector<double> row(d_), codeword(d_);
-  kernel.pick(run, limits.data(), chosen.data());
   for (int64_t r = 0; r < count; ++r) {
     int64_t index = first + chosen[r];
     if (chosen[r] < 0) {

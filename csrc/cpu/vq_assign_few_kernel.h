@@ -36,6 +36,10 @@ struct FewLayout {
   int64_t score_pitch;  // scores of a codeword: a multiple of the lanes, or a power of two that divides them
 };
 
+// The scores of a call. Products need half the operations of differences if the CPU adds and multiplies in
+// the same units, but their error grows with |x| |c| and not with the distance.
+enum class FewForm { differences, products, cosine };
+
 struct FewRun {
   FewLayout layout;
   const float* rows;
@@ -43,7 +47,7 @@ struct FewRun {
   const void* codewords;  // [k, d], contiguous
   Dtype dtype;            // of the codewords, not f64
   int64_t k, d;
-  bool euclidean;
+  FewForm form;
   float* scores;  // [k, score_pitch], padded with infinity
 };
 
@@ -51,15 +55,20 @@ constexpr int64_t kNoCode = -1, kSeveralCodes = -2;
 
 struct VqAssignFewKernel {
   int64_t lanes;
-  // Writes the scores of codewords [lo, hi) with all rows. For l2 these are |x - c|^2, with a relative error
-  // below (d + 8) 2^-23. For cosine they are -<x, c> / |c|, with an error below (d + 8) 2^-23 |x|, and NaN if
-  // |c|^2 is outside [2^-100, 2^100]. Infinity and NaN give NaN. Underflow adds an error of d 2^-120, or d
-  // 2^-70 for cosine.
+  // Writes the scores of codewords [lo, hi) with all rows. `unit` is (d + 8) 2^-23.
+  // - differences: |x - c|^2, with a relative error below `unit`
+  // - products, only for rows in groups: |c|^2 / 2 - <x, c>, with an error below unit (|x| |c| + |c|^2 / 2)
+  // - cosine: -<x, c> / |c|, with an error below unit |x|, and NaN if |c|^2 is outside [2^-100, 2^100]
+  // Infinity and NaN give NaN. Underflow adds an error of d 2^-120, times 1 + |x| + |c| for products, or of
+  // d 2^-70 for cosine.
   void (*score)(const FewRun& run, int64_t lo, int64_t hi);
+  // Writes |x|^2 of rows in groups, with a relative error below `unit` and an underflow of d 2^-120.
+  void (*squares)(const FewRun& run, float* squares);
   // Writes the least score of each row, without NaN.
   void (*least)(const FewRun& run, float* least);
   // Writes for each row the codeword whose score is at most the limit or NaN, or a mark if there are several.
-  void (*pick)(const FewRun& run, const float* limits, int64_t* codes);
+  // Returns the number of all such codewords of all rows.
+  int64_t (*pick)(const FewRun& run, const float* limits, int64_t* codes);
 };
 
 extern const VqAssignFewKernel vq_assign_few_portable, vq_assign_few_avx2, vq_assign_few_avx512;

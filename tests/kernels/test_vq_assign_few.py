@@ -63,6 +63,29 @@ def test_scales_whose_squares_underflow_or_overflow(scale, metric):
         assert torch.equal(vq_assign(rows, codewords, metric=metric), expected(rows, codewords, metric))
 
 
+@pytest.mark.parametrize("spread", [1e-6, 1e-3, 0.03, 1.0])
+@pytest.mark.parametrize("rows", [13, 96])
+def test_rows_far_from_the_origin(rows, spread):
+    """Products of such rows have large errors, so that differences decide."""
+    torch.manual_seed(3)
+    center = 10 * torch.randn(70)
+    x, codebook = center + spread * torch.randn(rows, 70), center + spread * torch.randn(150, 70)
+    codebook[40] = 1e15
+    codebook[41] = 0
+    x[5] = -x[5]
+    assert torch.equal(vq_assign(x, codebook), expected(x, codebook))
+
+
+@pytest.mark.parametrize("scale", [1e-44, 1e-20, 1.0, 1e18, 3e18, 1e19])
+def test_rows_and_codewords_of_mixed_lengths(scale):
+    torch.manual_seed(4)
+    x, codebook = torch.randn(48, 33), torch.randn(300, 33)
+    x[::2] *= scale
+    codebook[::3] *= scale
+    codebook[1::7] = x[:43] * (1 + 1e-6)
+    assert torch.equal(vq_assign(x, codebook), expected(x, codebook))
+
+
 @pytest.mark.parametrize("metric", ["l2", "cosine"])
 def test_ties_go_to_the_lowest_index(metric):
     codebook = torch.randn(20, 5).repeat(4, 1)
