@@ -133,6 +133,7 @@ ctest-arm64: .venv/.packages
 
 bench: setup
 	$(PY) -m benchmarks.run
+	-for work in kmeans layer demo; do $(PY) -m benchmarks.two_runs $$work; done
 
 bench-plot: .venv/.packages
 	$(PY) -m benchmarks.roofline

@@ -260,7 +260,9 @@ def rounds_page(files: list[Path]) -> str:
             "`python -m benchmarks.uefl_round --save`, `fedul_round` and `simulation` write them: seconds"
             " of a round, medians of turns, and the time relative to ours. Keys after the name of the preset"
             " were set with `--set`. The name of a row `fedavg` has clients x images, the clients of a round"
-            " and the batch size. In these rows the clients only train."
+            " and the batch size. In these rows the clients only train. `two_runs` writes the rows `two"
+            " runs`: seconds of one program alone, and of each of two programs at once on the same cores,"
+            " with the number of threads that is chosen automatically and with one thread."
         ),
     ]
     for path in files:

@@ -1,13 +1,14 @@
 """Measure the slowdown of a run by another run on the same cores.
 
 python -m benchmarks.two_runs [PRESET | kmeans | layer] [--runs 2] [--turns 3] [--most 2.2]
-    [--set key=value]...
+    [--held avx2] [--save] [--set key=value]...
 
 Each run is a process of its own, as ``uefl train`` is. ``kmeans`` fits ``KMeans`` to each batch of a
 DataLoader with two workers, and ``layer`` trains a ``VectorQuantize`` on each batch. Both take ``--set
 batches=20`` and ``--set rows=20000``. Waiting threads spin briefly, as under the command ``uefl``. The
-processes wait for each other before they train, so that all of them train at the same time. The exit code is
-1 if the median of the ratios is above ``--most``.
+processes wait for each other before they train, so that all of them train at the same time. Every comparison
+is made with the number of threads that is chosen automatically, and with one thread. The exit code is 1 if,
+with the automatic number, the median of the ratios is above ``--most``.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.console import Console
-from rich.table import Table
 
 from uefl.errors import UserError
+
+from . import held, results, round_times
 
 
 class Times(NamedTuple):
@@ -38,12 +40,12 @@ class Times(NamedTuple):
     threads: int
 
 
-def _train(preset: str, keys: list[str], ready: Callable[[], None]) -> Times:
+def _train(preset: str, keys: list[str], threads: int, ready: Callable[[], None]) -> Times:
     """Train a preset."""
     import uefl
     from uefl import config
 
-    cfg = config.load(preset, keys)
+    cfg = config.load(preset, [*keys, f"threads={threads}"])
     ready()
     with tempfile.TemporaryDirectory() as folder:
         run = uefl.train(cfg, out=f"{folder}/run", device="cpu")
@@ -54,7 +56,7 @@ def _train(preset: str, keys: list[str], ready: Callable[[], None]) -> Times:
         )
 
 
-def _from_loader(work: str, keys: list[str], ready: Callable[[], None]) -> Times:
+def _from_loader(work: str, keys: list[str], threads: int, ready: Callable[[], None]) -> Times:
     """Fit or train on the batches of a DataLoader with workers."""
     import torch
     from torch.utils.data import DataLoader
@@ -62,6 +64,8 @@ def _from_loader(work: str, keys: list[str], ready: Callable[[], None]) -> Times
     from uefl_kernels import KMeans
     from uefl_kernels.nn import VectorQuantize
 
+    if threads:
+        torch.set_num_threads(threads)
     sizes = {"batches": 20, "rows": 20000} | {
         key: int(value) for key, value in (piece.split("=") for piece in keys)
     }
@@ -90,7 +94,7 @@ def _from_loader(work: str, keys: list[str], ready: Callable[[], None]) -> Times
     return Times(time.perf_counter() - wall, time.process_time() - cpu, torch.get_num_threads())
 
 
-def _run(work: str, keys: list[str], runs: int, waiting: str) -> Times:
+def _run(work: str, keys: list[str], threads: int, runs: int, waiting: str) -> Times:
     """Run in this process as soon as ``runs`` processes are ready.
 
     Each process has a file in ``waiting``.
@@ -104,14 +108,17 @@ def _run(work: str, keys: list[str], runs: int, waiting: str) -> Times:
         while len(list(Path(waiting).iterdir())) < runs:
             time.sleep(0.01)
 
-    return (_from_loader if work in ("kmeans", "layer") else _train)(work, keys, ready)
+    return (_from_loader if work in ("kmeans", "layer") else _train)(work, keys, threads, ready)
 
 
-def at_once(preset: str, keys: list[str], runs: int) -> list[Times]:
-    """Train this number of runs at the same time, each in a process of its own."""
+def at_once(work: str, keys: list[str], threads: int, runs: int) -> list[Times]:
+    """Do the same work in this number of processes at the same time.
+
+    With ``threads`` 0, the number of threads is chosen automatically.
+    """
     spawn = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as waiting, ProcessPoolExecutor(runs, spawn) as pool:
-        started = [pool.submit(_run, preset, keys, runs, waiting) for _ in range(runs)]
+        started = [pool.submit(_run, work, keys, threads, runs, waiting) for _ in range(runs)]
         return [one.result() for one in started]
 
 
@@ -127,30 +134,39 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--runs", type=int, default=2)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--most", type=float, default=2.2, help="the largest ratio that passes (2.2)")
+    held.add_options(parser, results.ROUNDS, "the medians")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     args = parser.parse_args(arguments)
+    held.restrict(args.held, "benchmarks.two_runs", arguments)
+    ways = {
+        f"{runs} at once{of_one}": (threads, runs)
+        for threads, of_one in ((0, ""), (1, ", one thread"))
+        for runs in (1, args.runs)
+    }
+    timed: dict[str, list[round_times.TurnTimes]] = {way: [] for way in ways}
+    used = 1
     try:
-        turns = [
-            (at_once(args.preset, args.set, 1), at_once(args.preset, args.set, args.runs))
-            for _ in range(args.turns)
-        ]
+        for _ in range(args.turns):
+            for way, (threads, runs) in ways.items():
+                times = at_once(args.preset, args.set, threads, runs)
+                used = times[0].threads if threads == 0 else used
+                wall, cpu = max(one.wall for one in times), max(one.cpu for one in times)
+                timed[way].append((wall, 0.0, wall, cpu))
     except UserError as error:
         parser.error(str(error))
-    table = Table(title=f"{args.preset}, {len(os.sched_getaffinity(0))} cores; medians of {args.turns} turns")
-    for column in ("runs at once", "seconds of each", "CPU seconds of each", "threads of each"):
-        table.add_column(column, justify="right")
-    for runs in zip(*turns, strict=True):
-        times = [one for turn in runs for one in turn]
-        wall, cpu = (statistics.median(one[i] for one in times) for i in (0, 1))
-        table.add_row(str(len(runs[0])), f"{wall:.2f}", f"{cpu:.2f}", str(times[0].threads))
-    ratios = [max(one.wall for one in together) / single[0].wall for single, together in turns]
-    ratio = statistics.median(ratios)
-    console = Console()
-    console.print(table)
-    console.print(
-        f"{args.runs} runs at once take {ratio:.2f} times as long each ({min(ratios):.2f} to"
-        f" {max(ratios):.2f}); wanted: at most {args.most:g}"
+    name = " ".join(["two runs:", args.preset, *args.set])
+    rows = [
+        {"round": name} | row | results.about("cpu", ways[row["loop"]][0] or used, args.held)
+        for row in round_times.medians(timed)
+    ]
+    console = Console(width=120)
+    console.print(round_times.table(rows, f"{name}, {len(os.sched_getaffinity(0))} cores, {used} thread(s)"))
+    ratio = statistics.median(
+        together[2] / alone[2] for alone, together in zip(*list(timed.values())[:2], strict=True)
     )
+    console.print(f"{args.runs} at once take {ratio:.2f} times as long each; wanted: at most {args.most:g}")
+    if args.save:
+        console.print(results.save(rows, args.save, results.ROUNDS_KEY))
     return int(ratio > args.most)
 
 

@@ -159,21 +159,31 @@ SMALL = {
 def test_a_run_next_to_others(work, tmp_path, monkeypatch):
     monkeypatch.setattr("os.environ", dict(os.environ))
     (tmp_path / "another").touch()  # the other run is ready
-    times = two_runs._run(work, SMALL[work], 2, str(tmp_path))
+    times = two_runs._run(work, SMALL[work], 1, 2, str(tmp_path))
     assert times.wall > 0
     assert times.cpu > 0
-    assert times.threads >= 1
+    assert times.threads == 1
     assert len(list(tmp_path.iterdir())) == 2
 
 
 @pytest.mark.parametrize(("most", "code"), [("2.2", 0), ("1.9", 1)])
-def test_runs_at_once_are_compared_with_one_run(most, code, monkeypatch, capsys):
-    seconds = {1: [1.0], 2: [1.5, 2.0]}
-    monkeypatch.setattr(
-        two_runs, "at_once", lambda work, keys, runs: [two_runs.Times(t, t, 1) for t in seconds[runs]]
-    )
-    assert two_runs.main(["layer", "--most", most]) == code
-    assert "2.00" in capsys.readouterr().out
+def test_runs_at_once_are_compared_with_one_run(most, code, monkeypatch, capsys, tmp_path):
+    seconds = {(0, 1): [1.0], (0, 2): [1.5, 2.0], (1, 1): [1.2], (1, 2): [1.8, 1.5]}
+
+    def at_once(work, keys, threads, runs):
+        return [two_runs.Times(t, t, threads or 2) for t in seconds[threads, runs]]
+
+    monkeypatch.setattr(two_runs, "at_once", at_once)
+    assert two_runs.main(["layer", "--most", most, "--save", str(tmp_path)]) == code
+    assert "2.00 times as long" in capsys.readouterr().out
+    (saved,) = tmp_path.iterdir()
+    rows = {row["loop"]: (row["threads"], float(row["wall_ratio"])) for row in results.load(saved)}
+    assert rows == {
+        "1 at once": ("2", 1.0),
+        "2 at once": ("2", 2.0),
+        "1 at once, one thread": ("1", 1.2),
+        "2 at once, one thread": ("1", 1.8),
+    }
 
 
 @pytest.mark.slow
