@@ -77,7 +77,12 @@ def step(quantize: FsqFunction) -> Callable[[OpInputs], Call]:
 def peer(given: OpInputs) -> Call:
     """Run the layer of vector-quantize-pytorch."""
     layer = import_module("vector_quantize_pytorch").FSQ(given[2])
-    return step(lambda z, levels: layer(z.unsqueeze(0)))((given[0], given[1], given[2]))
+
+    def quantize(z: torch.Tensor, levels: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        quantized, indices = layer(z.unsqueeze(0))
+        return quantized.squeeze(0), indices.squeeze(0)
+
+    return step(quantize)(given)
 
 
 def compiled(given: OpInputs) -> Call:
