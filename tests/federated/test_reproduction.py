@@ -15,56 +15,367 @@ from typing import Any
 
 import pytest
 
+from uefl import config
+from uefl.config.load import merged
 from uefl.report.compare import differing
 from uefl.suites import suite
 
+Sections = dict[str, Any]
 NINE = [0, 0, 0, -50, -50, -50, 120, 120, 120]
 DOMAINS = ("0", "-50", "120")
-# table 1: source, encoder, pretrained, training and test images of a client, codewords, gamma, rounds of the
-# first iteration
-SETS = {
-    "mnist": ("mnist", "cnn", False, 2000, 500, 32, 0.3, 20),
-    "fashion": ("fashion_mnist", "cnn", False, 2000, 500, 64, 0.1, 30),
-    "gtsrb": ("gtsrb", "vgg16_bn", True, 2000, 500, 64, 0.1, 40),
-    "cifar10": ("cifar10", "vgg16_bn", True, 2000, 500, 64, 0.2, 40),
+CNN: Sections = {"encoder": "cnn", "width": 128, "dropout": 0.1}
+VGG: Sections = {"encoder": "vgg16_bn", "pretrained": True, "dropout": 0.1}
+ADAM: Sections = {"optimizer": "adam", "lr": 1e-4, "batch_size": 1024, "max_iterations": 5}
+SGD: Sections = {"optimizer": "sgd", "lr": 1e-2, "momentum": 0.9, "local_epochs": 1}
+IMAGENET = {"normalize": "imagenet"}
+# table 1: data, network, training images of a client, of which a quarter is the number of test images,
+# codewords, segments, gamma, and rounds of an iteration. On GTSRB the paper has one segment: see the suite
+SETS: dict[str, tuple[Sections, Sections, int, int, int, float, list[int]]] = {
+    "mnist": ({"source": "mnist"}, CNN, 2000, 32, 1, 0.3, [20]),
+    "fashion": ({"source": "fashion_mnist"}, CNN, 2000, 64, 1, 0.1, [30, 10]),
+    "gtsrb": ({"source": "gtsrb", "image_size": 32, **IMAGENET}, VGG, 2000, 64, 2, 0.1, [40, 20]),
+    "cifar10": ({"source": "cifar10", **IMAGENET}, VGG, 2000, 64, 1, 0.2, [40, 20]),
     # 32 codewords in each of four segments: appendix L
-    "cifar100": ("cifar100", "vgg16_bn", True, 4000, 1000, 32, 0.1, 40),
+    "cifar100": ({"source": "cifar100", **IMAGENET}, VGG, 4000, 32, 4, 0.1, [40, 20]),
 }
+FOUR_SEGMENTS: Sections = {"codewords": 64, "segments": 4, "gamma": 0.2, "stop_when_certain": False}
+
+
+def uefl(name: str, **keys: Any) -> Sections:
+    """Return the keys of UEFL on a data set of table 1."""
+    _, _, _, codewords, segments, gamma, _ = SETS[name]
+    keys = {"codewords": codewords, "segments": segments, "gamma": gamma, **keys}
+    return {"stop_when_certain": False, "commitment": 0.25, **keys}
+
+
+def nine(name: str, arms: Sections, **sections: Sections) -> Sections:
+    """Return the federation of table 1 on a data set, with other arms and with changes."""
+    source, encoder, images, _, _, _, rounds = SETS[name]
+    rotated = {"scheme": "rotations", "angles": NINE}
+    sizes = {"clients": 9, "train_per_client": images, "test_per_client": images // 4}
+    training = {"rounds": rounds, "local_epochs": 20, **ADAM}
+    whole = {"data": {**source, **sizes, "partition": rotated}, "model": encoder, "training": training}
+    return merged(whole, {**sections, "arms": arms})
+
+
+def five(arms: Sections, angles: list[float] | None = None, **sections: Sections) -> Sections:
+    """Return the federation of tables 6 and 7, with changes."""
+    rotated = {"scheme": "rotations", **({"angles": angles} if angles else {})}
+    sizes = {"clients": 5, "train_per_client": 10000, "test_per_client": 2000}
+    training = {"rounds": [40, 20], "local_epochs": 5, **ADAM}
+    whole = {"data": {"source": "cifar100", **IMAGENET, **sizes, "partition": rotated}, "model": VGG}
+    return merged({**whole, "training": training}, {**sections, "arms": arms})
+
+
+def unseen(domain: str, invariance: float = 1e-2, **sections: Sections) -> Sections:
+    """Return a case of tables 2 and 3: FedIIR's federation."""
+    arms = {"fedavg": {}, "fedsr": {"dim": 512, "norm_weight": 1e-2, "divergence_weight": 1e-3}}
+    arms |= {"fediir": {"invariance": invariance, "decay": 0.95}, "uefl": FOUR_SEGMENTS}
+    data = {"source": "rotated_mnist", "partition": {"scheme": "leave_one_out", "domain": domain}}
+    training = {**SGD, "rounds": [40, 20, 20, 20], "batch_size": 64}
+    whole = {"data": data, "model": {"encoder": "resnet18", "pretrained": True}, "training": training}
+    return merged({**whole, "arms": arms}, sections)
+
+
+def hundred(source: Sections, encoder: str, images: int, epochs: int = 5) -> Sections:
+    """Return a case of table 4: FedCR's federation and networks."""
+    dirichlet = {"scheme": "dirichlet", "convention": "over_classes", "alpha": 0.3}
+    sizes = {"clients": 100, "train_per_client": images * 7 // 10, "test_per_client": images * 3 // 10}
+    training = {"optimizer": "sgd", "lr": 1e-2, "batch_size": 48, "rounds": [200, 100, 100, 100]}
+    fedsr = {"hidden_layer": True, "dim": 256, "norm_weight": 1e-3, "divergence_weight": 1e-3}
+    fedcr = {"hidden_layer": True, "dim": 512, "beta": 1e-4, "rate": 1.0, "samples": 18, "head_epochs": 10}
+    return {
+        "run": {"participation": 0.1, "personalized": True},
+        "data": {**source, **sizes, "partition": dirichlet},
+        "model": {"encoder": encoder, "hidden": 1024},
+        "training": {**training, "local_epochs": epochs},
+        "arms": {"fedavg": {}, "fedsr": fedsr, "fedcr": fedcr, "uefl": FOUR_SEGMENTS},
+    }
+
+
+def skewed(
+    train: int, source: str, partition: Sections, training: Sections, **sections: Sections
+) -> Sections:
+    """Return a case of table 12: the federation of VHL or of FedBR."""
+    sizes = {"clients": 10, "train_per_client": train, "test_per_client": 1000}
+    vhl = {"virtual_batch": 128, "virtual_per_class": 200, "temperature": 0.07, "pull": 1.0}
+    fedbr = {"contrast": 0.5, "uniform": 1.0, "pseudo": 32, "pull": 2.0, "push": 2.0}
+    return {
+        "data": {"source": source, **sizes, "partition": {"scheme": "dirichlet", "alpha": 0.1, **partition}},
+        "training": {**SGD, "rounds": [400, 200, 200, 200], **training},
+        "arms": {"fedavg": {}, "vhl": vhl, "fedbr": fedbr, "uefl": FOUR_SEGMENTS},
+        **sections,
+    }
+
+
+def sets(source: str, split: str, number: int, penalty: float, pool: int, **sections: Sections) -> Sections:
+    """Return a case of FedUL's tables."""
+    cifar = source == "cifar10"
+    vat = {"vat_weight": 0.05, "vat_epsilon": 6} if cifar else {"vat_weight": 5e-4, "vat_epsilon": 1e-2}
+    arms = {
+        name: {"penalty": penalty} for name in ("fedul", "fedpl", "fedllp", "fedllp-vat", "fedavg-labeled")
+    }
+    arms["fedllp-vat"] |= vat
+    if number == 10:
+        arms["fedavg-labeled-10"] = {"algorithm": "fedavg-labeled", "share": 0.1, "penalty": penalty}
+    return {
+        "data": {
+            "source": source,
+            "clients": 5,
+            "train_per_client": pool // 5,
+            "test_per_client": 2000,
+            "validation": 10000 if cifar else 12000,
+            "augment": "flip" if cifar else "rotate",
+            "partition": {"scheme": "unlabeled", "split": split, "sets": number},
+        },
+        "model": {"encoder": "resnet18_nopool", "pretrained": True}
+        if cifar
+        else {"encoder": "cnn5x5", "width": 64},
+        "training": {"rounds": [100], "local_epochs": 1, "lr": 1e-4, "batch_size": 128, "optimizer": "adam"},
+        "arms": arms,
+    }
+
+
+def article(split: str) -> Sections:
+    """Return a case of the article on FedUL with M1 and M2."""
+    pool = {"train_per_client": 7200, "labeled": 12000, "validation": 12000}
+    whole = sets("mnist", split, 10, 0.0, 48000)
+    arms = {"fedul": {}, "fedul-m1": {"algorithm": "fedul", "server": "finetune"}}
+    arms |= {"fedul-m2": {"algorithm": "fedul", "server": "blend", "h": 0.5}, "supervised": {}}
+    more = {"run": {"select": "validation"}, "data": pool, "training": {"batch_size": 100}}
+    return {**merged(whole, more), "arms": {**arms, "fedavg-labeled": {}}}
+
+
+def published(name: str) -> Sections:
+    """Return the arms of table 1."""
+    ours = uefl(name)
+    return {
+        "fedavg": {},
+        "distrans": {"alpha": 0.2, "offset_lr": 1e-3, "offsets": "local"},
+        "uefl": ours,
+        "uefl-published": {**ours, "reference": "mean"},
+        "fedper": {},
+    }
+
+
+STATIC = {"algorithm": "uefl", "extend": "none"}
+TOGETHER = {"clients": 1, "train_per_client": 50000, "test_per_client": 10000, "partition": {"angles": [0]}}
+TURNED = [-30, -15, 0, 15, 30]
+FIFTY = [-50, -25, 0, 25, 50]
+ANGLES = ("00", "15", "30", "45", "60", "75")
+PACS = ("art_painting", "cartoon", "photo", "sketch")
+# settings of every case at --scale paper, from the papers, and from the code of the methods whose protocol
+# UEFL's paper follows
+SETTINGS: dict[str, dict[str, Sections]] = {
+    "table1": {name: nine(name, published(name)) for name in SETS},
+    "table2": {f"rotated-{angle}": unseen(f"rotated-{angle}") for angle in ANGLES}
+    | {
+        f"pacs-{domain.partition('_')[0]}": unseen(
+            domain,
+            1e-3,
+            data={"source": "pacs", "image_size": 224, **IMAGENET},
+            training={"lr": 2.5e-3, "batch_size": 32},
+        )
+        for domain in PACS
+    },
+    "table3": {
+        f"rotated-{angle}": unseen(f"rotated-{angle}", run={"participation": 0.1}, data={"clients": 50})
+        for angle in ANGLES
+    },
+    "table4": {
+        "emnist-letters": hundred({"source": "emnist_letters", "first_classes": 10}, "pixel_mlp", 560),
+        "fashion": hundred({"source": "fashion_mnist"}, "lenet", 700),
+        "cifar10": hundred({"source": "cifar10"}, "lenet", 600),
+        "cifar100": hundred({"source": "cifar100"}, "lenet", 600, epochs=10),
+    },
+    "table6": {
+        f"{weights}-{turn}": five(
+            {"centralized": {}, "fedavg": {}, "uefl": uefl("cifar100")},
+            TURNED if turn == "turned" else None,
+            model={"pretrained": weights == "pretrained"},
+        )
+        for weights in ("scratch", "pretrained")
+        for turn in ("upright", "turned")
+    },
+    "table7": {
+        str(a): five({"fedavg": {}, "uefl": uefl("cifar100")}, [-a, -a / 2, 0, a / 2, a])
+        for a in (10, 20, 30, 40, 50, 60, 70)
+    },
+    "table8": {
+        f"{name}{end}": nine(name, arms, training={"max_iterations": iterations})
+        for name in SETS
+        for end, arms, iterations in (("", {"fedavg": {}}, 1), ("-uefl", {"uefl": uefl(name)}, 5))
+    },
+    "table9": {
+        f"{name}-{end}": nine(name, {"fedavg": {}, "uefl": uefl(name)}, run=run)
+        for name in SETS
+        for end, run in (("dropout", {"passes": 20}), ("ensemble", {"uncertainty": "ensemble", "members": 5}))
+    },
+    "table10": {
+        "mnist": nine(
+            "mnist",
+            {"fedavg": {}, "tpt": {}},
+            training={"rounds": [1], "max_iterations": 200, "local_epochs": 5},
+        ),
+        "mnist-uefl": nine("mnist", {"fedavg": {}, "uefl": uefl("mnist")}),
+        # the phase begins after 38 epochs, or after 44 rounds; it is as long as the training before it
+        "cifar100-together": five(
+            {"fedavg": {}, "tpt": {}},
+            data=TOGETHER,
+            training={"rounds": [1], "max_iterations": 76, "local_epochs": 1},
+        ),
+        "cifar100": five({"fedavg": {}, "tpt": {}}, FIFTY, training={"rounds": [1], "max_iterations": 88}),
+        "cifar100-uefl": five({"fedavg": {}, "uefl": uefl("cifar100")}, FIFTY),
+    },
+    "table11": {
+        "cifar10": {
+            "data": {"source": "cifar10", "clients": 2, "train_per_client": 400, "test_per_client": 16},
+            "model": VGG,
+            "training": {"rounds": [1], "local_epochs": 1, "batch_size": 32},
+            "arms": {"fedavg": {}, "uefl": {"codewords": 256}},
+        }
+    },
+    "table12": {
+        "fashion": skewed(
+            6000,
+            "fashion_mnist",
+            {"convention": "over_clients", "test": "even"},
+            {"batch_size": 128, "weight_decay": 1e-4},
+            run={"participation": 0.5},
+            model={"encoder": "resnet18_3x3", "pooled": True},
+        ),
+        "cifar10": skewed(
+            4000,
+            "cifar10",
+            {"convention": "over_classes_by_frequency", "angles": list(range(0, 136, 15))},
+            {"batch_size": 32, "momentum": 0.0, "local_steps": 50},
+            model={"encoder": "vgg16_bn"},
+        ),
+    },
+    "table13": {
+        "mnist": nine(
+            "mnist",
+            {
+                "fedavg": {},
+                "uefl": uefl("mnist"),
+                "per-domain": {
+                    **STATIC,
+                    "personal": [["silo-0", "silo-1", "silo-2"], ["silo-3"], ["silo-4"]],
+                },
+            },
+            data={"clients": 5, "partition": {"angles": [0, 0, 0, -50, 120]}},
+        )
+    },
+    "table14": {
+        str(v): nine("gtsrb", {"fedavg": {}, "uefl": uefl("gtsrb", codewords=v, segments=1)})
+        for v in (8, 16, 32, 64, 128, 256)
+    },
+    "table15": {
+        "mnist": nine(
+            "mnist",
+            {
+                "static-32": {**STATIC, "codewords": 32},
+                "static-96": {**STATIC, "codewords": 96},
+                "extend-all-normal": {"algorithm": "uefl", "extend": "all", "new_codewords": "normal"},
+                "extend-all": {"algorithm": "uefl", "extend": "all", "new_codewords": "kmeans"},
+                "uefl-normal": {"algorithm": "uefl", **uefl("mnist"), "new_codewords": "normal"},
+                "uefl": {**uefl("mnist"), "new_codewords": "kmeans"},
+            },
+        )
+    },
+    "table16": {
+        name: nine(
+            name,
+            {
+                "static-512": {**STATIC, "codewords": 512},
+                "static-512-kmeans": {**STATIC, "codewords": 512, "codebook_after": 1},
+                "uefl-128": {
+                    "algorithm": "uefl",
+                    **uefl("cifar100", codewords=128, segments=1),
+                    "growth": "double",
+                },
+                "extend-all-128": {
+                    "algorithm": "uefl",
+                    "extend": "all",
+                    "codewords": 128,
+                    "growth": "double",
+                },
+            },
+            training={"rounds": [40, 20, 20], "max_iterations": 3},
+        )
+        for name in ("cifar100", "cifar10")
+    },
+    **{
+        f"fedul-{name}": {
+            f"{split}-{number}": sets(source, split, number, penalty, pool)
+            for split in ("iid", "noniid")
+            for number, penalty in zip((10, 20, 40), penalties, strict=True)
+        }
+        for name, source, pool, penalties in (
+            ("mnist", "mnist", 48000, (1e-5, 5e-6, 2e-6)),
+            ("fashion", "fashion_mnist", 48000, (1e-5, 5e-6, 2e-6)),
+            ("cifar10", "cifar10", 40000, (2e-5, 1e-5, 4e-6)),
+        )
+    },
+    "fedul-article": {split: article(split) for split in ("iid", "noniid")},
+    "fedul-h": {
+        f"h-{name}": {
+            **article("noniid"),
+            "arms": {"fedul-m2": {"algorithm": "fedul", "server": "blend", "h": h}},
+        }
+        for name, h in (("0", 0.0), ("025", 0.25), ("05", 0.5), ("075", 0.75), ("1", 1.0))
+    },
+    "segments": {
+        str(s): nine("gtsrb", {"fedavg": {}, "uefl": uefl("gtsrb", codewords=16, segments=s)})
+        for s in (1, 2, 4)
+    },
+    "segments-cifar100": {
+        str(s): five({"fedavg": {}, "uefl": uefl("cifar100", segments=s)}, FIFTY) for s in (1, 2, 4)
+    },
+    "threshold": {
+        str(gamma).replace("0.", "0").replace("00", "0"): nine(
+            "mnist", {"fedavg": {}, "uefl": uefl("mnist", gamma=gamma)}, run={"target_accuracy": 0.8}
+        )
+        for gamma in (0.0, 0.1, 0.2, 0.3, 0.5)
+    },
+    "figure1": {"mnist": nine("mnist", {"fedavg": {}, "uefl": uefl("mnist")}, run={"personalized": True})},
+}
+# the domains of table 5, then the number of table 1
 TABLE_5 = {
     ("fedavg", "accuracy"): [
-        (0.874, 0.848, 0.618),
-        (0.801, 0.825, 0.784),
-        (0.670, 0.677, 0.634),
-        (0.676, 0.622, 0.553),
-        (0.110, 0.072, 0.083),
+        (0.874, 0.848, 0.618, 0.780),
+        (0.801, 0.825, 0.784, 0.803),
+        (0.670, 0.677, 0.634, 0.660),
+        (0.676, 0.622, 0.553, 0.617),
+        (0.110, 0.072, 0.083, 0.088),
     ],
     ("fedavg", "entropy"): [
-        (0.212, 0.231, 0.377),
-        (0.246, 0.232, 0.341),
-        (0.623, 0.634, 0.652),
-        (0.172, 0.178, 0.183),
-        (1.74, 1.86, 2.13),
+        (0.212, 0.231, 0.377, 0.273),
+        (0.246, 0.232, 0.341, 0.273),
+        (0.623, 0.634, 0.652, 0.636),
+        (0.172, 0.178, 0.183, 0.177),
+        (1.74, 1.86, 2.13, 1.91),
     ],
     ("distrans", "accuracy"): [
-        (0.856, 0.799, 0.789),
-        (0.721, 0.705, 0.694),
-        (0.898, 0.900, 0.897),
-        (0.721, 0.719, 0.659),
-        (0.289, 0.261, 0.251),
+        (0.856, 0.799, 0.789, 0.815),
+        (0.721, 0.705, 0.694, 0.707),
+        (0.898, 0.900, 0.897, 0.898),
+        (0.721, 0.719, 0.659, 0.699),
+        (0.289, 0.261, 0.251, 0.267),
     ],
     ("uefl", "accuracy"): [
-        (0.951, 0.885, 0.924),
-        (0.857, 0.848, 0.845),
-        (0.950, 0.964, 0.911),
-        (0.776, 0.713, 0.671),
-        (0.362, 0.335, 0.282),
+        (0.951, 0.885, 0.924, 0.920),
+        (0.857, 0.848, 0.845, 0.850),
+        (0.950, 0.964, 0.911, 0.942),
+        (0.776, 0.713, 0.671, 0.720),
+        (0.362, 0.335, 0.282, 0.326),
     ],
     ("uefl", "entropy"): [
-        (0.120, 0.196, 0.131),
-        (0.147, 0.188, 0.167),
-        (0.0196, 0.0206, 0.0314),
-        (0.0192, 0.0245, 0.0229),
-        (0.728, 0.624, 0.612),
+        (0.120, 0.196, 0.131, 0.149),
+        (0.147, 0.188, 0.167, 0.167),
+        (0.0196, 0.0206, 0.0314, 0.0239),
+        (0.0192, 0.0245, 0.0229, 0.0222),
+        (0.728, 0.624, 0.612, 0.655),
     ],
 }
 UNSEEN = {  # tables 2 and 3: the domains, then the printed mean
@@ -171,6 +482,13 @@ TABLES: dict[str, dict[str, dict[str, dict[str, float]]]] = {
             "uefl": {"milliseconds": 16.611, "milliseconds_gpu": 16.733, "parameters_millions": 15.491},
         }
     },
+    "fedul-article": {
+        split: {arm: {"accuracy": round(1 - error / 100, 4)} for arm, error in errors.items()}
+        for split, errors in (
+            ("iid", {"fedul": 0.78, "fedul-m1": 0.69, "fedul-m2": 0.69}),
+            ("noniid", {"fedul": 2.98, "fedul-m1": 0.77, "fedul-m2": 0.79}),
+        )
+    },
     "table12": {
         "fashion": {
             "fedavg": {"accuracy": 0.8745},
@@ -259,8 +577,8 @@ def test_tables_1_and_5_have_every_rotation_and_the_means() -> None:
     for (arm, measure), rows in TABLE_5.items():
         for case, row in zip(SETS, rows, strict=True):
             numbers = printed[case][arm]
-            assert [numbers[f"{measure}@{angle}"] for angle in DOMAINS] == list(row), (case, arm)
-            assert numbers[measure] == pytest.approx(statistics.fmean(row), abs=0.006), (case, arm)
+            measures = [*(f"{measure}@{angle}" for angle in DOMAINS), measure]
+            assert [numbers[measure] for measure in measures] == list(row), (case, arm)
 
 
 @pytest.mark.parametrize("name", UNSEEN)
@@ -283,7 +601,9 @@ def test_tables_13_to_16_have_the_means_over_the_domains() -> None:
             if None in column:
                 assert found is None
             else:
-                assert found == pytest.approx(statistics.fmean(column), rel=0.01), (name, case, arm, measure)
+                assert found == pytest.approx(statistics.fmean(column), rel=0.006), (name, case, arm, measure)
+    # section 4.1 prints one number for codebooks of the domains
+    assert paper("table13")["mnist"]["per-domain"] == {"accuracy": 0.907}
     for arm, (accuracy, entropy) in SILOS_13.items():
         numbers = paper("table13")["mnist"][arm]
         assert numbers["accuracy"] == pytest.approx(statistics.fmean(accuracy), abs=0.001)
@@ -292,70 +612,32 @@ def test_tables_13_to_16_have_the_means_over_the_domains() -> None:
         assert [numbers[f"accuracy@{angle}"] for angle in DOMAINS] == pytest.approx(by_angle, abs=0.001)
 
 
-@pytest.mark.parametrize("name", ["table1", "table8", "table9"])
-def test_tables_of_nine_clients_have_the_papers_data_and_sizes(name: str) -> None:
-    for case, cfg in suite.load(name).configs("paper").items():
-        source, encoder, pretrained, train, test, codewords, gamma, rounds = SETS[case.partition("-")[0]]
-        if (name, source) == ("table9", "fashion_mnist"):
-            rounds = 20
-        data, training = cfg.data, cfg.training
-        assert (data.source, data.clients, data.train_per_client, data.test_per_client) == (
-            source,
-            9,
-            train,
-            test,
-        ), case
-        assert (list(data.partition.angles), cfg.model.encoder, cfg.model.pretrained) == (
-            NINE,
-            encoder,
-            pretrained,
-        ), case
-        assert (training.local_epochs, training.lr, training.batch_size, training.optimizer) == (
-            20,
-            1e-4,
-            1024,
-            "adam",
-        ), case
-        assert training.iterations()[0] == rounds, case
-        for arm in cfg.arms.values():
-            if arm.algorithm == "uefl":
-                assert (arm.parameters.codewords, arm.parameters.gamma, arm.parameters.commitment) == (
-                    codewords,
-                    gamma,
-                    0.25,
-                ), case
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_suite_has_the_settings_of_its_sources(name: str) -> None:
+    configs = suite.load(name).configs("paper")
+    assert list(configs) == list(SETTINGS[name])
+    for case, cfg in configs.items():
+        expected = config.load(SETTINGS[name][case])
+        assert cfg.table() == expected.table(), case
+        assert list(cfg.arms) == list(expected.arms), case
 
 
-def test_tables_6_7_and_10_share_the_federation_of_five_clients() -> None:
-    """Table 10 prints table 7's result at 50 degrees.
-
-    The arm "local" of table 6 is one model on all data.
-    """
-    seven, ten, six = (suite.load(name).configs("paper") for name in ("table7", "table10", "table6"))
-    for angle, cfg in ((int(case), cfg) for case, cfg in seven.items()):
-        assert list(cfg.data.partition.angles) == [-angle, -angle / 2, 0, angle / 2, angle]
-        assert (cfg.data.source, cfg.data.clients, cfg.data.train_per_client, cfg.data.test_per_client) == (
-            "cifar100",
-            5,
-            10000,
-            2000,
-        )
-        assert (cfg.model.encoder, cfg.model.pretrained, cfg.training.local_epochs) == ("vgg16_bn", True, 5)
-    for case in ("cifar100", "cifar100-uefl"):
-        assert ten[case].data == seven["50"].data.model_copy(update={"partition": ten[case].data.partition})
-        assert list(ten[case].data.partition.angles) == [-50, -25, 0, 25, 50]
-        assert ten[case].training.local_epochs == 5
-    chosen = [
-        configs[case].arms["uefl"].parameters for configs, case in ((ten, "cifar100-uefl"), (seven, "50"))
-    ]
-    assert chosen[0] == chosen[1]
-    together = ten["cifar100-together"]
-    assert (together.data.clients, together.data.train_per_client) == (1, 50000)
-    for case, cfg in six.items():
-        assert {arm.algorithm for arm in cfg.arms.values()} == {"centralized", "fedavg", "uefl"}
-        assert cfg.model.pretrained is case.startswith("pretrained")
-        angles = [-30, -15, 0, 15, 30] if case.endswith("turned") else []
-        assert [angle for angle in cfg.data.partition.angles if angle] == [angle for angle in angles if angle]
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("table7", "angles"),
+        ("table14", "codewords"),
+        ("segments", "segments"),
+        ("segments-cifar100", "segments"),
+        ("threshold", "gamma"),
+        ("fedul-h", "h"),
+    ],
+)
+def test_the_axis_of_a_sweep_is_the_key_that_differs(name: str, key: str) -> None:
+    for case, sections in SETTINGS[name].items():
+        (*_, arm) = sections["arms"].values()
+        value = (sections["data"]["partition"] | arm)[key]
+        assert suite.load(name).cases[case].x == (max(value) if key == "angles" else value)
 
 
 @pytest.mark.parametrize("scale", ["cpu", "paper"])
@@ -391,28 +673,6 @@ def test_both_variants_of_table_16_end_with_equal_codewords(scale: suite.Scale) 
         for arm in cfg.arms.values():
             p = arm.parameters
             assert p.codewords * (2**extensions if p.growth == "double" and p.extend != "none" else 1) == 512
-
-
-def test_tables_13_and_14_have_the_data_of_the_paper() -> None:
-    (cfg,) = suite.load("table13").configs("paper").values()
-    assert (cfg.data.source, list(cfg.data.partition.angles)) == ("mnist", [0, 0, 0, -50, 120])
-    for case, each in suite.load("table14").configs("paper").items():
-        assert (
-            each.data.source,
-            list(each.data.partition.angles),
-            each.arms["uefl"].parameters.codewords,
-        ) == ("gtsrb", NINE, int(case))
-
-
-def test_tables_4_and_12_have_the_data_of_the_paper() -> None:
-    sources = [cfg.data.source for cfg in suite.load("table4").configs("paper").values()]
-    assert sources == ["emnist_letters", "fashion_mnist", "cifar10", "cifar100"]
-    assert {cfg.data.clients for cfg in suite.load("table4").configs("paper").values()} == {100}
-    twelve = suite.load("table12").configs("paper")
-    assert {case: (cfg.data.source, cfg.data.clients) for case, cfg in twelve.items()} == {
-        "fashion": ("fashion_mnist", 10),
-        "cifar10": ("cifar10", 10),
-    }
 
 
 def test_the_bridge_changes_one_thing_at_a_time_for_all_arms() -> None:
@@ -468,7 +728,7 @@ def test_only_tables_of_a_paper_print_its_numbers() -> None:
 def test_the_papers_figures_have_suites(scale: suite.Scale) -> None:
     sweep = suite.load("fedul-h")
     weights = [case.arms["fedul-m2"].parameters.model_dump()["h"] for case in sweep.configs(scale).values()]
-    assert weights == [case.x for case in sweep.cases.values()] == [0, 0.25, 0.5, 0.75, 1]
+    assert weights == [case.x for case in sweep.cases.values()]
     assert sweep.front == ("train_loss", "nll")
     (first,) = suite.load("figure1").configs(scale).values()
     assert first.run.personalized
