@@ -14,7 +14,8 @@ from uefl.config import Model
 from uefl.data.federation import ClientData, Federation, LabeledData, Split
 from uefl.errors import UserError
 from uefl.models.flat import FlatModule
-from uefl.models.layers import FrozenStatistics
+from uefl.models.gaussian import GaussianNet
+from uefl.models.layers import FrozenStatistics, linear_layers
 from uefl.models.net import Net
 
 TINY = Model(width=4, hidden=16)
@@ -33,13 +34,53 @@ def parameters(module):
         ({"encoder": "vgg16_bn"}, (3, 32, 32), 100, 14_723_136, 15_037_092, 512),
         ({}, (3, 32, 32), 10, 7_673_344 + 2 * 9 * 128, 7_673_344 + 2 * 9 * 128 + 8193 * 512 + 5130, 512),
         ({"encoder": "resnet18"}, (3, 32, 32), 10, 11_176_512, 11_176_512 + 513 * 512 + 5130, 512),
+        # with VHL's head of 5,130 parameters these are the known 11,173,962
+        (
+            {"encoder": "resnet18_3x3", "pooled": True},
+            (3, 32, 32),
+            10,
+            11_168_832,
+            11_168_832 + 513 * 512 + 5130,
+            512,
+        ),
+        ({"encoder": "pixel_mlp", "hidden": 1024}, (1, 28, 28), 10, 803_840, 1_863_690, 1024),
+        ({"encoder": "lenet", "hidden": 1024}, (1, 28, 28), 10, 198_948, 1_258_798, 1024),
+        ({"encoder": "lenet", "hidden": 1024}, (3, 32, 32), 10, 1_746_752, 2_806_602, 1024),
+        ({"encoder": "lenet", "hidden": 1024}, (3, 32, 32), 100, 1_746_752, 2_898_852, 1024),
     ],
-    ids=["cnn-10", "vgg-10", "vgg-43", "vgg-100", "cnn-rgb-10", "resnet-10"],
 )
 def test_parameter_counts_are_the_published_ones(keys, shape, classes, encoder, total, dim):
     with torch.device("meta"):  # no numbers are drawn
         net = Net(Model(**keys), shape, classes)
     assert (parameters(net.encoder), parameters(net), net.dim) == (encoder, total, dim)
+
+
+@pytest.mark.parametrize("size", [28, 32])
+@pytest.mark.parametrize(
+    ("encoder", "positions"), [("resnet18", 1), ("resnet18_nopool", 4), ("resnet18_3x3", 16), ("lenet", 1)]
+)
+def test_positions_of_small_images(encoder, positions, size):
+    with torch.device("meta"):
+        assert Net(Model(encoder=encoder), (1, size, size), 10).positions == positions
+
+
+@pytest.mark.parametrize(
+    ("encoder", "shape"), [("pixel_mlp", (1, 12, 12)), ("lenet", (1, 28, 28)), ("lenet", (3, 32, 32))]
+)
+def test_fedcr_networks_equal_their_published_layers(encoder, shape):
+    """Each convolution has a ReLU before its pooling, and each hidden layer has a ReLU."""
+    net, x = Net(Model(encoder=encoder, hidden=16), shape, 10).eval(), torch.randn(3, *shape)
+    convolutions = [module for module in net.modules() if isinstance(module, torch.nn.Conv2d)]
+    *linear, last = linear_layers(net)
+    twin = GaussianNet(net, 8, hidden=True)
+    logits, means = net(x), twin.distribution(x).mean
+    for convolution in convolutions:
+        x = torch.nn.functional.max_pool2d(convolution(x).relu(), 2)
+    x = x.flatten(1)
+    for layer in linear:
+        x = layer(x).relu()
+    torch.testing.assert_close(logits, last(x))
+    torch.testing.assert_close(means, twin.gaussian(x)[:, :8])
 
 
 @pytest.mark.parametrize(("size", "tokens"), [(28, 3), (32, 4)])
@@ -196,8 +237,9 @@ def test_resnet18_takes_gray_images():
 
 
 def test_images_too_small_for_the_encoder():
-    with pytest.raises(UserError, match=r"\b1 x 4 x 4 .*encoder 'cnn'.*image_size"):
-        Net(TINY, (1, 4, 4), 10)
+    for encoder, size in (("cnn", 4), ("lenet", 12)):
+        with pytest.raises(UserError, match=rf"\b1 x {size} x {size} .*encoder '{encoder}'.*image_size"):
+            Net(TINY.model_copy(update={"encoder": encoder}), (1, size, size), 10)
 
 
 def test_one_token_has_one_output_per_codeword():

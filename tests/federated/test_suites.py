@@ -121,7 +121,14 @@ def test_every_network_takes_a_step_at_the_scale_of_the_paper(every_source: Path
             one.turn()
             assert torch.isfinite(values(one)).all(), place
             assert not torch.equal(values(one), before), place
-    assert {encoder for _, encoder, *_ in trained} >= {"cnn", "vgg16_bn", "resnet18"}
+    assert {encoder for _, encoder, *_ in trained} >= {
+        "cnn",
+        "vgg16_bn",
+        "resnet18",
+        "resnet18_3x3",
+        "lenet",
+        "pixel_mlp",
+    }
 
 
 @pytest.mark.parametrize(

@@ -28,12 +28,14 @@ class TwinHead(Head):
 
     def __init__(self, single: Head, classes: int) -> None:
         nn.Module.__init__(self)
-        self.fc1, self.drop, self.logit_drop = single.fc1, single.drop, single.logit_drop
+        self.fc1, self.activation = single.fc1, single.activation
+        self.drop, self.logit_drop = single.drop, single.logit_drop
         self.fc2 = nn.Linear(2 * single.fc1.out_features, classes)
 
     def prefix(self, tokens: torch.Tensor) -> torch.Tensor:
         """Compute hidden units ``[B, 2 hidden]`` from tokens ``[B, 2, ...]``."""
-        return nn.functional.gelu(self.fc1(tokens.flatten(2))).flatten(1)
+        units: torch.Tensor = self.activation(self.fc1(tokens.flatten(2)))
+        return units.flatten(1)
 
 
 class TwinNet(Net):

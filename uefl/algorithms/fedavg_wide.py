@@ -31,6 +31,11 @@ class FedAvgWide(Algorithm):
         units = math.ceil(self.parameters.more_parameters / (inputs + 1 + spec.classes))
         if units:
             net.head = Head(
-                inputs, settings.hidden + units, spec.classes, settings.dropout, settings.logit_dropout
+                inputs,
+                settings.hidden + units,
+                spec.classes,
+                settings.dropout,
+                settings.logit_dropout,
+                type(head.activation),
             )
         return net

@@ -34,13 +34,14 @@ _SUMS = ("precision", "weighted_mean")
 class FedCR(GaussianFeatures):
     """FedPer with Gaussian features, and a loss that pulls them towards the Gaussian of their class."""
 
-    hidden = True
     average_of = "logits"
     asks_all = True  # all clients send the Gaussians of their classes
 
     class Parameters(GaussianParameters):
         """Parameters of FedCR."""
 
+        hidden_layer: bool = True
+        """put the hidden layer of the usual head between the encoder and the Gaussians"""
         beta: float = Field(1e-4, ge=0)
         """weight of the divergence between the Gaussians of an image and of its class"""
         rate: float = Field(1.0, ge=0, le=1)

@@ -22,6 +22,8 @@ class GaussianParameters(base.Parameters):
 
     dim: int = Field(512, ge=1, le=65_536)
     """features between encoder and head, each a Gaussian"""
+    hidden_layer: bool = False
+    """put the hidden layer of the usual head between the encoder and the Gaussians"""
     stochastic: bool = True
     """draw the features from their Gaussians; `false`: take the means"""
 
@@ -30,14 +32,14 @@ class GaussianFeatures(Algorithm):
     """Predict with samples of Gaussian features, without dropout."""
 
     Parameters: Any = GaussianParameters
-    hidden: ClassVar[bool] = False
-    """whether a hidden layer is before the Gaussian"""
     average_of: ClassVar[Literal["probabilities", "logits"]] = "probabilities"
     """quantity that a prediction averages"""
 
     def build_model(self, spec: ModelSpec) -> nn.Module:
         """Build a network of encoder, Gaussian and linear head."""
-        return GaussianNet(super().build_model(spec), self.parameters.dim, hidden=self.hidden)
+        return GaussianNet(
+            super().build_model(spec), self.parameters.dim, hidden=self.parameters.hidden_layer
+        )
 
     def features(self, work: Work, gaussian: Gaussian, samples: int = 1) -> torch.Tensor:
         """Return samples of all images ``[samples * B, d]``, or without draws their means ``[B, d]``."""

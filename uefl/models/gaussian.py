@@ -29,7 +29,7 @@ class GaussianNet(nn.Module):
     Args:
         net: a network of an encoder and a :class:`Head`. The encoder is used; with ``hidden`` also the hidden
             layer of the head.
-        hidden: put linear and GELU between the encoder and the Gaussian.
+        hidden: put this layer and its activation between the encoder and the Gaussian.
 
     Raises:
         UserError: the network is not an encoder and a :class:`Head`.
@@ -40,7 +40,7 @@ class GaussianNet(nn.Module):
         net, head = usual(net, "Gaussian features need")
         first, last = head.fc1, head.fc2
         self.encoder, self.pooled = net.encoder, net.pooled
-        self.hidden = nn.Sequential(first, nn.GELU()) if hidden else nn.Identity()
+        self.hidden = nn.Sequential(first, head.activation) if hidden else nn.Identity()
         self.gaussian = nn.Linear(first.out_features if hidden else first.in_features, 2 * dim)
         self.head = nn.Linear(dim, last.out_features)
 

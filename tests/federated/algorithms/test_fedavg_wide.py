@@ -17,5 +17,5 @@ def test_extra_parameters_are_whole_hidden_units(more, units):
 
 
 def test_a_network_without_that_head_is_refused():
-    with pytest.raises(UserError, match=r"fedavg-wide.*'cnn', .*'resnet18', 'vgg16_bn'"):
+    with pytest.raises(UserError, match=r"fedavg-wide.*'cnn', .*'resnet18', .*'vgg16_bn'"):
         arm(settings("fedavg-wide", KEYS | {"model": {"encoder": "resnet18_nopool"}}, more_parameters=1))

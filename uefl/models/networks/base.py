@@ -32,6 +32,8 @@ class Network:
     """keys of ``[model]`` without effect on the network; a configuration that sets such a key is refused"""
     pretrained: ClassVar[bool] = False
     """whether the key ``pretrained`` may name weights for the network"""
+    activation: ClassVar[type[nn.Module]] = nn.GELU
+    """activation of the hidden layer of the usual head"""
 
     def __init__(self, settings: Model, shape: tuple[int, ...], inputs: Inputs = IMAGES) -> None:
         self.settings, self.shape, self.of = settings, shape, inputs
@@ -48,7 +50,7 @@ class Network:
             positions: H' x W', or 1 with the key ``pooled``.
         """
         keys = self.settings
-        return Head(positions * dim, keys.hidden, classes, keys.dropout, keys.logit_dropout)
+        return Head(positions * dim, keys.hidden, classes, keys.dropout, keys.logit_dropout, self.activation)
 
 
 NETWORKS: Registry[type[Network]] = Registry(__package__, "network", "uefl.networks")

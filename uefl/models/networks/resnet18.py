@@ -1,4 +1,4 @@
-"""``resnet18``, and ``resnet18_nopool`` for small images."""
+"""``resnet18``, and ``resnet18_nopool`` and ``resnet18_3x3`` for small images."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ class ResNet18NoPool(Network):
 
     def encoder(self) -> nn.Module:
         """Make the stages without the max-pool, and dropouts after them: 32x32 becomes 2x2, D = 512."""
-        net = resnet18(self.shape[0], self.settings.pretrained)
-        layers = [layer for layer in net if not isinstance(layer, nn.MaxPool2d)]
+        layers = without_pool(resnet18(self.shape[0], self.settings.pretrained))
         with_dropout = [*layers[:3], nn.Dropout(0.0)]
         for stage in layers[3:]:
             with_dropout += [stage, nn.Dropout(0.0)]
@@ -40,6 +39,19 @@ class ResNet18NoPool(Network):
     def head(self, dim: int, positions: int, classes: int) -> nn.Module:
         """Make one linear layer on the mean over the positions."""
         return PooledHead(dim, classes)
+
+
+@network("resnet18_3x3")
+class ResNet18SmallStem(Network):
+    """VHL's ResNet-18 for small images: a stem of 3x3 without stride, which no pretrained weights fit."""
+
+    ignores = ("width",)
+
+    def encoder(self) -> nn.Module:
+        """Make the stem and the stages without the max-pool: 28x28 and 32x32 become 4x4, D = 512."""
+        channels = self.shape[0]
+        _, *layers = without_pool(resnet18(channels, False))
+        return nn.Sequential(nn.Conv2d(channels, 64, 3, padding=1, bias=False), *layers)
 
 
 class PooledHead(nn.Module):
@@ -68,3 +80,8 @@ def resnet18(in_channels: int, pretrained: bool | str) -> nn.Sequential:
     return nn.Sequential(
         net.conv1, net.bn1, net.relu, net.maxpool, net.layer1, net.layer2, net.layer3, net.layer4
     )
+
+
+def without_pool(net: nn.Sequential) -> list[nn.Module]:
+    """Return the layers of a ResNet-18 without its max-pool."""
+    return [layer for layer in net if not isinstance(layer, nn.MaxPool2d)]
