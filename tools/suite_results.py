@@ -29,6 +29,7 @@ MORE = {
     "local": "Global and local models",
     "perplexity": "Perplexity over the rounds",
     "train_loss": "Training loss over the rounds",
+    "server_loss": "Loss of the server's step over the rounds",
     "nll": "Test loss over the rounds",
 }
 _COLORS = 64  # of a picture that would be larger

@@ -262,9 +262,10 @@ def test_clients_that_cannot_join_later_are_refused(algorithm, joins, word):
         check_joins("arm", workspace_of(cfg).algorithm)
 
 
-def test_summary_has_the_round_of_catching_up():
+def test_summary_of_clients_that_join_later():
     def line(round, client, accuracy):
-        return {"arm": "a", "round": round, "client": client, "accuracy": accuracy}
+        own = {"personalized_accuracy": accuracy + 0.1} if round == 4 else {}
+        return {"arm": "a", "round": round, "client": client, "accuracy": accuracy, **own}
 
     late = {2: 0.2, 3: 0.6, 4: 0.77}
     records = [
@@ -276,5 +277,7 @@ def test_summary_has_the_round_of_catching_up():
     found = summarize(records, joins={"late": 3})["a"]
     assert (found["arrival_accuracy"], found["late_accuracy"]) == (0.2, 0.77)
     assert found["rounds_to_catch_up"] == 2
+    assert found["late_personalized_accuracy"] == pytest.approx(0.87)
+    assert summarize(records[:-3], joins={"late": 3})["a"]["late_personalized_accuracy"] is None
     assert summarize(records[:-1], joins={"late": 3})["a"]["rounds_to_catch_up"] is None
     assert "late_accuracy" not in summarize(records)["a"]

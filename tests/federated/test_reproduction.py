@@ -430,6 +430,8 @@ def test_the_papers_figures_have_suites(scale: suite.Scale) -> None:
     weights = [case.arms["fedul-m2"].parameters.model_dump()["h"] for case in sweep.configs(scale).values()]
     assert weights == [case.x for case in sweep.cases.values()]
     assert sweep.front == ("train_loss", "nll")
+    # surrogate and supervised loss of the article's figures 1 to 4
+    assert {"train_loss", "server_loss"} <= set(suite.load("fedul-article").measures)
     (first,) = suite.load("figure1").configs(scale).values()
     assert first.run.personalized
     for name, cfg in suite.load("late").configs(scale).items():

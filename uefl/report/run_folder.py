@@ -266,6 +266,7 @@ def summarize(
       round of training and after the last. ``rounds_to_catch_up``: mean number of rounds that they train
       until their accuracy is at least 95 % of the mean accuracy of the other clients; null if one of
       them never reaches it.
+    - ``late_personalized_accuracy``: mean ``personalized_accuracy`` of the clients of ``joins``, if measured.
     - ``rejected``, ``reasons``: number of rejected replies, in total and by reason.
     - ``clients``: accuracy, entropy and columns by client.
     """
@@ -329,6 +330,9 @@ def _late(rounds: list[list[Record]], joins: Mapping[str, int]) -> Record:
     return {
         "arrival_accuracy": statistics.fmean(course[0][1] for course in found) if whole else None,
         "late_accuracy": statistics.fmean(course[-1][1] for course in found) if whole else None,
+        "late_personalized_accuracy": mean(
+            [r for r in rounds[-1] if r["client"] in joins], "personalized_accuracy"
+        ),
         "rounds_to_catch_up": (
             statistics.fmean(i for i in caught_up if i is not None) if None not in caught_up else None
         ),

@@ -48,8 +48,8 @@ _OF_A_ROUND = {
 _OUTCOMES = frozenset(
     (
         *("last_accuracy", "selected_accuracy", "worst_tenth", "unseen_accuracy", "arrival_accuracy"),
-        *("late_accuracy", "rounds_to_catch_up", "rounds_to_target", "rounds", "rejected"),
-        *("seconds", "cpu_seconds", "megabytes"),
+        *("late_accuracy", "late_personalized_accuracy", "rounds_to_catch_up", "rounds_to_target"),
+        *("rounds", "rejected", "seconds", "cpu_seconds", "megabytes"),
     )
 )
 """numbers of the summary that are no columns of metrics.jsonl"""

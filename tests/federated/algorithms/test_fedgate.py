@@ -30,6 +30,11 @@ def test_only_the_own_layer_and_its_weight_stay_with_the_client():
         "own.bias",
         "weight",
     }
+    own, of_fedper = (
+        sum(tensor.numel() for tensor in space.private().values())
+        for space in (workspace, arm(settings("fedper"))[1])
+    )
+    assert own == of_fedper + 1
     average = arm(settings("fedavg"))[1]
     assert len(one.members[0].state.tensors["values"]) == sum(p.numel() for p in average.net.parameters())
 
