@@ -58,11 +58,7 @@ def packed_message(message: Message, header: Header) -> Packet:
 
 
 def message_of(packet: Packet) -> Message:
-    """Undo :func:`packed_message`.
-
-    Raises:
-        Unreadable: the packet is not a message.
-    """
+    """Undo :func:`packed_message`, or raise Unreadable."""
     header, groups = packet
     try:
         expects = {
@@ -82,11 +78,7 @@ def packed_reply(reply: Reply) -> Packet:
 
 
 def reply_of(packet: Packet) -> Reply:
-    """Undo :func:`packed_reply`.
-
-    Raises:
-        Unreadable: the bytes hold no reply, or values of other types.
-    """
+    """Undo :func:`packed_reply`, or raise Unreadable."""
     header, groups = packet
     try:
         client, examples, metrics, error, training, states = (header[name] for name in _PLAIN)
@@ -135,12 +127,9 @@ def encode(packet: Packet) -> bytearray:
 
 
 def decode(frame: bytearray) -> Packet:
-    """Undo :func:`encode`.
+    """Undo :func:`encode`, or raise Unreadable.
 
     The tensors share the memory of the frame.
-
-    Raises:
-        Unreadable: the bytes are not a packet.
     """
     length, place = int.from_bytes(frame[:_ALIGNED], "little"), _ALIGNED
     groups: dict[str, Tensors] = {}
