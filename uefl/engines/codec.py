@@ -78,7 +78,11 @@ def packed_reply(reply: Reply) -> Packet:
 
 
 def reply_of(packet: Packet) -> Reply:
-    """Undo :func:`packed_reply`, or raise Unreadable."""
+    """Undo :func:`packed_reply`.
+
+    Raises:
+        Unreadable: the bytes hold no reply, or values of other types.
+    """
     header, groups = packet
     try:
         client, examples, metrics, error, training, states = (header[name] for name in _PLAIN)
@@ -127,9 +131,12 @@ def encode(packet: Packet) -> bytearray:
 
 
 def decode(frame: bytearray) -> Packet:
-    """Undo :func:`encode`, or raise Unreadable.
+    """Undo :func:`encode`.
 
     The tensors share the memory of the frame.
+
+    Raises:
+        Unreadable: the bytes are not a packet.
     """
     length, place = int.from_bytes(frame[:_ALIGNED], "little"), _ALIGNED
     groups: dict[str, Tensors] = {}
