@@ -35,6 +35,9 @@ _GROWTH = 1e3
 # The same factors for outputs. Large logits make the loss of other clients large, and squares of large
 # outputs of a layer overflow.
 _OUTPUTS = {"logit": 1e4, "layer": 1e6}
+# The outputs are computed for every update of a silo. Updates of simulated clients have only larger elements
+# than these if they have diverged, or are false.
+_ORDINARY = {"values": 2.0, "buffers": 1e6}
 
 
 class ServerModel:
@@ -142,9 +145,13 @@ class ServerModel:
             return None
         if message.tensors["values"].shape != reply.tensors["values"].shape:
             return None
-        if self.algorithm.context.run.privacy == "local":  # noise may have any size
-            return unusable(self._workspace.extremes(reply.tensors, self.private.start, predict=False))
-        return self._growth_of_elements(message, reply) or self._growth_of_outputs(message, reply)
+        noisy = self.algorithm.context.run.privacy == "local"  # noise may have any size
+        large = self._clients_keep_states or any(
+            reply.magnitudes[name] > _ORDINARY[name] for name in _ORDINARY
+        )
+        return (None if noisy else self._growth_of_elements(message, reply)) or self._growth_of_outputs(
+            message, reply, predict=large and not noisy
+        )
 
     def _growth_of_elements(self, message: Message, reply: Reply) -> str | None:
         """Return which averaged tensor has an element that is too large, or None."""
@@ -161,14 +168,15 @@ class ServerModel:
                 )
         return None
 
-    def _growth_of_outputs(self, message: Message, reply: Reply) -> str | None:
+    def _growth_of_outputs(self, message: Message, reply: Reply, predict: bool) -> str | None:
         """Return why the updated model is unusable, or which output for an input of noise is too large."""
         values, start = message.tensors["values"], self.private.start
+        after = self._workspace.extremes(reply.tensors, start, predict)
+        if (why := unusable(after)) is not None or not predict:
+            return why
         if self._outputs is None or self._outputs[0] is not values:
             self._outputs = values, self._workspace.extremes(message.tensors, start)
-        before, after = self._outputs[1], self._workspace.extremes(reply.tensors, start)
-        if (why := unusable(after)) is not None:
-            return why
+        before = self._outputs[1]
         for what, growth in _OUTPUTS.items():
             if not after[what] <= growth * max(before[what], 1.0):  # NaN, too
                 pair = f"{after[what]:.3g}, before the round {before[what]:.3g}"
