@@ -126,14 +126,14 @@ def test_an_invalid_member_rejects_the_update_of_all_members():
             sent.append(reply.tensors["1.values"])
             reply.tensors["1.values"] = torch.full_like(reply.tensors["1.values"], float("nan"))
         elif reply.tensors:
-            reply.tensors["0.values"] = torch.full_like(reply.tensors["0.values"], 3.0)
+            reply.tensors["0.values"] = torch.full_like(reply.tensors["0.values"], 1 / 32)
 
     algorithm, _, notices = arm(settings("fedavg", **KEYS, quorum=0.6), wrap=tampered(meddle))
     algorithm.turn()
     (notice,) = notices
     assert re.match("round 1: rejected silo-1: member 1: values .*finite", notice)
     assert len(algorithm.rejected) == 1
-    assert bool((algorithm.members[0].state.tensors["values"] == 3.0).all())
+    assert bool((algorithm.members[0].state.tensors["values"] == 1 / 32).all())
     assert all(
         bool(torch.isfinite(own.tensors["values"]).all()) for own in (m.state for m in algorithm.members)
     )

@@ -3,14 +3,17 @@
 Our clients do not send such numbers, but another program may send them over the network.
 """
 
+import itertools
 import re
 
 import pytest
 import torch
 
+from tests.federated import tiny_sets
 from tests.federated.deploy.silos_in_memory import SilosInMemory
-from tests.federated.engine_wrappers import TamperingEngine
+from tests.federated.engine_wrappers import TamperingEngine, lies
 from tests.federated.tiny import arm, federation, finish, settings
+from uefl.algorithms.base import registry
 from uefl.algorithms.fedavg import FedAvg
 from uefl.engines.base import Message, Reply
 from uefl.engines.bounds import size_rejection
@@ -207,18 +210,22 @@ def test_large_running_statistics_are_valid():
 
 
 class Overflows(FedAvg):
-    """Its aggregate squares the tensors."""
+    """Its aggregate raises the values to a power."""
 
     def aggregate(self, state, averages):
         super().aggregate(state, averages)
-        state.tensors["values"] = state.tensors["values"] ** 5
+        state.tensors["values"] = state.tensors["values"] ** 21
+
+
+def large_bias(reply):
+    """Set the bias of the last class to a value that predictions and training bear."""
+    if "values" in reply.tensors:
+        reply.tensors["values"][-1] = 500.0
 
 
 def test_an_invalid_state_ends_the_run_and_names_its_method():
     one, _, notices = arm(
-        settings("fedavg"),
-        wrap=lambda engine: changed(engine, {"silo-1": constant("values", 500.0)}),
-        algorithm=Overflows(),
+        settings("fedavg"), wrap=lambda engine: changed(engine, {"silo-1": large_bias}), algorithm=Overflows()
     )
     before = one.state()[0]
     with pytest.raises(RunError, match=r"round 1: .*silo-1 .*\b500"):
@@ -312,3 +319,38 @@ def test_update_that_spoils_the_training_of_others_is_rejected(algorithm, norm, 
     assert means(finish(one))
     assert [line["client"] for line in one.rejected] == ["silo-1"] * 3
     assert {line["client"] for line in one.rejected} == {"silo-1"}
+
+
+def false_updates():
+    """Return a function that spoils each update in another way, within the limits of elements."""
+    ways = itertools.cycle([("values", 3.0), ("values", -100.0), ("buffers", 1e14)])
+
+    def change(reply):
+        if "values" in reply.tensors:
+            constant(*next(ways))(reply)
+
+    return change
+
+
+TRAINING = [
+    name
+    for name, kind in registry().items()
+    # local sends no values
+    if kind.__module__.startswith("uefl.") and kind.trains_clients and name != "local"
+]
+
+
+@pytest.mark.parametrize("name", TRAINING)
+def test_no_algorithm_continues_with_a_spoiled_model(name):
+    """The update is left out in every engine, its client is named, and no other client is."""
+    if registry()[name].kind == "sets":
+        cfg, fed, liar = tiny_sets.settings(name, quorum=0.3), tiny_sets.federation(), "client-1"
+    else:
+        images = 48 if name == "fedbr" else 24  # FedBR needs more images for its means
+        end = {"max_iterations": 3, "rounds": [1]} if name == "uefl-published" else {"rounds": [3]}
+        cfg, liar = settings(name, quorum=0.3, **end), "silo-1"
+        fed = federation((images,) * 3, test_is_holdout=name == "uefl-published")
+    one, *_ = arm(cfg, fed, lies(false_updates(), liar))
+    finish(one)
+    assert {line["client"] for line in one.rejected} == {liar}
+    assert len(one.rejected) >= 2  # FedBN sends no buffers

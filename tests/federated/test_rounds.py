@@ -35,7 +35,7 @@ def test_the_average_is_weighted_by_examples():
     def meddle(reply):
         if "values" in reply.tensors:
             reply.tensors["values"] = torch.full_like(
-                reply.tensors["values"], {"silo-0": 1.0, "silo-1": 2.0, "silo-2": 5.0}[reply.client]
+                reply.tensors["values"], {"silo-0": 0.01, "silo-1": 0.02, "silo-2": 0.05}[reply.client]
             )
             sent[reply.client] = reply.examples
         return reply
@@ -46,7 +46,7 @@ def test_the_average_is_weighted_by_examples():
     algorithm.turn()
     assert sent == {"silo-0": 10, "silo-1": 20, "silo-2": 30}
     torch.testing.assert_close(
-        values(algorithm), torch.full_like(values(algorithm), (10 * 1 + 20 * 2 + 30 * 5) / 60)
+        values(algorithm), torch.full_like(values(algorithm), (10 * 1 + 20 * 2 + 30 * 5) / 6000)
     )
 
 

@@ -117,47 +117,36 @@ class Workspace:
         weights = self.flat.named(self.flat.values.detach(), self.flat.buffers)
         return [name for name in weights if self.algorithm.is_private(name, owners[name.rpartition(".")[0]])]
 
-    def fault(
+    def extremes(
         self, tensors: Mapping[str, torch.Tensor], private: Mapping[str, torch.Tensor], predict: bool = True
-    ) -> str | None:
-        """Return why shared ``values`` and ``buffers`` are not a valid model, or None.
-
-        Reasons: a negative running variance, or a prediction that is not finite.
-
-        Args:
-            tensors: ``values`` and ``buffers``.
-            private: the private tensors to load with them.
-            predict: whether to load the network and predict one image of noise.
-        """
-        if len(self._variances) and bool((tensors["buffers"][self._variances] < 0).any()):
-            return "a running variance is below 0"
-        if not predict:
-            return None
-        finite = bool(torch.isfinite(self._logits(tensors, private)).all())
-        return None if finite else "its predictions are not finite"
-
-    def largest_outputs(
-        self, tensors: Mapping[str, torch.Tensor], private: Mapping[str, torch.Tensor]
     ) -> dict[str, float]:
-        """Return the largest ``logit`` and output of any ``layer`` for one input of noise, or NaN.
+        """Return the lowest running ``variance`` of a model, and outputs for one input of noise.
+
+        The outputs are the largest ``logit`` and the largest output of any ``layer``, or NaN. The host waits
+        for the device once.
 
         Args:
-            tensors, private: as in :meth:`fault`.
+            tensors: shared ``values`` and ``buffers``.
+            private: the private tensors to load with them.
+            predict: whether to load the network and compute the outputs.
         """
-        found = []
+        zero = torch.zeros(1, dtype=torch.float64, device=self.device)
+        found = {"variance": torch.cat([tensors["buffers"][self._variances].double(), zero]).min()}
+        if predict:
+            outputs = []
 
-        def keep(module: torch.nn.Module, inputs: object, output: object) -> None:
-            if isinstance(output, torch.Tensor):
-                found.append(output.abs().max().double())
+            def keep(module: torch.nn.Module, inputs: object, output: object) -> None:
+                if isinstance(output, torch.Tensor) and output.is_floating_point() and output.numel():
+                    outputs.append(output.abs().max().double())
 
-        hooks = [module.register_forward_hook(keep) for module in self.net.modules()]
-        try:
-            logit = self._logits(tensors, private).abs().max().double()
-        finally:
-            for hook in hooks:
-                hook.remove()
-        pair = torch.stack([logit, torch.stack([logit, *found]).max()]).tolist()
-        return dict(zip(("logit", "layer"), pair, strict=True))
+            hooks = [module.register_forward_hook(keep) for module in self.net.modules()]
+            try:
+                found["logit"] = self._logits(tensors, private).abs().max().double()
+            finally:
+                for hook in hooks:
+                    hook.remove()
+            found["layer"] = torch.stack([found["logit"], *outputs]).max()
+        return dict(zip(found, torch.stack([*found.values()]).tolist(), strict=True))
 
     @torch.no_grad()
     def _logits(

@@ -33,11 +33,7 @@ _NAMED = 8
 
 
 def check_asked(cfg: Config) -> None:
-    """Refuse settings that silos with their own data cannot have, before the server waits for silos.
-
-    Raises:
-        UserError: a setting needs the images or random numbers of all clients in one process.
-    """
+    """Refuse settings that silos with their own data cannot have, before the server waits for silos."""
     data = cfg.data
     if isinstance(data.partition, LeaveOneOut) and data.clients is not None:
         raise UserError(
@@ -97,9 +93,6 @@ def agree(reports: Reports, cfg: Config, place: str) -> Federation:
 
     Args:
         place: address of the SuperLink, for the manifest.
-
-    Raises:
-        UserError: the silos have one class, or do not fit the server's images or the partition.
     """
     reports = {name: reports[name] for name in sorted(reports)}
     sets, example = cfg.kind == "sets", next(iter(reports.values()))

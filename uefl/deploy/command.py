@@ -21,9 +21,6 @@ def silo(options: SimpleNamespace) -> None:
 
     Instead of the option ``data``, ``simulate`` names a client of the run's configuration, and ``data_root``
     the folder of torchvision's data sets.
-
-    Raises:
-        UserError: options exclude each other, the data cannot be read, or there is no SuperLink.
     """
     check_installed()
     from ..engines.flower.address import Unreachable

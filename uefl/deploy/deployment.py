@@ -61,9 +61,6 @@ class Deployment:
 
         The arguments are as for :class:`uefl.run.ClientPool`. If ``check`` raises UnfitClient for a silo, the
         silo is refused, and another one may take its place.
-
-        Raises:
-            UserError, RunError: clients do not connect, or cannot be trained together.
         """
         if self.clients_keep_states:
             check_asked(cfg)
@@ -217,11 +214,7 @@ def gather(
     known: Silos,
     check: Check,
 ) -> Joined:
-    """Wait for silos and return their federation, with the stored facts of a resumed run in ``known``.
-
-    Raises:
-        UserError: silos do not connect, or cannot train together.
-    """
+    """Wait for silos and return their federation, with the stored facts of a resumed run in ``known``."""
     notice(f"waiting for {silos} silos at {address.place}")
     bound = None if address.insecure else {name: silo["key"] for name, silo in known.items() if "key" in silo}
     admission = _Admission(cfg, silos, notice)

@@ -68,9 +68,6 @@ def train(end: socket.socket, run_config: Mapping[str, Any]) -> None:
         end: the end of a connection to a :class:`uefl.engines.flower.messenger.Messenger`.
         run_config: ``config``, the name of a preset or the path of a file; ``out``, the run folder;
             ``silos``, the number of nodes with data of their own; and keys of the configuration.
-
-    Raises:
-        UserError, RunError: as :func:`uefl.train`.
     """
     overrides = dict(run_config)
     source, silos = str(overrides.pop("config", "demo")), int(overrides.pop("silos", 0))

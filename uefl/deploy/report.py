@@ -71,11 +71,7 @@ class SiloReport(BaseModel):
 
 
 def read(packet: Packet) -> SiloReport:
-    """Return the report of a silo.
-
-    Raises:
-        UserError: a node with this report cannot be a silo of a run.
-    """
+    """Return the report of a silo, or raise UserError with the reason to refuse it."""
     values, statistics = packet
     if (error := values.get("error")) is not None:
         raise UserError(faults.describe(error if isinstance(error, str) else ""))

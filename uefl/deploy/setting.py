@@ -48,11 +48,7 @@ class Setting:
 
     @classmethod
     def of_header(cls, header: dict[str, Any]) -> Setting:
-        """Return the setting from the header that :func:`task` makes.
-
-        Raises:
-            Unreadable: a value has another type, or is out of its range.
-        """
+        """Return the setting from the header that :func:`task` makes, or raise Unreadable."""
         try:
             return _SETTING.validate_json(json.dumps(header["setting"]), strict=True)
         except ValidationError as error:

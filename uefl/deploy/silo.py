@@ -249,11 +249,7 @@ class SiloProgram:
 
 
 def _same(before: Mapping[str, torch.Tensor], after: Mapping[str, torch.Tensor]) -> bool:
-    """Return whether a state is unchanged, as after a turn that only measured.
-
-    Raises:
-        RuntimeError: the new state is not finite.
-    """
+    """Return whether a state is unchanged, or raise RuntimeError if the new one is not finite."""
     for name, tensor in after.items():
         if not bool(torch.isfinite(tensor).all()):
             raise RuntimeError(f"private {name} is not finite")

@@ -32,9 +32,6 @@ class SiloFolder:
     Args:
         folder: created if it is absent.
         simulated: whether its client is simulated. Then it has no secret, and draws from the seed of a run.
-
-    Raises:
-        UserError: the folder cannot be made or read.
     """
 
     def __init__(self, folder: Path, simulated: bool = False) -> None:

@@ -53,9 +53,6 @@ class ClientSource:
         """Return a federation that contains this client, with the classes and the shape of its own images.
 
         The last two federations are kept.
-
-        Raises:
-            UserError: the run needs other data than this client has.
         """
         return self._built(cfg.to_toml())
 
@@ -83,9 +80,6 @@ def own(path: Path, name: str | None, label: str = "label") -> ClientSource:
         path: the folder, or the file of a table. A table is read now.
         name: name of the silo; None: the name of the folder or file, or of the client in it.
         label: for a table, the column with the classes.
-
-    Raises:
-        UserError: the path cannot be read, or has several clients.
     """
     inside = path / "clients"
     if path.suffix.lower() in own_table.SUFFIXES and not path.is_dir():
@@ -167,9 +161,6 @@ class OwnSets(ClientSource):
     Args:
         path: the folder.
         name: name of the silo; None: the name of the client.
-
-    Raises:
-        UserError: the folder cannot be read, has several clients, or has images of the server.
     """
 
     def __init__(self, path: Path, name: str | None) -> None:

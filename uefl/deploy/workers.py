@@ -47,9 +47,6 @@ def on_workers(
         device: theirs, ``cpu`` or ``cuda``.
         go_on: the command that continues the run.
         module: the program of a worker.
-
-    Raises:
-        RunError: a worker does not start, has other images than the server, or ends during the run.
     """
     processes = Processes(Path(mkdtemp(prefix="uefl-workers-")))
     workers: list[Worker] = []

@@ -58,11 +58,7 @@ def packed_message(message: Message, header: Header) -> Packet:
 
 
 def message_of(packet: Packet) -> Message:
-    """Undo :func:`packed_message`.
-
-    Raises:
-        Unreadable: the packet is not a message.
-    """
+    """Undo :func:`packed_message`, or raise Unreadable."""
     header, groups = packet
     try:
         expects = {

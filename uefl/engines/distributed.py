@@ -76,11 +76,7 @@ class DistributedEngine:
         return list(self._worker)
 
     def round(self, messages: Mapping[str, Message], deadline: float | None = None) -> Iterator[Reply]:
-        """Yield the replies by name, and after the deadline an error for each missing one.
-
-        Raises:
-            ConnectionLost: a worker has ended.
-        """
+        """Yield the replies by name, and after the deadline an error for each missing one."""
         end = None if deadline is None else time.monotonic() + deadline
         names, awaited, self._sent = sorted(messages), dict[str, Future[bytearray]](), {}
         try:

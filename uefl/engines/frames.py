@@ -16,11 +16,7 @@ class ConnectionLost(ConnectionError):
 
 
 def send(end: socket.socket, header: Any, body: bytes | bytearray | memoryview = b"") -> None:
-    """Send a frame.
-
-    Raises:
-        ConnectionLost: the process at the other end has ended.
-    """
+    """Send a frame, or raise ConnectionLost."""
     text = json.dumps(header).encode()
     try:
         sizes = [len(part).to_bytes(_LENGTH, "little") for part in (text, body)]
@@ -32,11 +28,7 @@ def send(end: socket.socket, header: Any, body: bytes | bytearray | memoryview =
 
 
 def receive(end: socket.socket) -> tuple[Any, bytearray]:
-    """Wait for the next frame.
-
-    Raises:
-        ConnectionLost: the process at the other end has ended.
-    """
+    """Wait for the next frame, or raise ConnectionLost."""
     sizes = _filled(end, 2 * _LENGTH)
     text = _filled(end, int.from_bytes(sizes[:_LENGTH], "little"))
     return json.loads(text), _filled(end, int.from_bytes(sizes[_LENGTH:], "little"))

@@ -35,6 +35,9 @@ _GROWTH = 1e3
 # The same factors for outputs. Large logits make the loss of other clients large, and squares of large
 # outputs of a layer overflow.
 _OUTPUTS = {"logit": 1e4, "layer": 1e6}
+# The outputs are computed for every update of a silo. Updates of simulated clients have only larger elements
+# than these if they have diverged, or are false.
+_ORDINARY = {"values": 2.0, "buffers": 1e6}
 
 
 class ServerModel:
@@ -68,6 +71,8 @@ class ServerModel:
         through_json(self.state)
         self.private = PrivateStates(files, workspace.context.clients, start, self._fresh, self._device)
         self.turn: Turn
+        self._outputs: tuple[torch.Tensor, dict[str, float]] | None = None
+        """the values of a model, and its extremes"""
 
     # --- a round, in order ---------------------------------------------------------------------------------
 
@@ -140,12 +145,13 @@ class ServerModel:
             return None
         if message.tensors["values"].shape != reply.tensors["values"].shape:
             return None
-        why = None
-        if self.algorithm.context.run.privacy != "local":  # noise may have any size
-            why = self._growth_of_elements(message, reply)
-            if why is None and self._clients_keep_states:  # a silo may send any weights
-                why = self._growth_of_outputs(message, reply)
-        return why or self._workspace.fault(reply.tensors, self.private.start, predict=False)
+        noisy = self.algorithm.context.run.privacy == "local"  # noise may have any size
+        large = self._clients_keep_states or any(
+            reply.magnitudes[name] > _ORDINARY[name] for name in _ORDINARY
+        )
+        return (None if noisy else self._growth_of_elements(message, reply)) or self._growth_of_outputs(
+            message, reply, predict=large and not noisy
+        )
 
     def _growth_of_elements(self, message: Message, reply: Reply) -> str | None:
         """Return which averaged tensor has an element that is too large, or None."""
@@ -162,16 +168,22 @@ class ServerModel:
                 )
         return None
 
-    def _growth_of_outputs(self, message: Message, reply: Reply) -> str | None:
-        """Return which output for an input of noise is too large, or None."""
-        before, after = (
-            self._workspace.largest_outputs(tensors, self.private.start)
-            for tensors in (message.tensors, reply.tensors)
-        )
+    def _growth_of_outputs(self, message: Message, reply: Reply, predict: bool) -> str | None:
+        """Return why the updated model is unusable, or which output for an input of noise is too large."""
+        values, start = message.tensors["values"], self.private.start
+        after = self._workspace.extremes(reply.tensors, start, predict)
+        if (why := unusable(after)) is not None or not predict:
+            return why
+        if self._outputs is None or self._outputs[0] is not values:
+            self._outputs = values, self._workspace.extremes(message.tensors, start)
+        before = self._outputs[1]
         for what, growth in _OUTPUTS.items():
-            if not after[what] <= growth * max(before[what], 1.0):
+            if not after[what] <= growth * max(before[what], 1.0):  # NaN, too
                 pair = f"{after[what]:.3g}, before the round {before[what]:.3g}"
-                return f"with the updated values the largest output ({what}) is {pair}"
+                return (
+                    f"with the updated values the largest output ({what}) is {pair}; if the model has"
+                    " diverged, lower lr"
+                )
         return None
 
     def begin_averages(self, rule: Rule | Privacy) -> None:
@@ -207,11 +219,9 @@ class ServerModel:
             self.algorithm.aggregate(self.state, self._averages)
         tensors = self.state.tensors
         bad = next((name for name, most in magnitudes(tensors).items() if not math.isfinite(most)), None)
-        why = (
-            f"{bad} is not finite"
-            if bad
-            else self._workspace.fault(tensors, self.private.start, predict=predict)
-        )
+        found = self._workspace.extremes(tensors, self.private.start, predict=predict)
+        self._outputs = (tensors["values"], found) if predict else None
+        why = f"{bad} is not finite" if bad else unusable(found)
         if why is not None:
             raise RunError(
                 f"round {self.turn.round + 1}: the updates give no valid model ({why}); {blame(largest)}"
@@ -280,6 +290,13 @@ class ServerModel:
         return seeded(
             self._device, self.algorithm.context.seed, "server", turn.iteration, turn.trained, *place
         )
+
+
+def unusable(extremes: Mapping[str, float]) -> str | None:
+    """Return why a model with these extremes is not valid, or None."""
+    if extremes["variance"] < 0:
+        return "a running variance is below 0"
+    return None if math.isfinite(extremes.get("logit", 0.0)) else "its predictions are not finite"
 
 
 def named_states(reply: Reply, members: int) -> bool:

@@ -69,15 +69,12 @@ class Address:
     def wait(
         self, seconds: float, alive: object = None, notice: Callable[[str], object] = lambda line: None
     ) -> None:
-        """Wait until a SuperLink replies at the address and its certificate is valid.
+        """Wait until a SuperLink replies at the address with a valid certificate, or raise Unreachable.
 
         Args:
             seconds: how long to wait until it replies. A bad certificate raises at once.
             alive: a process (``poll()``). Its end also ends the wait.
             notice: called with a line for the user that says why the wait goes on.
-
-        Raises:
-            Unreachable: no server replies in time, or the certificate is invalid.
         """
         end, told = time.monotonic() + seconds, None
         while True:

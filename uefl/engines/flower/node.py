@@ -39,7 +39,7 @@ Program = Callable[[Packet | None], Packet]
 
 
 def serve(address: Address, program: Program, key: Path | None = None, *, patience: float) -> None:
-    """Reply to messages until the process ends.
+    """Reply to messages until the process ends, or raise Unreachable.
 
     Args:
         key: the file of a private key, which identifies this node at the SuperLink. None: a new key for each
@@ -47,9 +47,6 @@ def serve(address: Address, program: Program, key: Path | None = None, *, patien
         patience: seconds to wait for a SuperLink that cannot be reached, at the start or later, or that does
             not accept this node. Flower needs up to a minute to notice that a process has ended. Until then,
             it does not accept another process with the same key.
-
-    Raises:
-        Unreachable: the SuperLink cannot be reached, cannot be trusted, or does not know the key.
     """
     address.avoid_proxy()
     refused: float | None = None
