@@ -405,6 +405,16 @@ def test_the_bridge_changes_one_thing_at_a_time_for_all_arms() -> None:
         assert {arm.parameters.reference for arm in arms[4:]} == {"min"}
 
 
+@pytest.mark.parametrize("step", ["published", "corrected"])
+def test_other_sizes_of_the_bridge_change_its_size_alone(step: str) -> None:
+    at = {"published": "mnist-published", "corrected": "mnist-passes"}[step]
+    same, other = suite.load("bridge").configs("cpu")[at], suite.load("bridge-sizes").configs("cpu")
+    same = replace(same, arms={name: same.arms[name] for name in ("fedavg", "uefl")})
+    for size, key in (("wider", "model.width"), ("longer", "training.rounds")):
+        tables = [same.table(), other[f"{step}-{size}"].table()]
+        assert set(differing(tables)) == {key, "run.seed", "run.personalized"}
+
+
 def test_table_1_has_the_published_code_and_a_personal_control() -> None:
     for scale in ("cpu", "paper"):
         for cfg in suite.load("table1").configs(scale).values():
