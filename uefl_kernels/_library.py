@@ -437,6 +437,13 @@ def _in_onnx_export() -> bool:
 _in_onnx_export._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
+def not_in_onnx(name: str) -> NotImplementedError:
+    """Return the error for an op or a layer that ONNX cannot express."""
+    return NotImplementedError(
+        f"{name}: torch.onnx.export is not supported, because ONNX has no such op; use torch.export.export"
+    )
+
+
 def resolve(name: str, x: torch.Tensor) -> Any:
     """Return the overload of an op for the active backend.
 
@@ -450,10 +457,7 @@ def resolve(name: str, x: torch.Tensor) -> Any:
     namespace = _active(name, x, torch.compiler.is_compiling())
     if exporting_to_onnx():
         if name not in plain:
-            raise NotImplementedError(
-                f"{name}: torch.onnx.export is not supported, because ONNX has no such op; use"
-                " torch.export.export"
-            )
+            raise not_in_onnx(name)
         return plain[name]
     return _overloads[namespace, name]
 

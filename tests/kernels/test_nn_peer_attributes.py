@@ -566,3 +566,26 @@ def test_attributes_of_the_others():
     residual.eval_beam_size = None
     assert (x - wide).square().mean() <= (x - residual(x)[0]).square().mean()
     assert ResidualSimVQ(dim=8, num_quantizers=3, codebook_size=16).codebook_dim == 8
+
+
+@pytest.mark.parametrize("layer_trains", [True, False])
+@pytest.mark.parametrize(
+    "options", [{}, {"stochastic_sample_codes": True}, {"affine_param": True}, REVIVED, None], ids=str
+)
+def test_averages_follow_the_mode_of_the_codebook(options, layer_trains):
+    """``_codebook.eval()`` alone freezes the codewords and draws none, as in the peer."""
+    torch.manual_seed(0)
+    layer = ResidualVQ(dim=8, codebook_size=16, num_quantizers=2)
+    if options is not None:
+        layer = VectorQuantize(8, 16, **options)
+    codebooks = [module for module in layer.modules() if hasattr(module, "embed_avg")]
+    layer.train(layer_trains)
+    for codebook in codebooks:
+        codebook.train(not layer_trains)
+    before, x = state(layer), normal(4, 20, 8)
+    indices = layer(x)[1]
+    after = layer.state_dict()
+    moved = after.keys() != before.keys() or any(not torch.equal(after[key], before[key]) for key in before)
+    assert moved is not layer_trains
+    if layer_trains:
+        torch.testing.assert_close(indices, layer.eval()(x)[1])

@@ -165,3 +165,17 @@ def test_sizes_are_shown():
     assert repr(layer(heads=2, codebook_dim=3)).startswith(
         "VectorQuantize(\n  dim=8, codebook_size=10, codebook_dim=3, heads=2\n"
     )
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("scale", [1e19, 1e30, 1e37])
+def test_angles_of_rows_whose_squares_overflow(scale, compiled):
+    cosine = layer(use_cosine_sim=True, freeze_codebook=True, rotation_trick=False)
+    call = torch.compile(cosine, backend="eager", fullgraph=True) if compiled else cosine
+    x, huge = (normal(2, 50, 8, scale=factor).requires_grad_() for factor in (1.0, scale))
+    quantized, indices, loss = call(huge)
+    torch.testing.assert_close(indices, (x @ cosine.codebook.T).argmax(-1))
+    torch.testing.assert_close(quantized, cosine.codebook[indices])
+    loss.backward()
+    cosine(x)[2].backward()
+    torch.testing.assert_close(huge.grad * scale, x.grad)

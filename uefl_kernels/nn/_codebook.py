@@ -16,7 +16,6 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.utils.parametrize import is_parametrized
@@ -39,6 +38,7 @@ from ._shared import (
     no_autocast,
     no_torchscript,
     not_replaceable,
+    unit_length,
 )
 
 UpdateWeight = torch.Tensor | Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -234,7 +234,7 @@ class Codebook(ConstantBuffers, Float32Module):
 
     def scaled(self, codewords: torch.Tensor) -> torch.Tensor:
         """Scale codewords to length 1 where the metric is the angle."""
-        return F.normalize(codewords, dim=-1, eps=1e-6) if self.use_cosine_sim else codewords
+        return unit_length(codewords) if self.use_cosine_sim else codewords
 
     @not_replaceable
     def transform_input(self, x: torch.Tensor) -> torch.Tensor:
@@ -308,7 +308,7 @@ class Codebook(ConstantBuffers, Float32Module):
     # --- moving averages -----------------------------------------------------------------------------------
 
     def tracks(self, ema: bool | None = None) -> bool:
-        """Return True if training needs the counts and sums of a batch."""
+        """Return True if updates need the counts and sums of a batch."""
         return (self.ema_update if ema is None else ema) or self.threshold_ema_dead_code > 0
 
     @torch.no_grad()

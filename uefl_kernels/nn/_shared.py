@@ -308,6 +308,16 @@ def at_least_float32(x: torch.Tensor) -> torch.Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
+def unit_length(x: torch.Tensor) -> torch.Tensor:
+    """Scale vectors to length 1, even if the squares of their elements overflow."""
+    length = x.norm(dim=-1, keepdim=True)
+    far = length.isinf()
+    if not _readable(far) or bool(far.any()):  # a power of two scales exactly
+        x = torch.where(far, x * 2.0**-80, x)
+        length = x.norm(dim=-1, keepdim=True)
+    return x / length.clamp(min=1e-6)
+
+
 def no_autocast(device: torch.device) -> contextlib.AbstractContextManager[object]:
     """Switch autocast off, because 8 bits are too few to distinguish codewords.
 

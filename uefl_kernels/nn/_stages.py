@@ -24,9 +24,8 @@ class Stages:
         self.codebooks: list[Codebook] = [layer._codebook for layer in layers]
         self.training = self.first.training
         self.frozen = self.first.freeze_codebook if frozen is None else frozen
-        self.updated = (
-            self.training and not self.frozen and any(codebook.tracks() for codebook in self.codebooks)
-        )
+        self.tracked = [codebook.training and codebook.tracks() for codebook in self.codebooks]
+        self.updated = not self.frozen and any(self.tracked)
 
     def fit(self, start: torch.Tensor) -> bool:
         """Return True if one op gives the same result as the quantizers one by one for this input."""
@@ -36,7 +35,7 @@ class Stages:
             elsewhere = codebook.embed.device != start.device  # the quantizer says so in its error
             if _options(layer) != alike or not _plain(layer, codebook) or elsewhere:
                 return False
-        if self.updated and (_may_run_again() or not all(codebook.tracks() for codebook in self.codebooks)):
+        if self.updated and (_may_run_again() or not all(self.tracked)):
             return False
         # otherwise the gradient of quantized differs from the gradient of the op
         learned = [codebook.embed for codebook in self.codebooks if codebook.embed.requires_grad]
@@ -129,7 +128,7 @@ def _plain(layer: VectorQuantize, codebook: Codebook) -> bool:
             or codebook._affine_param
             or altered(layer)
             or altered(codebook)
-            or (layer.training and _measured(layer))
+            or ((layer.training or codebook.training) and _measured(layer))
         )
         and layer.in_place_codebook_optimizer is None
         and codebook.vq_bridge is None

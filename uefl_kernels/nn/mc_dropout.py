@@ -20,7 +20,7 @@ from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.dropout import _DropoutNd
 
-from .._library import exporting_to_onnx
+from .._library import exporting_to_onnx, not_in_onnx
 from .._numbers import as_integer, is_count, is_seed
 from ..metrics import entropy
 from ..ops.mc_dropout_mlp import MCStats, mc_dropout_mlp, mc_dropout_probs
@@ -485,12 +485,9 @@ def of_one_row(run: Callable[..., torch.Tensor], values: Sequence[torch.Tensor])
     return torch.stack([*outputs, one(*last)])
 
 
-def _refuse_onnx() -> None:
+def _refuse_onnx() -> None:  # a runtime of ONNX may leave dropouts out
     if exporting_to_onnx():
-        raise NotImplementedError(
-            "MCDropout: torch.onnx.export is not supported, because a runtime of ONNX may leave dropouts out;"
-            " use torch.export.export, or export the attribute model, without uncertainty"
-        )
+        raise not_in_onnx("MCDropout")
 
 
 def _locked() -> contextlib.AbstractContextManager[object]:

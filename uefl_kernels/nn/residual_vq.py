@@ -197,7 +197,8 @@ class ResidualVQ(ResidualQuantizer):
             of the whole).
         quantize_dropout: in training, leave out the quantizers behind a random one, so that fewer indices
             also decode. Under ``torch.distributed`` all processes leave out the same, which costs a message
-            and a wait for the device.
+            and a wait for the device. It breaks the graph of ``torch.compile``, so ``fullgraph=True`` raises
+            an error.
         quantize_dropout_cutoff_index: the first quantizer behind which they may be left out.
         quantize_dropout_multiple_of: keep a multiple of this many.
         channel_last: False for ``[B, D, N]`` input (the peer fails there).

@@ -38,6 +38,7 @@ from ._shared import (
     refuse_together,
     rotate,
     straight_through,
+    unit_length,
     without_padding,
 )
 
@@ -173,7 +174,8 @@ class VectorQuantize(Coder):
         learnable_codebook: the codewords are a parameter, moved by the gradient of the loss.
         in_place_codebook_optimizer: a function that makes an optimizer from the parameters of the codewords.
             ``forward`` runs a step of this optimizer towards the batch, with the mean of the gradients of all
-            processes. It needs ``learnable_codebook`` or ``orthogonal_reg_weight``.
+            processes. It needs ``learnable_codebook`` or ``orthogonal_reg_weight``. It breaks the graph of
+            ``torch.compile``, so ``fullgraph=True`` raises an error.
         manual_in_place_optimizer_update: ``forward`` does not run the step of this optimizer; call
             ``update_in_place_optimizer()`` instead.
         affine_param: move and scale the codewords to the averaged mean and variance of the batches.
@@ -583,11 +585,14 @@ class VectorQuantize(Coder):
 
         # 2. Read the codewords before this batch moves them.
         waiting = codebook.waiting
-        optimizing = self.in_place_codebook_optimizer is not None and any(
-            parameter.requires_grad for parameter in codebook.parameters()
+        optimizing = (
+            self.training
+            and self.in_place_codebook_optimizer is not None
+            and any(parameter.requires_grad for parameter in codebook.parameters())
         )
-        # here, or with topk in update_indices
-        updated = self.training and not call.frozen and (optimizing or codebook.tracks(call.ema))
+        # here, or with topk in update_indices; codebook.eval() alone stops the averages, as in the peer
+        tracked = codebook.training and codebook.tracks(call.ema)
+        updated = not call.frozen and (optimizing or tracked)
         changing = updated and call.topk is None
         if (updated or waiting) and torch._C._functorch.is_batchedtensor(rows):
             refuse_vmap(codebook)
@@ -595,7 +600,7 @@ class VectorQuantize(Coder):
             codebook.initialize(rows, mask)
         # if it is not None, a checkpointed region runs this pass for the second time
         before = codebook.memory.recall(rows) if updated else None
-        if self.training and codebook.affine_param and before is None:
+        if codebook.training and codebook.affine_param and before is None:
             codebook.update_affine(rows, mask)
         in_place = None
         if changing and optimizing and before is None:
@@ -611,9 +616,7 @@ class VectorQuantize(Coder):
         # 3. Choose.
         # also in the second run of a checkpointed region, which must save the same tensors as the first run
         summed = changing and not optimizing
-        chosen = self._choose(
-            rows, codebook.transformed(codewords, affine), call, summed and codebook.tracks(call.ema)
-        )
+        chosen = self._choose(rows, codebook.transformed(codewords, affine), call, summed and tracked)
 
         # 4. Update; the zeros of the padding have added nothing to the sums.
         if before is None and call.topk is None:
@@ -637,7 +640,7 @@ class VectorQuantize(Coder):
         self, rows: torch.Tensor, codebook: torch.Tensor, call: ForwardOptions, summed: bool
     ) -> Assignment:
         """Choose codewords by the op, or by another search if the options need it."""
-        drawn = self.training and (call.sampling.drawn or call.sampling.soft)
+        drawn = self._codebook.training and (call.sampling.drawn or call.sampling.soft)
         measured = call.targets is not None or (
             self.training and (self.has_codebook_diversity_loss or self.commitment_use_cross_entropy_loss)
         )
@@ -674,7 +677,9 @@ class VectorQuantize(Coder):
         """Choose several codewords per row, draw codewords, or search a separate codebook for each row."""
         refuse_forward_mode("VectorQuantize", rows, codebook)
         cosine, k = self._codebook.metric == "cosine", call.topk
-        sampling = call.sampling if self.training else call.sampling._replace(drawn=False, soft=False)
+        sampling = call.sampling
+        if not self._codebook.training:
+            sampling = sampling._replace(drawn=False, soft=False)
         split, searched = self._searched(rows, codebook)
         near, own = None, None
         if call.transform is not None:
@@ -748,7 +753,7 @@ class VectorQuantize(Coder):
         In half precision, the error would be 2^-9.
         """
         split = at_least_float32(x).unflatten(-1, (self.heads, self.codebook_dim))  # type: ignore[no-untyped-call]
-        return F.normalize(split, dim=-1, eps=1e-6).flatten(-2)
+        return unit_length(split).flatten(-2)
 
     def _learning(self, frozen: bool) -> bool:
         """Return True if the commitment loss moves the codewords."""
@@ -807,7 +812,7 @@ class VectorQuantize(Coder):
                 rows,
                 codebook.transformed(snapshot(codebook.embed)),
                 call._replace(targets=None),
-                codebook.tracks(call.ema),
+                codebook.training and codebook.tracks(call.ema),
             )
             finite = rows.isfinite().all(-1, keepdim=True)  # as for averages
             error = (chosen.codewords() - at_least_float32(rows)).masked_fill(~finite, 0)
