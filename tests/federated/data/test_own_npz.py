@@ -98,7 +98,7 @@ def test_npz_pool_keeps_its_pairs_in_one_random_order(make_npz):
         ({"labels": np.arange(40) % 4 * 1.0}, r"labels .*\b40 integers.*float64"),
         ({"labels": np.arange(39) % 4}, r"labels .*\b40 integers.*\[39\]"),
         ({"labels": np.arange(40) % 4 - 1}, "labels: label -1 .*negative"),
-        ({"labels": np.arange(40) % 2 * 20240101}, "labels: label 20240101 .*far above .* 2;"),
+        ({"labels": np.arange(40) % 2 * 20240101}, "labels: label 20240101 .* 2;"),
         ({"silo": np.arange(40) / 2}, r"silo .*\b40 names.*float64"),
         ({"silo": np.arange(7)}, r"silo .*\b40 names.*int64 \(7,\)"),
         ({"test": np.zeros(40, int)}, r"test .*\b40 booleans.*int64"),
