@@ -36,10 +36,10 @@ def save(directory: Path, tensors: dict[str, torch.Tensor], plain: dict[str, Any
     """Write both files and remove the tensors of the previous checkpoint."""
     new = directory / "checkpoint.new"
     save_tensors(new, tensors)
-    digest = _digest(new)
-    name = f"checkpoint-{digest[:16]}.safetensors"
+    found = digest(new)
+    name = f"checkpoint-{found[:16]}.safetensors"
     os.replace(new, directory / name)
-    write_json(directory / _INDEX, {"schema": SCHEMA, "tensors": name, "sha256": digest, "state": plain})
+    write_json(directory / _INDEX, {"schema": SCHEMA, "tensors": name, "sha256": found, "state": plain})
     for other in directory.glob("checkpoint-*.safetensors"):
         if other.name != name:
             other.unlink()
@@ -60,7 +60,7 @@ def load(directory: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]] | No
             f"{directory / _INDEX} names {path.name}, which is missing; restore it, or start again in another"
             " folder"
         )
-    if _digest(path) != index["sha256"]:
+    if digest(path) != index["sha256"]:
         raise UserError(
             f"{path} is truncated or altered (its checksum does not match); start again in another folder"
         )
@@ -219,6 +219,7 @@ def _umask() -> int:
     return mask
 
 
-def _digest(path: Path) -> str:
+def digest(path: Path) -> str:
+    """Return the SHA-256 of a file."""
     with opened(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

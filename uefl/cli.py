@@ -192,6 +192,7 @@ def main() -> None:
     except FileNotFoundError:  # libraries that torch loads end a process without a current folder
         say("error: the current folder was removed; change to another one", error=True)
         sys.exit(2)
+    os.environ.pop("MPLBACKEND", None)  # pictures need no backend, and matplotlib raises for an unknown name
     _end_as_by_ctrl_c()
     try:
         app()

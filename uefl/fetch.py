@@ -12,15 +12,16 @@ from .errors import UserError, nearest
 from .folder import alone
 from .paths import expanded
 
+_PARTS: tuple[dict[str, object], ...] = ({"train": True}, {"train": False})
 SETS: dict[str, tuple[str, tuple[dict[str, object], ...]]] = {
-    "mnist": ("MNIST", ({},)),
-    "fashion_mnist": ("FashionMNIST", ({},)),
-    "emnist_letters": ("EMNIST", ({"split": "letters"},)),
-    "cifar10": ("CIFAR10", ({},)),
-    "cifar100": ("CIFAR100", ({},)),
+    "mnist": ("MNIST", _PARTS),
+    "fashion_mnist": ("FashionMNIST", _PARTS),
+    "emnist_letters": ("EMNIST", tuple({"split": "letters", **part} for part in _PARTS)),
+    "cifar10": ("CIFAR10", _PARTS),
+    "cifar100": ("CIFAR100", _PARTS),
     "gtsrb": ("GTSRB", ({"split": "train"}, {"split": "test"})),
 }
-"""For each data set the class of torchvision, and the arguments of each call"""
+"""For each data set the class of torchvision, and the arguments of the calls that read its parts"""
 
 
 def fetch(names: list[str], data_root: Path | None, say: Callable[[str], None]) -> None:
@@ -54,20 +55,27 @@ def fetch(names: list[str], data_root: Path | None, say: Callable[[str], None]) 
 
 
 def _download(kind: Callable[..., object], calls: tuple[dict[str, object], ...], root: Path) -> None:
-    """Download into a folder inside of the root, because torchvision takes a part of a file for the file."""
+    """Download into a folder inside of the root, because torchvision takes a part of a file for the file.
+
+    If a move into the root stops early, the folder stays. Then the next call downloads again, because
+    torchvision takes a part of a folder for the folder.
+    """
     part = root / ".uefl-fetch"
     if part.exists():
-        shutil.rmtree(part)  # a killed process has left it
-    with suppress(Exception):  # files are absent or damaged
-        for arguments in calls:
-            kind(str(root), download=False, **arguments)
-        return
+        shutil.rmtree(part)
+    else:
+        with suppress(Exception):  # files are absent or damaged
+            for arguments in calls:
+                kind(str(root), download=False, **arguments)
+            return
     try:
         for arguments in calls:
             kind(str(part), download=True, **arguments)
-        _move(part, root)
-    finally:
+    except BaseException:
         shutil.rmtree(part, ignore_errors=True)
+        raise
+    _move(part, root)
+    shutil.rmtree(part, ignore_errors=True)
 
 
 def _move(source: Path, target: Path) -> None:

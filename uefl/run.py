@@ -572,6 +572,7 @@ class _Run:
             if self.deployment is None:  # otherwise other processes train
                 outcome["cpu_seconds"] = round(self.cpu_seconds[name], 3)
         summary = {"schema": 2, "preset": self.preset, "seed": self.cfg.run.seed, "arms": arms}
+        summary["metrics_sha256"] = checkpoint.digest(self.out / "metrics.jsonl")
         if self.privacy is not None:
             drawn = Participants(
                 self.context.clients, self.cfg.run.participation, self.cfg.run.seed, joins=self.cfg.run.joins

@@ -273,6 +273,18 @@ cli.main()
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (128 + number, "", 1)
 
 
+def test_the_command_needs_no_backend_of_matplotlib(tmp_path):
+    code = f"""
+import sys
+from uefl import cli
+sys.argv = ["uefl", "report", {str(tmp_path / "run")!r}]
+cli.main()
+"""
+    done = fresh.python(code, MPLBACKEND="nonsense")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert "run" in done.stderr
+
+
 def test_ctrl_c_during_the_imports_prints_nothing():
     code = """
 import signal

@@ -18,7 +18,8 @@ class Published:
 
     calls, stop = [], None
 
-    def __init__(self, root, download, split="all"):
+    def __init__(self, root, download, split="all", train=None):
+        split = split if train is None else "first" if train else "second"
         self.calls.append((split, download))
         file = Path(root, "set", f"{split}.bin")
         if file.exists():  # whole or not
@@ -55,9 +56,11 @@ def test_every_name_is_a_data_set_and_its_class_is_there():
 def test_data_sets_are_fetched_once_each(calls, tmp_path):
     result = cli("fetch", "mnist", "gtsrb", "mnist", "--data-root", tmp_path)
     assert result.exit_code == 0, result.output
-    assert [split for split, download in calls if download] == ["all", "train", "test"]
+    assert [split for split, download in calls if download] == ["first", "second", "train", "test"]
     assert result.stdout.splitlines() == [f"mnist: {tmp_path}", f"gtsrb: {tmp_path}"]
-    assert files(tmp_path) == dict.fromkeys(("set/all.bin", "set/train.bin", "set/test.bin"), "whole")
+    assert files(tmp_path) == dict.fromkeys(
+        [f"set/{split}.bin" for split in ("first", "second", "train", "test")], "whole"
+    )
     calls.clear()
     assert cli("fetch", "mnist", "gtsrb", "--data-root", tmp_path).exit_code == 0
     assert not any(download for _, download in calls)
@@ -85,10 +88,24 @@ fetch.fetch(["mnist"], Path({str(tmp_path)!r}), print)
             patch.setattr(Published, "stop", lambda self: (_ for _ in ()).throw(end("stopped")))
             assert cli("fetch", "mnist", "--data-root", tmp_path).exit_code != 0
         assert files(tmp_path) == {"set/mine": "mine"}
-    assert not (tmp_path / "set" / "all.bin").exists()
+    assert not (tmp_path / "set" / "first.bin").exists()
     accepted("fetch", "mnist", "--data-root", tmp_path)
-    assert files(tmp_path) == {"set/mine": "mine", "set/all.bin": "whole"}
+    assert files(tmp_path) == {"set/mine": "mine", "set/first.bin": "whole", "set/second.bin": "whole"}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["set"]
+
+
+def test_files_are_fetched_again_after_an_interrupted_move(calls, monkeypatch, tmp_path):
+    def stop(source, target):
+        target.parent.mkdir(exist_ok=True)
+        target.write_text("a part")
+        raise KeyboardInterrupt
+
+    (tmp_path / "set").mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(fetch.shutil, "move", stop)
+        assert cli("fetch", "mnist", "--data-root", tmp_path).exit_code == 130
+    accepted("fetch", "mnist", "--data-root", tmp_path)
+    assert files(tmp_path) == {"set/first.bin": "whole", "set/second.bin": "whole"}
 
 
 @pytest.mark.parametrize(

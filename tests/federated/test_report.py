@@ -519,10 +519,12 @@ def test_events_have_means_and_clients_of_every_round(tmp_path):
 def test_events_are_rewritten_from_metrics_on_resume(tmp_path):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     lines = [line for line in sample_runs.records() if line["arm"] == "fedavg"]
+    (tmp_path / "events.out.tfevents.mine").mkdir()  # a folder has no events
     for known in (0, 6):  # killed when round 3 was in the events, but only rounds 1 and 2 in the metrics
         with event_writer(tmp_path, lines[:known]) as writer:
             for number in range(known // 3, 3):
                 writer.round("fedavg", number, lines[3 * number : 3 * number + 3])
+    (tmp_path / "events.out.tfevents.mine").rmdir()  # it is still there, and tensorboard cannot read it
     events = accumulator.EventAccumulator(str(tmp_path)).Reload()
     assert [e.step for e in events.Scalars("accuracy/fedavg")] == [0, 1, 2]
     assert len(list(tmp_path.iterdir())) == 1

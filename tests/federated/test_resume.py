@@ -88,6 +88,16 @@ def test_a_damaged_file_of_a_finished_run_is_named(finished, tmp_path, name, tex
     assert observer.notices == []
 
 
+def test_a_changed_digit_of_a_finished_run_is_noticed(finished, tmp_path):
+    """The summary has no number of the training loss of the first round."""
+    out = shutil.copytree(finished[0], tmp_path / "run")
+    lines = (out / "metrics.jsonl").read_text()
+    changed = re.sub(r'("train_loss": \d+\.)(\d)', lambda m: m[1] + str(9 - int(m[2])), lines, count=1)
+    (out / "metrics.jsonl").write_text(changed)
+    with pytest.raises(UserError, match=r"summary\.json .*metrics\.jsonl"):
+        uefl.load(out)
+
+
 def test_two_processes_do_not_share_a_folder(finished):
     out = finished[0]
     with folder.lock(out), pytest.raises(UserError, match=r"\bprocess;"):

@@ -13,6 +13,8 @@ from .images import ImageList, Rows, check_rows
 from .pixels import described
 from .vectors import Vectors
 
+_MANY = 10_000  # labels that are not numbers of classes, such as dates, make many empty classes
+
 
 @dataclass(frozen=True)
 class DataSet:
@@ -105,6 +107,29 @@ def checked(table: object, source: str) -> DataSet:
 def numbers(count: int) -> tuple[str, ...]:
     """Return the numbers from 0 to ``count`` - 1 as names of classes."""
     return tuple(str(i) for i in range(count))
+
+
+def classes_of(parts: Sequence[tuple[str, Rows]], classes: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return the names of the classes, by default the numbers from 0 to the highest label.
+
+    Args:
+        parts: labels ``[n]`` int64, each with its place for a message.
+        classes: the names, if they are known.
+
+    Raises:
+        UserError: a label is negative, is not a class, or is far above the number of different labels.
+    """
+    everything = np.concatenate([labels for _, labels in parts])
+    count, found = int(everything.max()) + 1, len(np.unique(everything))
+    far = not classes and count > max(_MANY, 2 * found)
+    most = count - 1 if far else len(classes) or count
+    for where, labels in parts:
+        wrong = labels[(labels < 0) | (labels >= most)]
+        if len(wrong):
+            why = f"far above the number of different labels, {found}" if far else f"above {most - 1}"
+            why = "negative" if wrong[0] < 0 else why
+            raise UserError(f"{where}: label {wrong[0]} is {why}; number the classes from 0")
+    return tuple(classes) or numbers(count)
 
 
 def numbered(names: Sequence[str], known: Sequence[str] = ()) -> tuple[Rows, tuple[str, ...]]:

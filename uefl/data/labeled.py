@@ -94,7 +94,7 @@ def federate(
             for split in unseen
         ),
         None,
-        _notes(table, prepare, splits, content, data.image_size),
+        (*_notes(table, prepare, splits, content, data.image_size), *notes.of_contrast(pixels)),
         manifest,
         record.digest(manifest),
         inputs=prepare.inputs,

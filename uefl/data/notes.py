@@ -12,7 +12,7 @@ from ..errors import UserError
 from . import pixels
 from .images import ImageList
 from .inputs import IMAGES, Inputs
-from .prepare import Source
+from .prepare import Moments, PixelCounts, Source
 
 ClassCounts = npt.NDArray[np.int64]
 """``[clients, classes]`` images"""
@@ -74,6 +74,13 @@ def of_kinds(sources: Iterable[Source]) -> list[str]:
         kinds.update(images.kinds)
         total += images.count
     return pixels.notes(kinds, total)
+
+
+def of_contrast(statistics: PixelCounts | Moments) -> list[str]:
+    """Return a note if training images show nothing, such as 8-bit values that are stored as 16 bits."""
+    if not isinstance(statistics, PixelCounts) or max(statistics.mean_and_std()[1]) > 1 / 255:
+        return []
+    return ["all pixels of the training images have nearly one value"]
 
 
 def of_classes(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import torch
 
 from ..errors import UserError, first_line
 from ..paths import check_file, memory, other_capitals
-from .dataset import DataSet, numbers, two_parts
+from .dataset import DataSet, classes_of, two_parts
 from .images import ImageList, in_memory
 from .pixels import as_images, as_labels
 
@@ -90,27 +90,6 @@ def images(path: Path, arrays: Mapping[str, npt.NDArray[np.generic]], x: str) ->
     return in_memory(values, str(path), kinds=kinds)
 
 
-def count_classes(path: Path, name: str, found: npt.NDArray[np.int64], clients: Sequence[str] = ()) -> int:
-    """Return the number of classes, after a check that the labels are 0, 1, 2, ... without gaps.
-
-    Args:
-        clients: the client of each label, if there are several.
-
-    Raises:
-        UserError: the labels are not consecutive.
-    """
-    classes = len(np.unique(found))
-    low, high = int(found.min()), int(found.max())
-    if low < 0 or high >= classes:
-        stray = low if low < 0 else high
-        owner = f" of client {clients[found.tolist().index(stray)]!r}" if clients else ""
-        raise UserError(
-            f"{path}: {name} holds label {stray}{owner}; its {classes} different labels must be 0 to"
-            f" {classes - 1}, renumber them"
-        )
-    return classes
-
-
 def pool(name: str, path: Path, arrays: Arrays, classes: tuple[str, ...] = ()) -> DataSet:
     """Read a data set to deal from ``x_train``, ``y_train``, ``x_test`` and ``y_test``.
 
@@ -118,10 +97,11 @@ def pool(name: str, path: Path, arrays: Arrays, classes: tuple[str, ...] = ()) -
     by class.
 
     Args:
-        classes: names of the classes; empty: the numbers of the training labels.
+        classes: names of the classes; empty: the numbers up to the highest label.
 
     Raises:
-        UserError: an array has another type or length, or shapes or labels differ between the parts.
+        UserError: an array has another type or length, the shapes of the parts differ, or a label is out of
+            range.
     """
     (x, kinds), (x_test, test_kinds) = (
         as_images(arrays[name], f"{path}: {name}") for name in ("x_train", "x_test")
@@ -133,18 +113,11 @@ def pool(name: str, path: Path, arrays: Arrays, classes: tuple[str, ...] = ()) -
             f"{path}: images of x_train and x_test differ in shape: {arrays['x_train'].shape} and"
             f" {arrays['x_test'].shape}"
         )
-    known = len(classes) or count_classes(path, "y_train", y)
-    for part, found in (("y_train", y), ("y_test", y_test)):
-        strange = found[(found < 0) | (found >= known)]
-        if len(strange):
-            as_in = "" if classes else ", as in y_train"
-            raise UserError(f"{path}: {part} holds label {strange.min()}; expected 0 to {known - 1}{as_in}")
+    known = classes_of([(f"{path}: y_train", y), (f"{path}: y_test", y_test)], classes)
     train, test = two_parts(len(x), len(x_test), shuffle=True)
     images = in_memory(torch.cat([x, x_test]), str(path), kinds=kinds + test_kinds)
     parts = {"train": len(x), "test": len(x_test)}
-    return DataSet(
-        name, images, np.concatenate([y, y_test]), classes or numbers(known), train, test, parts=parts
-    )
+    return DataSet(name, images, np.concatenate([y, y_test]), known, train, test, parts=parts)
 
 
 def find_pool(name: str, root: Path, pattern: str, classes: tuple[str, ...], advice: str) -> DataSet:

@@ -13,7 +13,7 @@ from PIL import Image
 from ..errors import UserError
 from ..isolation import isolate
 from . import labeled
-from .dataset import DataSet, numbered, numbers
+from .dataset import DataSet, classes_of, numbered
 from .federation import Federation, Split
 from .images import ImageList, copied
 from .partitions.base import Deal, Share
@@ -25,7 +25,6 @@ SplitArrays = Any
 """A :class:`Split`, a pair of images and labels, or a torch ``Dataset`` of such pairs."""
 LabelsOrNames = torch.Tensor | list[str]
 """``[N]`` int64, or names of classes."""
-_MANY = 10_000  # labels that are not numbers of classes, such as dates, make many empty classes
 
 
 @isolate
@@ -122,7 +121,7 @@ def _numbered(
 ) -> tuple[np.ndarray[Any, np.dtype[np.int64]], tuple[str, ...]]:
     """Return labels ``[N]`` int64 of all parts, each with its place, and the names of the classes."""
     named = [(where, part) for where, part in parts if isinstance(part, list)]
-    integers = [(where, part) for where, part in parts if isinstance(part, torch.Tensor)]
+    integers = [(where, part.numpy()) for where, part in parts if isinstance(part, torch.Tensor)]
     if named and integers:
         raise UserError(
             f"labels are names in {named[0][0]} and integers in {integers[0][0]}; expected one of the two"
@@ -136,23 +135,8 @@ def _numbered(
                     f"{where}: label {unknown[0]!r} is not a class; expected one of {', '.join(known)}"
                 )
         return numbered([text for _, part in named for text in part], known)
-    everything = torch.cat([part for _, part in integers]).numpy()
-    count, found = int(everything.max()) + 1, len(np.unique(everything))
-    if classes is None and count > max(_MANY, 2 * found):
-        where = next(where for where, part in integers if count - 1 in part)
-        raise UserError(
-            f"{where}: label {count - 1} is far above the number of different labels, {found}; number them"
-            " from 0, or give the classes"
-        )
-    known = numbers(count) if classes is None else classes
-    for where, labels in integers:
-        outside = labels[(labels < 0) | (labels >= len(known))].tolist()
-        if outside:
-            wrong = "negative" if classes is None else f"outside [0, {len(known)})"
-            raise UserError(
-                f"{where}: label {outside[0]} is {wrong}; expected integers counting from 0, one per class"
-            )
-    return everything, known
+    known = classes_of(integers, classes or ())
+    return np.concatenate([labels for _, labels in integers]), known
 
 
 def _labels(labels: Any, count: int, where: str) -> LabelsOrNames:

@@ -189,6 +189,11 @@ def as_images(images: Any, where: str) -> tuple[torch.Tensor, Counter[str]]:
             first or the last axis.
     """
     pixels, kind = as_bytes(images, where)
+    if kind == DEEP and pixels.numel() and not pixels.any():
+        raise UserError(
+            f"{where}: all values of uint16 are below 256 and would become 0; if they have 8 bits, convert"
+            " them to uint8"
+        )
     if pixels.ndim == 3:
         pixels = pixels[:, None]
     elif pixels.ndim == 4:

@@ -166,6 +166,7 @@ def federate(
         *notes.of_kinds(sources),
         *notes.of_resizing(sources, data.image_size),
         *notes.of_twins(content.twins(), prepare.inputs),
+        *notes.of_contrast(pixels),
     )
     return Federation(
         "sets",

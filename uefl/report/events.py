@@ -59,7 +59,8 @@ def event_writer(
         yield None
         return
     for old in directory.glob("events.out.tfevents.*"):
-        old.unlink()
+        if not old.is_dir():  # a folder has no events of this run
+            old.unlink()
     events = EventWriter(directory, columns, weighted)
     with events.writer:
         for (arm, number), lines in groupby(records, key=lambda r: (r["arm"], r["round"])):

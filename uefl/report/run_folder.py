@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from .. import config as configuration
 from ..algorithms.base import Algorithm, find
+from ..checkpoint import digest
 from ..errors import UserError
 from ..findings import Findings, History
 from ..json_text import parse_json
@@ -506,10 +507,11 @@ def _read_summary(path: Path, expected: dict[str, Record]) -> dict[str, Record]:
         raise UserError(
             f"{path} has schema {schema}, expected {_SCHEMA}; read it with the version of uefl that wrote it"
         )
-    if not _agrees(arms, expected):
+    metrics = path.with_name("metrics.jsonl")
+    if summary.get("metrics_sha256", known := digest(metrics)) != known or not _agrees(arms, expected):
         raise UserError(
-            f"{path} does not match metrics.jsonl: it was edited, or another version of uefl wrote it;"
-            " delete it to report from metrics.jsonl"
+            f"{path} does not match metrics.jsonl: one of them was edited, or another version of uefl wrote"
+            f" {path.name}; restore them, or delete {path.name} to report from metrics.jsonl"
         )
     return arms
 

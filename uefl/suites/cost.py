@@ -11,13 +11,11 @@ import uefl_kernels
 
 from ..api import Run, load
 from ..checkpoint import write_json
-from ..data import build
-from ..data.federation import LabeledData
 from ..json_text import parse_json
 from ..models.normalization import blank
 from ..models.saved import SavedModel
 from ..paths import read_text
-from .features import tokens_of
+from .features import data_of, tokens_of
 
 ON_GPU = "milliseconds_gpu"
 KMEANS = "kmeans_milliseconds"
@@ -26,14 +24,14 @@ _WARM, _REPEATS = 20, 200
 
 
 def measure(folder: Path, gpu: bool, data_root: Path | None = None) -> None:
-    """Write ``cost.json`` into the folder of a finished run if it is missing.
+    """Write ``cost.json`` into the folder of a finished run if it is missing, or lacks a number.
 
     The file has the millions of parameters, including the codebook, and the median milliseconds to predict
-    one image on this machine's CPU and, on request, GPU. For a model with a codebook, it also has the median
-    milliseconds of the k-means that makes new codewords from the features of the first client.
+    one image on this machine's CPU and, on request, GPU. It also has the median milliseconds of the k-means
+    that makes new codewords from the features of the first client, or null for a model without a codebook.
     """
-    known = read(folder)
-    if not (folder / "summary.json").exists() or (known and (ON_GPU in known or not gpu)):
+    wanted = MEASURES if gpu else MEASURES - {ON_GPU}
+    if not (folder / "summary.json").exists() or read(folder).keys() >= wanted:
         return
     run = load(folder)
     (arm,) = run.config.arms
@@ -44,11 +42,17 @@ def measure(folder: Path, gpu: bool, data_root: Path | None = None) -> None:
         tensor for name, tensor in (own[client] if client else {}).items() if name not in net.state_dict()
     ]
     parameters = sum(tensor.numel() for tensor in (*net.parameters(), *of_client))
-    found = {"parameters_millions": parameters / 1e6, "milliseconds": milliseconds(model, client)}
+    found = {
+        "parameters_millions": parameters / 1e6,
+        "milliseconds": milliseconds(model, client),
+        KMEANS: (
+            _kmeans_milliseconds(run, arm, model, client, data_root)
+            if client is not None and "codebook" in own[client]
+            else None
+        ),
+    }
     if gpu:
         found[ON_GPU] = milliseconds(model.to("cuda"), client)
-    if client and "codebook" in own[client]:
-        found[KMEANS] = _kmeans_milliseconds(run, arm, model, client, data_root)
     write_json(folder / "cost.json", found)
 
 
@@ -59,9 +63,7 @@ def milliseconds(model: SavedModel, client: str | None) -> float:
 
 
 def _kmeans_milliseconds(run: Run, arm: str, model: SavedModel, client: str, data_root: Path | None) -> float:
-    federation = build(run.config.data, kind="labeled", seed=run.config.run.seed, data_root=data_root)
-    data = next(one for one in federation.clients if one.name == client).load()
-    assert isinstance(data, LabeledData)
+    _, data = next(data_of(run, [client], data_root))
     width = model.members[0].clients[client]["codebook"].shape[-1]
     rows = tokens_of(model, data.train.images).reshape(-1, width)
     codewords = int(run.config.table()["arms"][arm]["codewords"])
@@ -79,7 +81,7 @@ def _median(call: Callable[[], object], warm: int, repeats: int) -> float:
     return 1e3 * statistics.median(times)
 
 
-def read(folder: Path) -> dict[str, float]:
+def read(folder: Path) -> dict[str, float | None]:
     """Return the result of :func:`measure`, or an empty mapping if it is missing or damaged."""
     try:
         found = parse_json(read_text(folder / "cost.json"))

@@ -5,7 +5,8 @@ The picture shows features of test images and the codewords of their client, on 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from ..api import load
+from ..api import Run, load
 from ..data import build
 from ..data.federation import LabeledData
 from ..models.net import Net
@@ -44,14 +45,22 @@ def draw(folder: Path, data_root: Path | None) -> Figure | None:
     }
     if not codebooks or not isinstance(net, Net):
         return None
-    federation = build(run.config.data, kind="labeled", seed=run.config.run.seed, data_root=data_root)
-    found = {}
-    for client in [client for client in federation.clients if client.name in codebooks][:_MOST]:
-        data = client.load()
-        assert isinstance(data, LabeledData)
-        found[client.name] = tokens_of(model, data.test.images[:_IMAGES]).numpy()
+    found = {
+        name: tokens_of(model, data.test.images[:_IMAGES]).numpy()
+        for name, data in islice(data_of(run, codebooks, data_root), _MOST)
+    }
     keys = run.config.table()["arms"][arm]
     return panels(found, codebooks, int(keys["codewords"]), residual=keys.get("extension") == "residual")
+
+
+def data_of(run: Run, names: Collection[str], data_root: Path | None) -> Iterator[tuple[str, LabeledData]]:
+    """Yield the images of some clients of a run, in the order of the run."""
+    federation = build(run.config.data, kind="labeled", seed=run.config.run.seed, data_root=data_root)
+    for client in federation.clients:
+        if client.name in names:
+            data = client.load()
+            assert isinstance(data, LabeledData)
+            yield client.name, data
 
 
 @torch.no_grad()

@@ -317,6 +317,12 @@ def test_images_of_no_known_range_are_refused(images, message):
         from_arrays({"a": ((images, LABELS), None)})
 
 
+@pytest.mark.parametrize("images", [IMAGES.astype(np.uint16), torch.from_numpy(IMAGES).to(torch.uint16)])
+def test_bytes_as_uint16_do_not_become_black(images):
+    with pytest.raises(UserError, match=r"a/train: .*uint16 .*uint8"):
+        from_arrays({"a": ((images, LABELS), None)})
+
+
 def test_halves_are_rounded_by_their_exact_value():
     """In half precision the product would be rounded twice."""
     halves = torch.linspace(0, 1, 999).bfloat16()

@@ -8,7 +8,7 @@ import numpy as np
 
 from ...errors import UserError
 from .. import npz
-from ..dataset import DataSet, numbers
+from ..dataset import DataSet, classes_of
 from ..pixels import as_labels
 
 _OWN = ("images", "labels", "silo")
@@ -49,13 +49,12 @@ def _silos(path: Path, arrays: npz.Arrays) -> DataSet:
         raise UserError(f"{path}: expected test as {count} booleans, got {test.dtype} {test.shape}")
     names, group_of = np.unique(owners, return_inverse=True)
     groups = tuple(_text(name) for name in names)
-    classes = npz.count_classes(path, "labels", labels, [groups[i] for i in group_of.tolist()])
     for_test = np.zeros(count, bool) if test is None else test.astype(bool)
     return DataSet(
         str(path),
         images,
         labels,
-        numbers(classes),
+        classes_of([(f"{path}: labels", labels)]),
         np.flatnonzero(~for_test),
         np.flatnonzero(for_test),
         groups,

@@ -24,7 +24,7 @@ import numpy as np
 from ...errors import InvalidPriors, UserError
 from ...paths import other_capitals
 from .. import npz, prior_table
-from ..dataset import numbered, numbers
+from ..dataset import classes_of, numbered
 from ..folder_listing import case_conflicts, labeled, unused_paths, visible
 from ..images import ImageList, Rows, on_disk
 from ..pixels import as_labels
@@ -187,11 +187,7 @@ def _labeled(
         raise UserError(f"{path} holds {npz.held(path)}; expected images and labels")
     images = npz.images(path, arrays, "images")
     labels = as_labels(arrays["labels"], images.count, f"{path}: labels").numpy()
-    names = classes or numbers(int(labels.max()) + 1)
-    if int(labels.min()) < 0 or int(labels.max()) >= len(names):
-        raise UserError(
-            f"{path}: labels must lie in [0, {len(names)}), the classes of the priors in their order"
-        )
+    names = classes_of([(f"{path}: labels", labels)], classes)
     return LabeledRows(replace(images, inside=path.name), np.arange(len(labels)), labels), names
 
 
