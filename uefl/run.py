@@ -307,12 +307,6 @@ def check_inputs(cfg: Config, federation: Federation) -> None:
         )
 
 
-def _adds_to_the_model(workspace: Workspace) -> bool:
-    """Return True if predictions of this arm need more than the average of the models."""
-    own = type(workspace.algorithm).client_tensors is not Algorithm.client_tensors
-    return bool(own or workspace.algorithm.private_predicts or workspace.private_names())
-
-
 def _keeps_what_predicts(workspace: Workspace) -> bool:
     """Return True if every prediction of this arm needs private tensors of a client, or their mean."""
     algorithm = workspace.algorithm
@@ -375,11 +369,6 @@ class _Run:
             several = len(federation.clients) - len(cfg.run.joins)
             check_rule(cfg.run, name, workspace.algorithm.plain_means, several)
             check_joins(name, workspace.algorithm)
-            if cfg.run.select == "holdout" and _adds_to_the_model(workspace):
-                raise UserError(
-                    f"key 'run.select': arm {name!r} keeps more than one model, for its clients, so there is"
-                    " no best model; omit the arm, or set 'last'"
-                )
             privacy.check(cfg, name, workspace)
             together.check(workspace, name)
             if self._clients_keep_states and cfg.run.private_mean and _keeps_what_predicts(workspace):

@@ -390,13 +390,9 @@ def test_every_number_of_an_algorithm_has_a_range(name):
         ({"run": {"passes": 7}, "arms": {"uefl-published": {}}}, "key 'run.passes': .*default 20, .*dropout"),
         ({"training": {"momentum": 0.9}}, "key 'training.momentum': .*default 0.0, .*optimizer = 'sgd'"),
         ({"run": {"members": 3}}, "key 'run.members': .*default 5"),
-        ({"run": {"select": "validation"}}, "key 'run.select': .*labeled .*validation"),
+        ({"run": {"select": "validation"}}, "key 'run.select': .*default 'last', .*unlabeled"),
         ({"data": {"labeled": 3}}, "key 'data.labeled': .*default 0, .*unlabeled"),
         ({"arms": {"fedul": {}}}, "key 'training.rounds': .*unlabeled"),
-        (
-            {"arms": {"fedul": {}}, "training": {"rounds": [1]}, "run": {"select": "holdout"}},
-            "key 'run.select': .*unlabeled .*holdout",
-        ),
         (
             {"arms": {"fedul": {}}, "training": {"rounds": [1], "batch_size": 1}},
             r"key 'training.batch_size': .*\b2\b",

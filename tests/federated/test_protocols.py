@@ -1,15 +1,11 @@
 """Participants, measurements in addition to the global model, and their summary."""
 
-import statistics
-
 import pytest
 import torch
 
-import uefl
 from tests.federated import sample_runs
 from tests.federated.engine_wrappers import RecordingEngine, TamperingEngine
 from tests.federated.tiny import arm, federation, finish, settings, state, values, workspace_of
-from uefl.algorithms.context import State
 from uefl.config import Config
 from uefl.errors import RunError, UserError
 from uefl.report.run_folder import read_run, summarize
@@ -285,35 +281,3 @@ def test_summary_of_clients_that_join_later():
     assert summarize(records[:-3], joins={"late": 3})["a"]["late_personalized_accuracy"] is None
     assert summarize(records[:-1], joins={"late": 3})["a"]["rounds_to_catch_up"] is None
     assert "late_accuracy" not in summarize(records)["a"]
-
-
-def test_the_model_that_is_best_on_holdout_images_is_kept():
-    cfg, fed = settings("fedavg", select="holdout", rounds=[4], lr=0.3), federation()
-    one, _, _ = arm(cfg, fed)
-    models, records = [], []
-    while not one.finished:
-        models.append(values(one).clone())
-        records += one.turn()
-    found = summarize(records, by_holdout=True)["arm"]["selected"]
-    accuracies = [
-        statistics.fmean(r["holdout_accuracy"] for r in records if r["round"] == number)
-        for number in range(4)
-    ]
-    assert found["round"] == 1 + accuracies.index(max(accuracies))
-    assert torch.equal(values(one), models[found["round"]])
-
-
-def test_a_later_best_model_replaces_the_kept_one():
-    state = State({name: torch.zeros(2) for name in ("values", "buffers")})
-    for score in (0.3, None, 0.5, 0.5, 0.1):
-        state.tensors = state.tensors | {"values": state.tensors["values"] + 1}
-        state.keep_best(score)
-    state.take_best()
-    assert state.tensors["values"].tolist() == [3.0, 3.0]
-
-
-@pytest.mark.parametrize("name", ["uefl", "fedper", "uefl-published", "fedgate"])
-def test_arms_with_models_of_clients_have_no_best_model(name, tmp_path):
-    with pytest.raises(UserError, match=r"'run\.select'.*'arm'"):
-        uefl.train(settings(name, select="holdout", train_per_client=20), out=tmp_path / "run", device="cpu")
-    assert not (tmp_path / "run").exists()

@@ -131,17 +131,6 @@ def test_the_report_has_validated_and_final_accuracy(tmp_path: Path) -> None:
     assert "selected_accuracy" not in str(report.content(other, []).sections)
 
 
-def test_holdout_images_select_a_round_without_validation_images(tmp_path: Path) -> None:
-    """The first of the best rounds counts, although others have a higher test accuracy."""
-
-    def held_out(job: suite.Job, line: dict) -> dict:
-        return {"holdout_accuracy": 0.9 if line["round"] in (1, 2) else 0.8}
-
-    text = FEW.replace('"entropy"]', '"selected_accuracy", "selected_unseen_accuracy"]')
-    result = _collected(tmp_path, text, held_out, seeds=1)
-    assert [row[-2:] for row in report.table(result).rows] == [["0.210", "-"], ["0.410", "-"]]
-
-
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a report of three seeds, without a fourth one."""

@@ -109,15 +109,3 @@ class State:
     def model(self) -> dict[str, torch.Tensor]:
         """Return ``values`` and ``buffers``."""
         return {name: self.tensors[name] for name in ("values", "buffers")}
-
-    def keep_best(self, score: float | None) -> None:
-        """Keep the model as the best one so far if no earlier model had this score, from 0 to 1."""
-        if score is not None and score > self.plain.get("best_score", -1.0):
-            self.plain["best_score"] = score
-            self.tensors |= {f"best.{name}": tensor for name, tensor in self.model.items()}
-
-    def take_best(self) -> None:
-        """Replace the model by the best one, if one was kept."""
-        self.tensors |= {
-            name: self.tensors.get(f"best.{name}", tensor) for name, tensor in self.model.items()
-        }

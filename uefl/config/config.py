@@ -214,9 +214,6 @@ def _check(config: Config) -> None:
         raise UserError("key 'training.batch_size': expected 2 or more, for batch norm; got 1")
     if training.optimizer != "sgd":
         check_unused(training, "momentum", "it is for optimizer = 'sgd'", "training.")
-    of, other = {"sets": ("unlabeled sets", "holdout"), "labeled": ("labeled images", "validation")}[kind]
-    if run.select == other:
-        raise UserError(f"key 'run.select': arms on {of} have no {other} images; set another value")
     if kind == "sets":
         for key in ("uncertainty", "passes", "members"):
             check_unused(run, key, "arms on unlabeled sets measure one pass without dropout", "run.")
@@ -225,6 +222,8 @@ def _check(config: Config) -> None:
                 "key 'training.rounds': expected one number, because arms on unlabeled sets have one"
                 f" iteration; got {list(training.rounds)}"
             )
+    else:
+        check_unused(run, "select", "it is for arms on unlabeled sets", "run.")
     config.data.check_kind(kind, "data.")
 
 

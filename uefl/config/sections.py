@@ -70,9 +70,9 @@ class RunSection(Section):
     ensemble"""
     members: int = Field(5, ge=2, le=1000)
     """models of an ensemble; each takes as long to train as a separate run; refused without an ensemble"""
-    select: Literal["last", "validation", "holdout"] = "last"
-    """the saved model: the model of the `last` round, or the best model on the server's `validation` images,
-    or, for arms on labeled images, on the clients' `holdout` images; the first one of equally good models"""
+    select: Literal["last", "validation"] = "last"
+    """the saved model: the model of the `last` round, or the best model on the server's `validation`
+    images"""
     personalized: bool = False
     """also measure every participant's own model after its training of the round"""
     private_mean: bool = True

@@ -29,9 +29,10 @@ _CLIENTS_LEGEND = (
 )
 _SETS_LEGEND = (
     "Accuracy, entropy (nats), NLL and ECE are of the global model on all test images, at the last round; the"
-    " third column is the mean and the standard deviation of the accuracy over the rounds in its title."
+    " third column is the mean and the standard deviation of the accuracy over the rounds in its"
+    " title.{selected}"
 )
-_SELECTED = " Selected: accuracy of the model with the best {images} accuracy, and its round."
+_SELECTED = " Selected: accuracy of the model with the best validation accuracy, and its round."
 _NO_TEST_LEGEND = (
     "There are no test images, so there is no accuracy. Entropy (nats) is of the predictions for the clients'"
     " own images, at the last round."
@@ -177,13 +178,13 @@ def _legend(run: RunFolder) -> str:
 
 
 def _usual_legend(run: RunFolder) -> str:
-    if run.on_sets and not run.measured("accuracy"):
+    if not run.on_sets:
+        return _CLIENTS_LEGEND.format(
+            several="members" if run.config.run.uncertainty == "ensemble" else "passes"
+        )
+    if not run.measured("accuracy"):
         return _NO_TEST_LEGEND
-    several = "members" if run.config.run.uncertainty == "ensemble" else "passes"
-    legend = _SETS_LEGEND if run.on_sets else _CLIENTS_LEGEND.format(several=several)
-    if "selected" not in arm_table(run).header:
-        return legend
-    return legend + _SELECTED.format(images="validation" if run.on_sets else "holdout")
+    return _SETS_LEGEND.format(selected=_SELECTED if "selected" in arm_table(run).header else "")
 
 
 def _warnings(run: RunFolder) -> list[str]:

@@ -239,8 +239,7 @@ def number_columns(config: configuration.Config) -> frozenset[str]:
 def outcomes(lines: list[Record], config: configuration.Config) -> dict[str, Record]:
     """Return the outcome of every arm from the lines of a metrics.jsonl, see :func:`summarize`."""
     run = config.run
-    by_holdout = run.select == "holdout"
-    return summarize(lines, run.target_accuracy, own_columns(config), run.joins, run.metrics, by_holdout)
+    return summarize(lines, run.target_accuracy, own_columns(config), run.joins, run.metrics)
 
 
 def summarize(
@@ -249,7 +248,6 @@ def summarize(
     columns: Mapping[str, Iterable[str]] = MappingProxyType({}),
     joins: Mapping[str, int] = MappingProxyType({}),
     weighted: Collection[str] = (),
-    by_holdout: bool = False,
 ) -> dict[str, Record]:
     """Return the outcome of every arm from the lines of metrics.jsonl.
 
@@ -259,7 +257,7 @@ def summarize(
       unseen clients have is the mean over these. Means of the ``weighted`` ones are weighted by test inputs.
     - ``accuracy_last4``: mean and sample deviation over the last four rounds; deviation 0 for one round.
     - ``best``: the round with the highest mean accuracy. ``selected``: the round that is best on the
-      server's validation images, or on the clients' holdout images if ``by_holdout``.
+      server's validation images.
     - ``worst_tenth``: mean accuracy of the worst tenth of the clients.
     - ``global_accuracy``, ``personalized_accuracy``, ``personalized_entropy``, ``epsilon``: if measured.
     - ``unseen_accuracy``: mean over the unseen clients.
@@ -314,7 +312,7 @@ def summarize(
             "rounds": len(rounds),
             "rejected": reasons.total(),
             "reasons": dict(reasons),
-            **_selected(rounds, by_holdout),
+            **_selected(rounds),
             "clients": {
                 r["client"]: {key: r[key] for key in ("accuracy", "entropy", *own) if key in r}
                 for r in (*last, *unseen)
@@ -363,10 +361,13 @@ def _worst(accuracies: list[float]) -> float | None:
     return statistics.fmean(sorted(accuracies)[:count])
 
 
-def _selected(rounds: list[list[Record]], by_holdout: bool) -> dict[str, Record]:
-    """Return the first round with the best validation or holdout accuracy, empty if it was not measured."""
-    found = [mean(c, "holdout_accuracy") if by_holdout else c[0].get("validation_accuracy") for c in rounds]
-    scores = [score for score in found if score is not None]
+def _selected(rounds: list[list[Record]]) -> dict[str, Record]:
+    """Return the first round with the best validation accuracy, empty without validation images."""
+    scores = [
+        float(chunk[0]["validation_accuracy"])
+        for chunk in rounds
+        if chunk[0].get("validation_accuracy") is not None
+    ]
     if len(scores) < len(rounds):
         return {}
     best = scores.index(max(scores))

@@ -12,7 +12,6 @@ all decide by the same metrics. A checkpoint holds the state between two turns.
 from __future__ import annotations
 
 import math
-import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -145,8 +144,6 @@ class ServerLoop:
             self.trained += 1
             self.round += 1
         for each in self.members:
-            if self.finished:
-                each.state.take_best()
             through_json(each.state)
         return records
 
@@ -197,14 +194,6 @@ class ServerLoop:
             records += [self._record(Reply(name)) for name in others]
             records.sort(key=lambda record: record["client"])
             self.first_loss = check_course(records, self.last.values(), self.first_loss, self.round)
-            if self.run.select == "holdout":
-                scores = [
-                    record["holdout_accuracy"]
-                    for record in records
-                    if "holdout_accuracy" in record and not record.get("unseen")
-                ]
-                for each in self.members:
-                    each.state.keep_best(statistics.fmean(scores))
         if trains:
             check(len(trained), len(participants), "sent a valid update")
             for each in self.members:

@@ -26,7 +26,7 @@ from ..report.plots import LABELS, LOSSES, drawings, marked, save, shares_file
 from ..report.run_folder import RunFolder, number_columns, read_run
 from ..report.style import Drawing, Picture, canvas, handles, legend, line, panels
 from ..report.tables import number
-from ..report.words import mean, spans
+from ..report.words import spans
 from ..report.write import write_pages
 from ..text_table import Table
 from . import cost, features
@@ -40,9 +40,8 @@ _LEGEND = (
     " seed. The brackets have the 95 % confidence interval of the mean difference (Student's t)."
 )
 _OF_A_ROUND = {
-    "selected_": (
-        " Measures that begin with `selected_` are from the round with the highest accuracy on the server's"
-        " validation images or, if there are none, on the clients' holdout images."
+    "selected_accuracy": (
+        " `selected_accuracy` is the accuracy in the round that is best on the server's validation images."
     ),
     "best_": " Measures that begin with `best_` are from the round with the highest test accuracy.",
 }
@@ -75,8 +74,8 @@ def check_measures(suite: Suite, configs: Mapping[str, Config]) -> None:
     known = columns | cost.MEASURES | _OUTCOMES
     for measure in (*suite.measures, *(suite.front or ())):
         name, at, angle = measure.partition("@")
-        column = name.removeprefix("best_").removeprefix("selected_").removesuffix("_last4")
-        if name not in known and column not in columns | {"unseen_accuracy"}:
+        column = name.removeprefix("best_").removesuffix("_last4")
+        if name not in known and column not in columns:
             raise UserError(
                 f"suite {suite.name!r}: there is no measure {measure!r}{nearest(name, known)}; list a column"
                 " of your own algorithm in its attribute `details`"
@@ -312,21 +311,20 @@ def partial(result: SuiteResult) -> list[str]:
 def _value(run: RunFolder, arm: str, measure: str) -> float | None:
     """Return a value of the summary, or the mean of a column over the clients in the last round.
 
-    ``COLUMN_last4`` is of the last four rounds, ``best_COLUMN`` of the round with the highest accuracy, and
-    ``selected_COLUMN`` of the round with the highest accuracy on validation or holdout images.
+    ``COLUMN_last4`` is of the last four rounds, and ``best_COLUMN`` of the round with the highest accuracy.
     ``MEASURE@ANGLE`` covers the clients with images turned by this angle.
     """
     if "@" in measure:
         return _accuracy_at_angle(run, arm, *measure.split("@", 1))
     outcome = run.arms[arm] | cost.read(run.path)
-    chosen = {"best": outcome.get("best"), "selected": outcome.get("selected") or _selected(run, arm)}
-    for word, round in chosen.items():
-        column = measure.removeprefix(f"{word}_")
-        if column != measure:
-            return _of_round(run, arm, column, round["round"] - 1) if round else None
+    best, at_best = outcome.get("best"), measure.removeprefix("best_")
+    if best and at_best != measure and _is_measured(run, arm, at_best):
+        return float(np.nanmean(run.series(arm, at_best)[best["round"] - 1]))
+    selected = outcome.get("selected", {}).get("accuracy")
     outcome |= {
         "accuracy": outcome["accuracy_last4"]["mean"],
         "last_accuracy": outcome["accuracy"],
+        "selected_accuracy": selected,
         "megabytes": sum(outcome.get(key, 0) for key in ("bytes_sent", "bytes_received")) / 1e6,
     }
     found, column = outcome.get(measure), measure.removesuffix("_last4")
@@ -334,23 +332,6 @@ def _value(run: RunFolder, arm: str, measure: str) -> float | None:
         several = column != measure
         found = np.nanmean(run.series(arm, column)[-4:]) if several else run.mean(arm, column)
     return float(found) if isinstance(found, (int, float)) else None
-
-
-def _selected(run: RunFolder, arm: str) -> dict[str, int] | None:
-    """Return the first round with the highest mean accuracy on the holdout images, or None."""
-    holdout = run.series(arm, "holdout_accuracy")
-    if np.isnan(holdout).all(1).any():
-        return None
-    return {"round": int(np.nanmean(holdout, 1).argmax()) + 1}
-
-
-def _of_round(run: RunFolder, arm: str, measure: str, place: int) -> float | None:
-    """Return the mean of a column over the clients in a round, or of the accuracy over the unseen clients."""
-    unseen = measure == "unseen_accuracy"
-    column = "accuracy" if unseen else measure
-    number = sorted({r["round"] for r in run.of(arm)})[place]
-    records = [r for r in run.records if r["arm"] == arm and r["round"] == number]
-    return mean([r for r in records if bool(r.get("unseen")) == unseen], column)
 
 
 def _is_measured(run: RunFolder, arm: str, column: str) -> bool:

@@ -315,8 +315,7 @@ def unit_length(x: torch.Tensor) -> torch.Tensor:
     if not _readable(far) or bool(far.any()):  # a power of two scales exactly
         x = torch.where(far, x * 2.0**-80, x)
         length = x.norm(dim=-1, keepdim=True)
-    unit: torch.Tensor = x / length.clamp(min=1e-6)
-    return unit
+    return x / length.clamp(min=1e-6)
 
 
 def no_autocast(device: torch.device) -> contextlib.AbstractContextManager[object]:
