@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import uefl
-from tests.federated.tiny import KEYS, arm, federation, finish, settings, values, workspace_of
+from tests.federated.tiny import KEYS, arm, federation, settings, values, workspace_of
 from uefl.algorithms.base import registry
 from uefl.algorithms.uefl.quantizer import Quantizer
 from uefl.config import Model
@@ -464,25 +464,3 @@ def test_frozen_statistics_leave_batch_norm_as_it_was():
     assert [norm.track_running_stats for norm in net] == [True, False]
     assert net[0].running_mean is mean
     assert torch.equal(mean, torch.zeros(3))
-
-
-def test_frozen_batch_norm_keeps_its_statistics_in_training():
-    one, workspace, _ = arm(settings("fedavg", frozen_batch_norm=True, rounds=[2]))
-    net = workspace.net
-    frozen = [name for name, module in net.named_modules() if "Frozen" in type(module).__name__]
-    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
-    finish(one)
-    changed = {name for name, tensor in net.state_dict().items() if not torch.equal(tensor, before[name])}
-    assert frozen
-    assert {f"{name}.{part}" for name in frozen for part in ("weight", "bias")} <= changed
-    assert not changed & {name for name, _ in net.named_buffers()}
-    images = torch.randn(4, *federation().shape)
-    assert torch.equal(net.train().tokens(images), copy.deepcopy(net).eval().tokens(images))
-    assert before.keys() == workspace_of(settings("fedavg")).net.state_dict().keys()
-
-
-def test_frozen_batch_norm_without_batch_norm_is_refused():
-    with pytest.raises(UserError, match=r"frozen_batch_norm.*group"):
-        settings("fedavg", norm_layer="group", frozen_batch_norm=True)
-    with pytest.raises(UserError, match=r"frozen_batch_norm.*'lenet'"):
-        Net(Model(encoder="lenet", frozen_batch_norm=True), (3, 32, 32), 10)

@@ -70,8 +70,6 @@ def test_clients_at_once_train_as_alone(name):
     "keys",
     [
         {"augment": "rotate"},
-        {"augment": "photo"},
-        {"frozen_batch_norm": True},
         {"local_steps": 3},
         {"personalized": True},
         {"uncertainty": "ensemble", "members": 2},

@@ -244,10 +244,7 @@ def _check_model(model: Model) -> None:
     if model.pretrained:
         check_unused(model, "norm_layer", "pretrained weights are for batch norm", "model.")
     if given:
-        for key in ("norm_layer", "frozen_batch_norm"):
-            check_unused(model, key, f"{network} has its own", "model.")
-    if model.norm_layer == "group":
-        check_unused(model, "frozen_batch_norm", "group norm has no running statistics", "model.")
+        check_unused(model, "norm_layer", f"{network} has its own", "model.")
 
 
 def _check_private(config: Config) -> None:

@@ -52,14 +52,12 @@ def resize(images: torch.Tensor, size: int | tuple[int, int]) -> torch.Tensor:
 
 
 def augment(images: torch.Tensor, how: str) -> torch.Tensor:
-    """Transform each image of a batch at random, on the device of the images.
-
-    The draws come from torch's CPU generator.
+    """Transform each image of a batch at random, on the device of the images and without a loop over images.
 
     Args:
         images: ``[B, C, H, W]`` uint8.
         how: ``none``; ``rotate``: see :func:`rotate_each`, with angles drawn from U(-20, 20) degrees;
-            ``flip``: mirror each image left-right with probability 1/2; ``photo``: see :func:`photo_each`.
+            ``flip``: mirror each image left-right with probability 1/2.
 
     Returns:
         ``[B, C, H, W]`` uint8.
@@ -69,36 +67,7 @@ def augment(images: torch.Tensor, how: str) -> torch.Tensor:
         return torch.where(mirrored[:, None, None, None], images.flip(3), images)
     if how == "rotate":
         return rotate_each(images, torch.empty(len(images)).uniform_(-20, 20).to(images.device))
-    return photo_each(images) if how == "photo" else images
-
-
-def photo_each(images: torch.Tensor) -> torch.Tensor:
-    """Change each image as a photo of the same object may differ.
-
-    Crop 70 to 100 % of the area and resize it to the size of the image, mirror it left-right with probability
-    1/2, change brightness, contrast, saturation and hue by up to 0.3, and make one image in ten gray. Gray
-    images have no saturation and no hue.
-
-    Source: the code of Nguyen et al., "FedSR: A Simple and Effective Domain Generalization Method for
-        Federated Learning" (NeurIPS 2022), for PACS.
-
-    Args:
-        images: ``[B, C, H, W]`` uint8.
-
-    Returns:
-        ``[B, C, H, W]`` uint8.
-    """
-    from torchvision.transforms import v2
-
-    change = v2.Compose(
-        [
-            v2.RandomResizedCrop(images.shape[-2:], scale=(0.7, 1.0), antialias=True),
-            v2.RandomHorizontalFlip(),
-            v2.ColorJitter(0.3, 0.3, 0.3, 0.3),
-            v2.RandomGrayscale(),
-        ]
-    )
-    return torch.stack([change(image) for image in images])
+    return images
 
 
 def rotate_each(images: torch.Tensor, degrees: torch.Tensor) -> torch.Tensor:

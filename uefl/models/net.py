@@ -31,44 +31,6 @@ def with_group_norm(net: nn.Module) -> None:
             with_group_norm(module)
 
 
-class FrozenBatchNorm1d(nn.BatchNorm1d):
-    """Batch norm that uses its running statistics in training, too."""
-
-    def train(self, mode: bool = True) -> FrozenBatchNorm1d:
-        """Stay in evaluation mode."""
-        return super().train(False)
-
-
-class FrozenBatchNorm2d(nn.BatchNorm2d):
-    """Batch norm of maps that uses its running statistics in training, too."""
-
-    def train(self, mode: bool = True) -> FrozenBatchNorm2d:
-        """Stay in evaluation mode."""
-        return super().train(False)
-
-
-def freeze_batch_norm(net: nn.Module, network: str) -> None:
-    """Make every batch norm of a network use its running statistics in training, too.
-
-    The scale and the shift are trained.
-
-    Source: Gulrajani and Lopez-Paz 2021, "In Search of Lost Domain Generalization", appendix D.
-
-    Raises:
-        UserError: there is no batch norm; the message names ``network``.
-    """
-    frozen: dict[type[nn.Module], type[nn.Module]] = {
-        nn.BatchNorm1d: FrozenBatchNorm1d,
-        nn.BatchNorm2d: FrozenBatchNorm2d,
-    }
-    norms = [module for module in net.modules() if type(module) in frozen]
-    if not norms:
-        raise UserError(f"key 'model.frozen_batch_norm': encoder {network!r} has no batch norm; omit the key")
-    for module in norms:
-        module.__class__ = frozen[type(module)]
-        module.eval()
-
-
 class TokenNet(nn.Module):
     """A network in two parts, for a quantizer between them.
 
@@ -133,8 +95,6 @@ class Net(TokenNet):
         self.head = made.head(self.dim, self.positions, classes)
         if model.norm_layer == "group":
             with_group_norm(self)
-        if model.frozen_batch_norm:
-            freeze_batch_norm(self, model.encoder)
 
     def tokens(self, images: torch.Tensor) -> torch.Tensor:
         """Encode images [B, C, H, W], normalized -> tokens [B, H', W', D], or pooled [B, 1, 1, D].

@@ -104,26 +104,9 @@ def test_augmentation_is_per_image_and_repeats_with_its_seed():
     mirrored = (flipped == images.flip(3)).flatten(1).all(1)
     assert 20 < int(mirrored.sum()) < 44
     assert torch.equal(flipped[~mirrored], images[~mirrored])
-    for how in ("rotate", "photo"):
-        results = []
-        for seed in (0, 0, 1):
-            torch.manual_seed(seed)
-            results.append(augment(images, how))
-        assert torch.equal(results[0], results[1])
-        assert not torch.equal(results[0], results[2])
-
-
-def test_each_photo_is_cropped_mirrored_and_recolored():
-    y, x = torch.meshgrid(torch.arange(32), torch.arange(32), indexing="ij")
-    ramps = torch.stack([8 * x, 8 * y, 128 + 0 * x])  # red grows to the right, green downwards
-    torch.manual_seed(0)
-    photos = augment(ramps.to(torch.uint8).expand(600, -1, -1, -1), "photo")
-    assert photos.dtype == torch.uint8
-    assert photos.shape == (600, 3, 32, 32)
-    assert len(photos.flatten(1).unique(dim=0)) == 600
-    gray = ((photos[:, 0] == photos[:, 1]) & (photos[:, 1] == photos[:, 2])).flatten(1).all(1)
-    assert 35 < int(gray.sum()) < 90
-    mirrored = photos[:, 0, :, 0].float().mean(1) > photos[:, 0, :, -1].float().mean(1)
-    assert 240 < int(mirrored.sum()) < 360
-    one = augment(ramps[:1].to(torch.uint8).expand(50, 1, -1, -1), "photo")
-    assert len(one.flatten(1).unique(dim=0)) == 50
+    results = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        results.append(augment(images, "rotate"))
+    assert torch.equal(results[0], results[1])
+    assert not torch.equal(results[0], results[2])
