@@ -59,7 +59,8 @@ def unseen(domain: str, invariance: float = 1e-2, **sections: Sections) -> Secti
     arms |= {"fediir": {"invariance": invariance, "decay": 0.95}, "uefl": FOUR_SEGMENTS}
     data = {"source": "rotated_mnist", "partition": {"scheme": "leave_one_out", "domain": domain}}
     training = {**SGD, "rounds": [40, 20, 20, 20], "batch_size": 64}
-    whole = {"data": data, "model": {"encoder": "resnet18", "pretrained": True}, "training": training}
+    network = {"encoder": "resnet18", "pretrained": True, "frozen_batch_norm": True}
+    whole = {"data": data, "model": network, "training": training}
     return merged({**whole, "arms": arms}, sections)
 
 
@@ -159,7 +160,7 @@ SETTINGS: dict[str, dict[str, Sections]] = {
         f"pacs-{domain.partition('_')[0]}": unseen(
             domain,
             1e-3,
-            data={"source": "pacs", "image_size": 224, **IMAGENET},
+            data={"source": "pacs", "image_size": 224, "augment": "photo", **IMAGENET},
             training={"lr": 2.5e-3, "batch_size": 32},
         )
         for domain in PACS

@@ -1,4 +1,5 @@
 import copy
+import pickle
 import platform
 import resource
 from contextlib import nullcontext
@@ -7,15 +8,16 @@ import pytest
 import torch
 
 import uefl
-from tests.federated.tiny import KEYS, arm, federation, settings, values, workspace_of
+from tests.federated.tiny import KEYS, arm, federation, finish, settings, values, workspace_of
 from uefl.algorithms.base import registry
+from uefl.algorithms.fedavg import FedAvg
 from uefl.algorithms.uefl.quantizer import Quantizer
 from uefl.config import Model
 from uefl.data.federation import ClientData, Federation, LabeledData, Split
 from uefl.errors import UserError
 from uefl.models.flat import FlatModule
 from uefl.models.gaussian import GaussianNet
-from uefl.models.layers import FrozenStatistics, linear_layers
+from uefl.models.layers import BatchStatistics, batch_norms, freeze_batch_norm, linear_layers
 from uefl.models.net import Net
 
 TINY = Model(width=4, hidden=16)
@@ -456,11 +458,76 @@ class OddDigits(TiedNet):
         self.same = self.out
 
 
-def test_frozen_statistics_leave_batch_norm_as_it_was():
+def test_batch_statistics_leave_batch_norm_as_it_was():
     net = torch.nn.Sequential(torch.nn.BatchNorm1d(3), torch.nn.BatchNorm1d(3, track_running_stats=False))
     mean = net[0].running_mean
-    with FrozenStatistics(net):
+    with BatchStatistics(net):
         assert net.eval()(torch.full((2, 3), 5.0)).abs().max() < 1e-2  # normalized by the batch
     assert [norm.track_running_stats for norm in net] == [True, False]
     assert net[0].running_mean is mean
     assert torch.equal(mean, torch.zeros(3))
+    freeze_batch_norm(net)
+    with BatchStatistics(net):
+        assert torch.allclose(net(torch.full((2, 3), 5.0)), torch.zeros(2, 3), atol=1e-2)  # by the second one
+        assert torch.allclose(net[0](torch.full((2, 3), 5.0)), torch.full((2, 3), 5.0))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))])
+def test_a_copy_of_frozen_batch_norm_is_frozen(copied):
+    net = torch.nn.Sequential(torch.nn.BatchNorm1d(3), torch.nn.Dropout(0.5))
+    names = list(net.state_dict())
+    freeze_batch_norm(net)
+    other = copied(net).train()
+    assert [module.training for module in other] == [False, True]
+    assert (type(other[0]), list(other.state_dict())) == (torch.nn.BatchNorm1d, names)
+    x = torch.full((2, 3), 5.0)
+    assert torch.allclose(other[0](x), x)
+
+
+class WithStatistics(FedAvg):
+    """Begins with statistics as of a pretrained network."""
+
+    def build_model(self, spec):
+        net = super().build_model(spec)
+        for norm in batch_norms(net):
+            norm.running_mean.normal_(0, 0.1)
+            norm.running_var.uniform_(0.5, 2)
+        return net
+
+
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_frozen_statistics_stay_and_scales_are_trained(at_once):
+    """The sizes are uneven, so that a weighted mean of equal statistics is rounded."""
+    cfg = settings("fedavg", frozen_batch_norm=True, clients_at_once=at_once)
+    one, workspace, _ = arm(cfg, federation((24, 17, 23)), algorithm=WithStatistics())
+    before, _ = one.members[0].network(workspace)
+    finish(one)
+    after, _ = one.members[0].network(workspace)
+    same = {name for name in before if torch.equal(before[name], after[name])}
+    assert same == {name for name in before if "running" in name}
+
+
+def test_frozen_batch_norm_trains_as_in_evaluation():
+    net = workspace_of(
+        settings("fedavg", frozen_batch_norm=True, dropout=0.0), algorithm=WithStatistics()
+    ).net
+    x = torch.randn(4, 1, 8, 8)
+    assert torch.equal(net.train()(x), net.eval()(x))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "keys", "said"),
+    [
+        ("fedavg", {"norm_layer": "group"}, "group norm has no running statistics"),
+        ("fedavg", {"encoder": "lenet", "width": 128}, "lenet does not use it"),
+        ("fedbn", {}, "arm 'arm': fedbn needs"),
+    ],
+)
+def test_frozen_batch_norm_without_effect_is_refused(algorithm, keys, said):
+    with pytest.raises(UserError, match=rf"^key 'model\.frozen_batch_norm': .*{said}.*got True$"):
+        arm(settings(algorithm, frozen_batch_norm=True, **keys))[1].algorithm.check(federation(), "arm", None)
+
+
+def test_a_given_network_without_batch_norm_cannot_freeze_it():
+    with pytest.raises(UserError, match=r"^key 'model\.frozen_batch_norm': the network has no batch norm"):
+        freeze_batch_norm(torch.nn.Sequential(torch.nn.BatchNorm1d(3, track_running_stats=False)))

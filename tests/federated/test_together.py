@@ -70,12 +70,13 @@ def test_clients_at_once_train_as_alone(name):
     "keys",
     [
         {"augment": "rotate"},
+        {"augment": "photo", "frozen_batch_norm": True},
         {"local_steps": 3},
         {"personalized": True},
         {"uncertainty": "ensemble", "members": 2},
         {"norm_layer": "group", "weight_decay": 0.1},
     ],
-    ids=lambda keys: next(iter(keys)),
+    ids=lambda keys: " ".join(keys),
 )
 def test_keys_of_training_hold_for_clients_at_once(keys):
     check_alike(rounds=[2], **keys)

@@ -12,6 +12,7 @@ from torch import nn
 from ..data.inputs import IMAGES, Inputs
 from ..errors import UserError
 from ..fields import Section
+from ..models.layers import freeze_batch_norm
 from ..models.net import Net
 
 if TYPE_CHECKING:
@@ -45,8 +46,15 @@ class ModelSpec:
         """Build the network: the given one, or the one of ``settings``.
 
         Raises:
-            UserError: ``settings`` name a network that must be given in Python.
+            UserError: ``settings`` name a network that must be given in Python, or freeze batch norm that the
+                network does not have.
         """
+        net = self._network()
+        if self.settings.frozen_batch_norm:
+            freeze_batch_norm(net)
+        return net
+
+    def _network(self) -> nn.Module:
         if self.given is not None:
             return self.given()
         if self.settings.encoder == "given":

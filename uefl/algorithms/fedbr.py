@@ -23,7 +23,7 @@ from ..data.federation import Federation
 from ..engines.base import Expected, Message, Reply, expected_like
 from ..errors import UserError
 from ..models.flat import FlatModule
-from ..models.layers import FrozenStatistics
+from ..models.layers import BatchStatistics
 from ..models.net import usual
 from ..server.turn import Turn
 from . import base
@@ -202,7 +202,7 @@ class FedBR(Algorithm):
         """
         training = work.net.training
         work.net.eval()
-        with work.amp(), FrozenStatistics(work.net):
+        with work.amp(), BatchStatistics(work.net):
             features, logits = _both(work.net, work.memory["pseudo"])
         work.net.train(training)
         return features.float(), logits.float()

@@ -241,6 +241,8 @@ def _check_model(model: Model) -> None:
         )
     for key in ignored:
         check_unused(model, key, f"{network} does not use it", "model.")
+    if model.norm_layer == "group":
+        check_unused(model, "frozen_batch_norm", "group norm has no running statistics", "model.")
     if model.pretrained:
         check_unused(model, "norm_layer", "pretrained weights are for batch norm", "model.")
     if given:

@@ -52,12 +52,14 @@ def resize(images: torch.Tensor, size: int | tuple[int, int]) -> torch.Tensor:
 
 
 def augment(images: torch.Tensor, how: str) -> torch.Tensor:
-    """Transform each image of a batch at random, on the device of the images and without a loop over images.
+    """Transform each image of a batch at random, on the device of the images.
+
+    All draws are from torch's generator on the CPU, on every device.
 
     Args:
         images: ``[B, C, H, W]`` uint8.
         how: ``none``; ``rotate``: see :func:`rotate_each`, with angles drawn from U(-20, 20) degrees;
-            ``flip``: mirror each image left-right with probability 1/2.
+            ``flip``: mirror each image left-right with probability 1/2; ``photo``: see :func:`photo`.
 
     Returns:
         ``[B, C, H, W]`` uint8.
@@ -67,7 +69,34 @@ def augment(images: torch.Tensor, how: str) -> torch.Tensor:
         return torch.where(mirrored[:, None, None, None], images.flip(3), images)
     if how == "rotate":
         return rotate_each(images, torch.empty(len(images)).uniform_(-20, 20).to(images.device))
-    return images
+    return photo(images) if how == "photo" else images
+
+
+def photo(images: torch.Tensor) -> torch.Tensor:
+    """Crop and flip each image at random, and change its colors: of a gray image, only light and contrast.
+
+    Source: FedSR's code for PACS, where FedIIR's has the same.
+
+    Args:
+        images: ``[B, C, H, W]`` uint8, C = 1 or 3.
+
+    Returns:
+        ``[B, C, H, W]`` uint8.
+    """
+    from torchvision.transforms import v2
+
+    change = v2.Compose(
+        [
+            v2.RandomResizedCrop(images.shape[-2:], scale=(0.7, 1.0)),
+            v2.RandomHorizontalFlip(),
+            v2.ColorJitter(0.3, 0.3, 0.3, 0.3),
+            v2.RandomGrayscale(),
+        ]
+    )
+    changed = torch.empty_like(images)
+    for image, place in zip(images, changed, strict=True):  # a call makes one draw for all its images
+        place.copy_(change(image))
+    return changed
 
 
 def rotate_each(images: torch.Tensor, degrees: torch.Tensor) -> torch.Tensor:

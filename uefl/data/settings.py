@@ -51,9 +51,9 @@ class Data(Section):
     normalize: Literal["standard", "imagenet", "centered", "raw"] = "standard"
     """scale of the inputs: by the mean and deviation of the training data (`standard`) or of ImageNet, from
     -1 to 1 (`centered`), or unchanged (`raw`)"""
-    augment: Literal["none", "rotate", "flip"] = "none"
-    """random change of training images, on the device: a rotation by up to 20 degrees in both directions, or
-    a flip from left to right"""
+    augment: Literal["none", "rotate", "flip", "photo"] = "none"
+    """random change of training images, on the device: a rotation by up to 20 degrees in both directions, a
+    flip from left to right, or for photos a crop, a flip and a change of colors"""
     labeled: int = Field(default=0, ge=0, json_schema_extra=_OF_SETS)
     """labeled images of the server"""
     validation: int = Field(default=0, ge=0, json_schema_extra=_OF_SETS)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from functools import partial
+from typing import Literal, TypeVar
 
 from torch import nn
 
 from ..errors import UserError
 
 LayerChoice = Literal["last", "head", "all"]
+M = TypeVar("M", bound=nn.Module)
 
 
 def linear_layers(net: nn.Module) -> list[nn.Linear]:
@@ -41,11 +43,44 @@ def layers(net: nn.Module, choice: LayerChoice, key: str) -> list[nn.Module]:
     return chosen
 
 
-class FrozenStatistics:
-    """Make batch norm normalize by the batch, also in evaluation, without a change of its statistics."""
+def batch_norms(net: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
+    """Return all batch norm layers of a network."""
+    return [module for module in net.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+
+
+def freeze_batch_norm(net: nn.Module) -> None:
+    """Make every batch norm use its running statistics also in training, so that they do not change.
+
+    Scales and shifts are trained.
+
+    Source: Gulrajani and Lopez-Paz 2021, "In Search of Lost Domain Generalization"; FedIIR's code.
+
+    Raises:
+        UserError: no layer has running statistics.
+    """
+    norms = [norm for norm in batch_norms(net) if norm.running_mean is not None]
+    if not norms:
+        raise UserError(
+            "key 'model.frozen_batch_norm': the network has no batch norm with running statistics; omit it"
+        )
+    for norm in norms:
+        norm.eval()
+        # an attribute, not a class, so that the layer keeps its type; it can be copied and pickled
+        norm.train = partial(_unchanged, norm)  # type: ignore[assignment]
+
+
+def _unchanged(module: M, mode: bool = True) -> M:
+    return module
+
+
+class BatchStatistics:
+    """Make batch norm normalize by the batch, also in evaluation, without a change of its statistics.
+
+    Frozen batch norm stays as it is.
+    """
 
     def __init__(self, net: nn.Module) -> None:
-        self._norms = [m for m in net.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        self._norms = [norm for norm in batch_norms(net) if "train" not in vars(norm)]
 
     def __enter__(self) -> None:
         self._hidden = [

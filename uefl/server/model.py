@@ -68,6 +68,7 @@ class ServerModel:
         with seeded(self._device, seed, "server", 0, 0, "server_state"):
             self.state = self.algorithm.server_state(shared["values"], shared["buffers"], workspace.net)
         self.state.tensors = {name: tensor.to(self._device) for name, tensor in self.state.tensors.items()}
+        self._first_buffers = shared["buffers"]
         through_json(self.state)
         self.private = PrivateStates(files, workspace.context.clients, start, self._fresh, self._device)
         self.turn: Turn
@@ -231,6 +232,8 @@ class ServerModel:
         """Let the server train or measure with its own images."""
         with self._seeded("end_round"):
             self.algorithm.end_round(self.state, self.turn, teacher)
+        if self.algorithm.context.model.frozen_batch_norm:  # the mean of equal statistics may be rounded
+            self.state.tensors["buffers"] = self._first_buffers.clone()
 
     def end_iteration(self, records: list[Record]) -> bool:
         """Pass the metrics of an iteration to the algorithm, and return True to end the run."""

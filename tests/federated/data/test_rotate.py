@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+from torchvision.transforms import v2
 from torchvision.transforms.v2 import InterpolationMode, functional
 
 from uefl.data.rotate import augment, resize, rotate, rotate_each
@@ -110,3 +111,26 @@ def test_augmentation_is_per_image_and_repeats_with_its_seed():
         results.append(augment(images, "rotate"))
     assert torch.equal(results[0], results[1])
     assert not torch.equal(results[0], results[2])
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_photos_are_changed_one_by_one(channels):
+    """Torchvision changes each image alone, with the same draws."""
+    one = torch.randint(0, 256, (1, channels, 12, 16), dtype=torch.uint8)
+    images = one.expand(40, -1, -1, -1)
+    torch.manual_seed(0)
+    changed = augment(images, "photo")
+    assert (changed.shape, changed.dtype) == (images.shape, torch.uint8)
+    assert len(changed.unique(dim=0)) == 40
+    change = v2.Compose(
+        [
+            v2.RandomResizedCrop((12, 16), (0.7, 1.0)),
+            v2.RandomHorizontalFlip(0.5),
+            v2.ColorJitter(brightness=0.3, contrast=0.3, saturation=0.3, hue=0.3),
+            v2.RandomGrayscale(0.1),
+        ]
+    )
+    torch.manual_seed(0)
+    assert torch.equal(changed, torch.stack([change(image) for image in images]))
+    gray = (changed == changed[:, :1]).flatten(1).all(1).float().mean()
+    assert gray == 1 if channels == 1 else 0 < gray < 0.5

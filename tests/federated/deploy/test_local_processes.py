@@ -30,13 +30,14 @@ train_per_client = 120
 test_per_client = 20
 labeled = 40
 validation = 20
-augment = "rotate"
+augment = "photo"
 [data.partition]
 scheme = "unlabeled"
 split = "iid"
 sets = 4
 [model]
 encoder = "cnn5x5"
+frozen_batch_norm = true
 width = 4
 [training]
 rounds = [2]

@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 
 from ...client.work import Batch, Work
-from ...models.layers import FrozenStatistics
+from ...models.layers import BatchStatistics
 from ..base import register
 from .fedllp import FedLLP
 from .sets import SetParameters
@@ -58,7 +58,7 @@ class FedLLPVAT(FedLLP):
         """Return KL(p(x) || p(x + r)) in nats for ``x [b, C, H, W]``, r along the steepest growth."""
         net, p = work.net, self.parameters
         # in float32, because the probing step is far below the resolution of bfloat16
-        with torch.autocast(x.device.type, enabled=False), FrozenStatistics(net):
+        with torch.autocast(x.device.type, enabled=False), BatchStatistics(net):
             with torch.no_grad():
                 before = _log_probs(net, x).exp()
             direction = _unit(torch.randn(x.shape, generator=work.generator).to(x)).requires_grad_()

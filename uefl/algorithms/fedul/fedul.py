@@ -12,6 +12,7 @@ import uefl_kernels
 from ...client.work import Batch, Work
 from ...data.federation import Federation, SetData
 from ...errors import InvalidPriors
+from ...fields import check_unused
 from ...server.teacher import Teacher
 from ...server.turn import Turn
 from ..base import State, register
@@ -59,6 +60,9 @@ class FedUL(SetAlgorithm):
     def check(self, federation: Federation, arm: str, net: torch.nn.Module) -> None:
         """Refuse M1 and M2 without labeled images of the server, and a prior of other classes."""
         super().check(federation, arm, net)
+        if self.context.model.frozen_batch_norm:
+            why = "frozen batch norm keeps its running statistics"
+            check_unused(self.parameters, "recalibrate", why, f"arms.{arm}.")
         if self.parameters.server != "none":
             needs_labeled(federation, arm)
         prior, classes = self.parameters.test_prior, len(federation.classes)

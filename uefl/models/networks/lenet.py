@@ -13,7 +13,7 @@ from .base import Network, network
 class PixelMLP(Network):
     """FedCR's network for EMNIST: two layers of ``hidden`` units with ReLU, the second one in the head."""
 
-    ignores = ("width", "pooled", "norm_layer")
+    ignores = ("width", "pooled", "norm_layer", "frozen_batch_norm")
     activation = nn.ReLU
 
     def encoder(self) -> nn.Module:
