@@ -371,12 +371,27 @@ class _Run:
             check_joins(name, workspace.algorithm)
             privacy.check(cfg, name, workspace)
             together.check(workspace, name)
+            if cfg.run.select == "holdout" and self._clients_predict(workspace):
+                raise UserError(
+                    f"arm {name!r}: run.select = 'holdout' keeps the best model of the server, but clients"
+                    " of this arm predict with layers or tensors of their own; set select = 'last', or omit"
+                    " the arm"
+                )
             if self._clients_keep_states and cfg.run.private_mean and _keeps_what_predicts(workspace):
                 why = (
                     "clients keep layers or tensors that predictions need, and silos do not send these, so"
                     " there is no mean"
                 )
                 raise UserError(f"arm {name!r}: its {why}; set run.private_mean = false")
+
+    def _clients_predict(self, workspace: Workspace) -> bool:
+        """Return True if the predictions of an arm may need private layers or tensors of a client."""
+        own = set(workspace.algorithm.private_predicts)
+        kept = own and (
+            self._clients_keep_states
+            or own & workspace.algorithm.client_state(self.context.clients[0]).keys()
+        )
+        return bool(workspace.private_names() or kept)
 
     def made(self) -> dict[str, Any]:
         """Return facts for readers: time, place and versions of the start, and the notes on the data."""

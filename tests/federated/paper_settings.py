@@ -60,7 +60,7 @@ def unseen(domain: str, invariance: float = 1e-2, **sections: Sections) -> Secti
     data = {"source": "rotated_mnist", "partition": {"scheme": "leave_one_out", "domain": domain}}
     training = {**SGD, "rounds": [40, 20, 20, 20], "batch_size": 64}
     network = {"encoder": "resnet18", "pretrained": True, "frozen_batch_norm": True}
-    whole = {"data": data, "model": network, "training": training}
+    whole = {"run": {"select": "holdout"}, "data": data, "model": network, "training": training}
     return merged({**whole, "arms": arms}, sections)
 
 

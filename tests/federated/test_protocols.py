@@ -1,11 +1,13 @@
 """Participants, measurements in addition to the global model, and their summary."""
 
+from collections import Counter
+
 import pytest
 import torch
 
 from tests.federated import sample_runs
 from tests.federated.engine_wrappers import RecordingEngine, TamperingEngine
-from tests.federated.tiny import arm, federation, finish, settings, state, values, workspace_of
+from tests.federated.tiny import arm, federation, finish, same_bits, settings, state, values, workspace_of
 from uefl.config import Config
 from uefl.errors import RunError, UserError
 from uefl.report.run_folder import read_run, summarize
@@ -150,6 +152,64 @@ def test_a_round_is_selected_by_the_validation_images():
         line | {"validation_accuracy": validation[line["round"]]} for line in sample_runs.records(("fedavg",))
     ]
     assert summarize(lines)["fedavg"]["selected"] == {"round": 2, "accuracy": pytest.approx(0.21)}
+
+
+def with_holdout(line):
+    """Add holdout accuracies that are best in the second and the third of four rounds."""
+    best = (0.5, 0.8, 0.8, 0.6)[line["round"]]
+    return line | {"holdout_accuracy": 0.1 if line.get("unseen") else best}
+
+
+def test_results_are_those_of_the_round_that_is_best_on_holdouts():
+    lines = [with_holdout(line) for line in sample_runs.records(("fedavg",))]
+    unseen = [with_holdout(line | {"client": "new", "unseen": True}) for line in lines[::3]]
+    found = summarize(lines + unseen, select="holdout")["fedavg"]
+    assert found["selected"] == {"round": 2, "accuracy": pytest.approx(0.21)}
+    assert found["accuracy"] == pytest.approx(0.21)
+    assert found["entropy"] == pytest.approx(0.9)
+    assert found["unseen_accuracy"] == pytest.approx(0.2)
+    assert found["clients"]["silo-2"]["accuracy"] == pytest.approx(0.22)
+    assert found["accuracy_last4"]["mean"] == pytest.approx(0.26)
+    assert summarize(lines + unseen)["fedavg"]["accuracy"] == pytest.approx(0.41)
+
+
+def on_holdouts(*history):
+    """Return an engine wrapper that gives the clients' holdout accuracies, one for each round."""
+    left = Counter()
+
+    def change(reply):
+        if "holdout_accuracy" in reply.metrics:
+            reply.metrics["holdout_accuracy"] = history[left[reply.client]]
+            left[reply.client] += 1
+
+    return lambda engine: TamperingEngine(engine, change)
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        *((name, {}) for name in ("fedavg", "fedprox", "fedsr", "fediir", "centralized", "scaffold")),
+        ("uefl", {"passes": 1}),
+        ("fedavg", {"uncertainty": "ensemble", "members": 2}),
+    ],
+)
+def test_the_saved_model_is_the_best_one_on_holdouts(name, keys):
+    """It has the bits of a run that stops after its round, the first one in a tie."""
+    keys = {"rounds": [1, 3], **keys}
+    best, workspace, _ = arm(
+        settings(name, select="holdout", **keys | {"max_iterations": 2}),
+        federation(unseen=1),
+        on_holdouts(0.3, 0.7, 0.7, 0.2),
+    )
+    short, other, _ = arm(settings(name, **keys | {"rounds": [1, 1]}), federation(unseen=1))
+    finish(best)
+    finish(short)
+    pairs = zip(best.networks(workspace), short.networks(other), strict=True)
+    for (mine, clients), (expected, own) in pairs:
+        same_bits(mine, expected)
+        for client in best.context.clients:
+            same_bits(clients[client], own[client])
+    assert not any("best" in each for each in state(best).tensors)
 
 
 def test_the_own_model_is_measured_after_training():

@@ -88,6 +88,7 @@ STATES = {name: (name, {}) for name in registry()} | {
     "local": ("local", {"personalized": True}),
     "tpt": ("tpt", {"threshold": 0.5, "rounds": [1], "max_iterations": 4}),
     "uefl-published": ("uefl-published", {"max_iterations": 2}),
+    "fedavg, best on the holdout": ("fedavg", {"select": "holdout"}),
     ONE_ENSEMBLE: ("fedsr", {"class_gaussians": "shared", **ENSEMBLE}),
     "fediir, ensemble": ("fediir", {"layers": "head", **ENSEMBLE}),
     "distrans, ensemble": ("distrans", {"offsets": "mean", **ENSEMBLE}),

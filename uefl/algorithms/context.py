@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -117,3 +118,22 @@ class State:
     def model(self) -> dict[str, torch.Tensor]:
         """Return ``values`` and ``buffers``."""
         return {name: self.tensors[name] for name in ("values", "buffers")}
+
+    def keep_best(self, score: float) -> None:
+        """Keep a copy of the state, in the state itself, if its score is higher than all before."""
+        best = self.plain.pop("best", None)
+        if best is None or score > best["score"]:
+            best = {"score": score, "plain": copy.deepcopy(self.plain)}
+            mine = {name: tensor for name, tensor in self.tensors.items() if not name.startswith("best.")}
+            self.tensors = mine | {f"best.{name}": tensor.clone() for name, tensor in mine.items()}
+        self.plain["best"] = best
+
+    def take_best(self) -> None:
+        """Go back to the kept copy, if there is one."""
+        if "best" in self.plain:
+            self.plain = self.plain["best"]["plain"]
+            self.tensors = {
+                name.removeprefix("best."): tensor
+                for name, tensor in self.tensors.items()
+                if name.startswith("best.")
+            }

@@ -222,8 +222,13 @@ def _check(config: Config) -> None:
                 "key 'training.rounds': expected one number, because arms on unlabeled sets have one"
                 f" iteration; got {list(training.rounds)}"
             )
-    else:
-        check_unused(run, "select", "it is for arms on unlabeled sets", "run.")
+        if run.select == "holdout":
+            check_unused(run, "select", "clients with unlabeled sets have no holdout", "run.")
+    elif run.select == "validation":
+        check_unused(run, "select", "'validation' is for arms on unlabeled sets", "run.")
+    elif run.select == "holdout" and config.data.legacy_holdout:
+        why = "with data.legacy_holdout the holdout is the test split, which must not choose the model"
+        check_unused(run, "select", why, "run.")
     config.data.check_kind(kind, "data.")
 
 
@@ -262,6 +267,9 @@ def _check_private(config: Config) -> None:
             f"key 'data.normalize': with privacy = {run.privacy!r} expected 'centered', 'imagenet' or 'raw':"
             " 'standard' needs the mean and the deviation of all clients' images, without noise"
         )
+    if run.select == "holdout":
+        why = "epsilon does not count what the chosen round reveals about the holdout images"
+        check_unused(run, "select", why, "run.")
     if run.privacy == "central":
         why = "with privacy = 'central' the participants of a round are drawn from all clients"
         check_unused(run, "joins", why, "run.")

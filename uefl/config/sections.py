@@ -70,9 +70,10 @@ class RunSection(Section):
     ensemble"""
     members: int = Field(5, ge=2, le=1000)
     """models of an ensemble; each takes as long to train as a separate run; refused without an ensemble"""
-    select: Literal["last", "validation"] = "last"
-    """the saved model: the model of the `last` round, or the best model on the server's `validation`
-    images"""
+    select: Literal["last", "validation", "holdout"] = "last"
+    """the saved model: the model of the `last` round; for arms on unlabeled sets, the best model on the
+    server's `validation` images; for other arms, the model with the best mean accuracy on the clients'
+    `holdout` images, and the results are those of its round"""
     personalized: bool = False
     """also measure every participant's own model after its training of the round"""
     private_mean: bool = True

@@ -24,8 +24,8 @@ ReportElement = str | list[str] | Table | Picture
 
 _CLIENTS_LEGEND = (
     "Accuracy, entropy (nats, of the mean over the {several}), NLL and ECE are means over the clients' test"
-    " splits at the last round; the third column is the mean and the standard deviation of the accuracy over"
-    " the rounds in its title."
+    " splits at the {round} round; the third column is the mean and the standard deviation of the accuracy"
+    " over the rounds in its title.{selected}"
 )
 _SETS_LEGEND = (
     "Accuracy, entropy (nats), NLL and ECE are of the global model on all test images, at the last round; the"
@@ -33,6 +33,10 @@ _SETS_LEGEND = (
     " title.{selected}"
 )
 _SELECTED = " Selected: accuracy of the model with the best validation accuracy, and its round."
+_BY_HOLDOUT = (
+    " Selected: the round with the best mean accuracy on the clients' holdout images; the saved model is of"
+    " this round, and so are all other numbers that this report says are of the last round."
+)
 _NO_TEST_LEGEND = (
     "There are no test images, so there is no accuracy. Entropy (nats) is of the predictions for the clients'"
     " own images, at the last round."
@@ -180,7 +184,9 @@ def _legend(run: RunFolder) -> str:
 def _usual_legend(run: RunFolder) -> str:
     if not run.on_sets:
         return _CLIENTS_LEGEND.format(
-            several="members" if run.config.run.uncertainty == "ensemble" else "passes"
+            several="members" if run.config.run.uncertainty == "ensemble" else "passes",
+            round="selected" if run.by_holdout else "last",
+            selected=_BY_HOLDOUT if run.by_holdout else "",
         )
     if not run.measured("accuracy"):
         return _NO_TEST_LEGEND

@@ -133,10 +133,19 @@ class RunFolder:
         return {arm: findings for arm, findings in found.items() if findings is not None}
 
     def mean(self, arm: str, key: str) -> float | None:
-        """Return the mean of a metric over the clients in the last round, or None if none measured it."""
-        lines = self.of(arm)
-        last = [r for r in lines if r["round"] == lines[-1]["round"]]
-        return mean(last, key, self.config.run.metrics)
+        """Return the mean of a metric over the clients in the reported round, or None if none measured it."""
+        of_round = [r for r in self.of(arm) if r["round"] == self.reported_round(arm)]
+        return mean(of_round, key, self.config.run.metrics)
+
+    @property
+    def by_holdout(self) -> bool:
+        """Return True if results are those of the round that is best on the clients' holdout images."""
+        return self.config.run.select == "holdout"
+
+    def reported_round(self, arm: str) -> int:
+        """Return the last round, or the selected one with ``run.select = "holdout"``; rounds count from 1."""
+        selected = self.arms[arm].get("selected") if self.by_holdout else None
+        return int(selected["round"] if selected else self.of(arm)[-1]["round"])
 
     def measured(self, key: str) -> bool:
         """Return whether any record has a metric."""
@@ -239,7 +248,7 @@ def number_columns(config: configuration.Config) -> frozenset[str]:
 def outcomes(lines: list[Record], config: configuration.Config) -> dict[str, Record]:
     """Return the outcome of every arm from the lines of a metrics.jsonl, see :func:`summarize`."""
     run = config.run
-    return summarize(lines, run.target_accuracy, own_columns(config), run.joins, run.metrics)
+    return summarize(lines, run.target_accuracy, own_columns(config), run.joins, run.metrics, run.select)
 
 
 def summarize(
@@ -248,16 +257,18 @@ def summarize(
     columns: Mapping[str, Iterable[str]] = MappingProxyType({}),
     joins: Mapping[str, int] = MappingProxyType({}),
     weighted: Collection[str] = (),
+    select: str = "last",
 ) -> dict[str, Record]:
     """Return the outcome of every arm from the lines of metrics.jsonl.
 
-    Means are over the training clients at the last round, unless said otherwise:
+    Means are over the training clients at the last round, or with ``select = "holdout"`` at the selected
+    one, unless said otherwise:
 
     - ``accuracy``, ``entropy``, ``nll``, ``ece``, and the ``columns`` of the algorithm. A column that only
       unseen clients have is the mean over these. Means of the ``weighted`` ones are weighted by test inputs.
     - ``accuracy_last4``: mean and sample deviation over the last four rounds; deviation 0 for one round.
     - ``best``: the round with the highest mean accuracy. ``selected``: the round that is best on the
-      server's validation images.
+      server's validation images, or with ``select = "holdout"`` on the clients' holdout images.
     - ``worst_tenth``: mean accuracy of the worst tenth of the clients.
     - ``global_accuracy``, ``personalized_accuracy``, ``personalized_entropy``, ``epsilon``: if measured.
     - ``unseen_accuracy``: mean over the unseen clients.
@@ -276,8 +287,9 @@ def summarize(
     for arm, lines in _grouped(records, "arm"):
         reasons = Counter(line["reason"] for line in rejected if line["arm"] == arm)
         rounds = [chunk for _, chunk in _grouped([r for r in lines if not r.get("unseen")], "round")]
-        unseen = [r for r in lines if r.get("unseen") and r["round"] == rounds[-1][0]["round"]]
-        last = rounds[-1]
+        selected = _selected(rounds, select)
+        last = rounds[selected["selected"]["round"] - 1 if selected and select == "holdout" else -1]
+        unseen = [r for r in lines if r.get("unseen") and r["round"] == last[0]["round"]]
         means = [mean(chunk, "accuracy") for chunk in rounds]
         known = [(value, i) for i, value in enumerate(means) if value is not None]
         own = tuple(columns.get(arm, ()))
@@ -312,7 +324,7 @@ def summarize(
             "rounds": len(rounds),
             "rejected": reasons.total(),
             "reasons": dict(reasons),
-            **_selected(rounds),
+            **selected,
             "clients": {
                 r["client"]: {key: r[key] for key in ("accuracy", "entropy", *own) if key in r}
                 for r in (*last, *unseen)
@@ -361,16 +373,16 @@ def _worst(accuracies: list[float]) -> float | None:
     return statistics.fmean(sorted(accuracies)[:count])
 
 
-def _selected(rounds: list[list[Record]]) -> dict[str, Record]:
-    """Return the first round with the best validation accuracy, empty without validation images."""
-    scores = [
-        float(chunk[0]["validation_accuracy"])
-        for chunk in rounds
-        if chunk[0].get("validation_accuracy") is not None
-    ]
-    if len(scores) < len(rounds):
+def _selected(rounds: list[list[Record]], select: str) -> dict[str, Record]:
+    """Return the first round with the best validation or holdout accuracy, empty if it is not measured."""
+    if select == "holdout":
+        scores = [mean(chunk, "holdout_accuracy") for chunk in rounds]
+    else:  # a number of the server, in the line of every client
+        scores = [chunk[0].get("validation_accuracy") for chunk in rounds]
+    known = [score for score in scores if score is not None]
+    if not known or (select != "holdout" and len(known) < len(rounds)):
         return {}
-    best = scores.index(max(scores))
+    best = scores.index(max(known))
     return {"selected": {"round": best + 1, "accuracy": mean(rounds[best], "accuracy")}}
 
 

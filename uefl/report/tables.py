@@ -34,11 +34,9 @@ def arm_table(run: RunFolder) -> Table:
     added = [key for key, cells in own.items() if set(cells.values()) != {"-"}]
     header, rows = _filled(run, columns, ("entropy",))
     header, rows = [*header, *added], [[*row, *(own[key][row[0]] for key in added)] for row in rows]
-    note = (
-        f"accuracy: of the last round; {last_rounds(run)}: mean ± standard deviation over these rounds"
-        if "accuracy" in header
-        else ""
-    )
+    reported = "selected" if run.by_holdout else "last"
+    several = f"{last_rounds(run)}: mean ± standard deviation over these rounds"
+    note = f"accuracy: of the {reported} round; {several}" if "accuracy" in header else ""
     return Table(f"{run.path}{'' if run.finished else ' (unfinished)'}", header, rows, note=note)
 
 

@@ -28,6 +28,7 @@ from ..engines.base import Engine, Message, Reply, join, member, split
 from ..engines.bounds import size_rejection
 from ..lazy import Lazy
 from ..privacy import Privacy
+from ..report.words import mean
 from .checks import check_course, check_quorum, metrics_rejection, not_finite, printable, through_json
 from .model import ServerModel, named_states, silent
 from .participants import Participants
@@ -144,6 +145,8 @@ class ServerLoop:
             self.trained += 1
             self.round += 1
         for each in self.members:
+            if self.finished:
+                each.state.take_best()
             through_json(each.state)
         return records
 
@@ -190,6 +193,7 @@ class ServerLoop:
         if measure:
             measured = self._known.intersection(record["client"] for record in records)
             check(len(measured), len(evaluators), "measured the model")
+            self._keep_best(records)
             others = {*self.last, *(() if train else self._sent)} - measuring
             records += [self._record(Reply(name)) for name in others]
             records.sort(key=lambda record: record["client"])
@@ -207,6 +211,13 @@ class ServerLoop:
             for each in self.members:
                 each.end_round(self.teacher)
         return records
+
+    def _keep_best(self, records: list[Record]) -> None:
+        """Keep the measured model if its mean accuracy on the holdout images is the best one so far."""
+        score = mean([r for r in records if not r.get("unseen")], "holdout_accuracy")
+        if self.run.select == "holdout" and score is not None:
+            for each in self.members:
+                each.state.keep_best(score)
 
     def _metrics_rejection(self, reply: Reply) -> str | None:
         """Return why the metrics of a reply are invalid, or None."""

@@ -41,10 +41,15 @@ _LEGEND = (
 )
 _OF_A_ROUND = {
     "selected_accuracy": (
-        " `selected_accuracy` is the accuracy in the round that is best on the server's validation images."
+        " `selected_accuracy` is the accuracy in the round that is best on the server's validation images, or"
+        ' on the clients\' holdout images with `select = "holdout"`.'
     ),
     "best_": " Measures that begin with `best_` are from the round with the highest test accuracy.",
 }
+_BY_HOLDOUT = (
+    ' In runs with `select = "holdout"`, `accuracy` and all measures of the last round are from the round'
+    " with the best mean accuracy on the clients' holdout images."
+)
 _OUTCOMES = frozenset(
     (
         *("last_accuracy", "selected_accuracy", "worst_tenth", "unseen_accuracy", "arrival_accuracy"),
@@ -215,6 +220,8 @@ def content(result: SuiteResult, pictures: list[Picture]) -> Content:
         for start, text in _OF_A_ROUND.items()
         if any(measure.startswith(start) for measure in result.suite.measures)
     ]
+    if any(run.by_holdout for runs in result.runs.values() for run in runs.values()):
+        named.append(_BY_HOLDOUT)
     legend = _LEGEND.format(against=result.suite.against, of_a_round="".join(named))
     elements: list[ReportElement] = [
         table(result),
@@ -309,7 +316,7 @@ def partial(result: SuiteResult) -> list[str]:
 
 
 def _value(run: RunFolder, arm: str, measure: str) -> float | None:
-    """Return a value of the summary, or the mean of a column over the clients in the last round.
+    """Return a value of the summary, or the mean of a column over the clients in the reported round.
 
     ``COLUMN_last4`` is of the last four rounds, and ``best_COLUMN`` of the round with the highest accuracy.
     ``MEASURE@ANGLE`` covers the clients with images turned by this angle.
@@ -322,7 +329,7 @@ def _value(run: RunFolder, arm: str, measure: str) -> float | None:
         return float(np.nanmean(run.series(arm, at_best)[best["round"] - 1]))
     selected = outcome.get("selected", {}).get("accuracy")
     outcome |= {
-        "accuracy": outcome["accuracy_last4"]["mean"],
+        "accuracy": outcome["accuracy"] if run.by_holdout else outcome["accuracy_last4"]["mean"],
         "last_accuracy": outcome["accuracy"],
         "selected_accuracy": selected,
         "megabytes": sum(outcome.get(key, 0) for key in ("bytes_sent", "bytes_received")) / 1e6,
@@ -340,8 +347,9 @@ def _is_measured(run: RunFolder, arm: str, column: str) -> bool:
 
 def _accuracy_at_angle(run: RunFolder, arm: str, measure: str, angle: str) -> float | None:
     """Return a column of the clients with images turned by an angle, over the rounds of :func:`_value`."""
-    several = measure == "accuracy" or measure.endswith("_last4")
-    series = run.series(arm, measure.removesuffix("_last4"))[-4 if several else -1 :]
+    several = measure.endswith("_last4") or (measure == "accuracy" and not run.by_holdout)
+    series, round = run.series(arm, measure.removesuffix("_last4")), run.reported_round(arm)
+    series = series[-4:] if several else series[round - 1 : round]
     chosen = (
         series[:, [f"{run.angles.get(client):g}" == angle for client in run.measured_clients]]
         if run.angles

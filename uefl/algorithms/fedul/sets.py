@@ -86,10 +86,10 @@ class SetAlgorithm(Algorithm):
         state.tensors["values"] = torch.lerp(sent, state.tensors["values"], self.parameters.global_step)
 
     def server_state(self, values: torch.Tensor, buffers: torch.Tensor, net: torch.nn.Module) -> State:
-        """Return the state of FedAvg, the server's last measurements, and the best model so far."""
+        """Return the state of FedAvg and the server's last measurements."""
         state = super().server_state(values, buffers, net)
         outcome = {"aggregate_accuracy": None, "validation_accuracy": None, "server_loss": None}
-        state.plain = {"outcome": outcome, "best_accuracy": -1.0}
+        state.plain = {"outcome": outcome}
         return state
 
     def end_round(self, state: State, turn: Turn, server: Teacher | None) -> None:
@@ -99,13 +99,8 @@ class SetAlgorithm(Algorithm):
         if self.serve(state, turn, server):
             outcome["validation_accuracy"] = _validated(state, server)
         accuracy = outcome["validation_accuracy"]
-        if (
-            self.context.run.select == "validation"
-            and accuracy is not None
-            and accuracy > state.plain["best_accuracy"]
-        ):
-            state.plain["best_accuracy"] = accuracy
-            state.tensors |= {f"best.{name}": tensor for name, tensor in state.model.items()}
+        if self.context.run.select == "validation" and accuracy is not None:
+            state.keep_best(accuracy)
 
     def serve(self, state: State, turn: Turn, server: Teacher | None) -> bool:
         """Train on the server's labeled images after the average, and return whether the model changed."""
@@ -116,9 +111,7 @@ class SetAlgorithm(Algorithm):
         return dict(state.plain["outcome"])
 
     def end_iteration(self, state: State, records: list[Record], turn: Turn) -> bool:
-        """End the run with the last model, or with the model that is best on validation."""
-        if "best.values" in state.tensors:
-            state.tensors |= {name: state.tensors[f"best.{name}"] for name in state.model}
+        """End the run after its only iteration."""
         return True
 
 
