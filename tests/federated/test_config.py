@@ -391,7 +391,10 @@ def test_every_number_of_an_algorithm_has_a_range(name):
         ({"training": {"momentum": 0.9}}, "key 'training.momentum': .*default 0.0, .*optimizer = 'sgd'"),
         ({"run": {"members": 3}}, "key 'run.members': .*default 5"),
         ({"run": {"select": "validation"}}, "key 'run.select': .*default 'last', .*unlabeled"),
-        ({"run": {"select": "holdout"}, "arms": {"fedul": {}}}, "key 'run.select': .*'last', .*no holdout"),
+        (
+            {"run": {"select": "holdout"}, "arms": {"fedul": {}}, "training": {"rounds": [1]}},
+            "key 'run.select': .*'last', .*no holdout",
+        ),
         (
             {"run": {"select": "holdout"}, "data": {"legacy_holdout": True}},
             "key 'run.select': .*'last', .*test split",

@@ -41,9 +41,10 @@ def test_a_run_interrupted_anywhere_resumes_bit_for_bit(finished, tmp_path, call
     assert lost <= 3  # at most the one exchange that was under way
 
 
-def test_resumed_run_in_bfloat16_has_the_same_bits(tmp_path):
-    """No copy of a parameter in bfloat16 outlives its step."""
-    keys = 'arms=["fedavg"]', "precision=bf16"
+@pytest.mark.parametrize("key", ["precision=bf16", "select=holdout"])
+def test_resumed_run_of_a_key_has_the_same_bits(tmp_path, key):
+    """No copy of a parameter in bfloat16 outlives its step, and the best model is in the checkpoint."""
+    keys = 'arms=["fedavg"]', key
     start(tmp_path / "whole", *keys)
     go_on(interrupted(tmp_path / "run", *keys, after=7))
     assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")

@@ -212,3 +212,10 @@ def test_devices(tmp_path):
         with pytest.raises(UserError, match="CUDA"):
             train(cfg, tmp_path / "a", device="cuda")
     assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("name", ["fedper", "fedbn", "fedcr"])
+def test_clients_that_predict_alone_have_no_best_model(tmp_path, name):
+    with pytest.raises(UserError, match=f"arm '{name}': run.select = 'holdout' .*set select = 'last'"):
+        start(tmp_path / "run", f'arms=["{name}"]', "select=holdout")
+    assert not (tmp_path / "run").exists()

@@ -22,7 +22,7 @@ from .test_suites import FEW, REPRODUCTION, TINY, tiny
 
 
 def _collected(
-    tmp_path: Path, text: str, changes: Callable[[suite.Job, dict], dict | None], seeds: int = 3
+    tmp_path: Path, text: str, changes: Callable[[suite.Job, dict], dict | None], seeds: int = 3, **keys: str
 ) -> report.SuiteResult:
     """Write the runs of a suite by hand, with changed records unless these are None, and collect them."""
     whole = suite.load(tiny(tmp_path, text))
@@ -31,7 +31,7 @@ def _collected(
         made = [(line, changes(job, line)) for line in sample_runs.records((job.arm,))]
         lines = [line | more for line, more in made if more is not None]
         if lines and not job.folder.exists():
-            sample_runs.write(job.folder, lines, seed=job.seed)
+            sample_runs.write(job.folder, lines, seed=job.seed, **keys)
     return report.collect(whole, "cpu", jobs, {})
 
 
@@ -129,6 +129,20 @@ def test_the_report_has_validated_and_final_accuracy(tmp_path: Path) -> None:
     assert "selected_accuracy" in str(report.content(result, []).sections[0].elements)
     other = _finished(tmp_path / "out", {"fedavg": [0.5] * 3, "uefl": [0.6] * 3})
     assert "selected_accuracy" not in str(report.content(other, []).sections)
+
+
+def test_measures_are_of_the_round_that_is_best_on_holdouts(tmp_path: Path) -> None:
+    def measured(job: suite.Job, line: dict) -> dict:
+        """Make the second of four rounds the best one on holdout images."""
+        return {"holdout_accuracy": 0.9 if line["round"] == 1 else 0.8}
+
+    result = _collected(tmp_path, FEW, measured, seeds=1, select="holdout")
+    found = {"accuracy": 0.21, "entropy": 0.9, "last_accuracy": 0.21, "selected_accuracy": 0.21}
+    for measure, value in (found | {"accuracy_last4": 0.26, "codewords": None, "nll_last4": 0.7}).items():
+        values = result.values("few", "fedavg", measure)
+        assert values == ({} if value is None else {0: pytest.approx(value)}), measure
+    assert result.values("few", "uefl", "perplexity") == {0: 4.0}
+    assert "holdout images" in str(report.content(result, []).sections[0].elements)
 
 
 @pytest.fixture(scope="module")
