@@ -315,7 +315,8 @@ def unit_length(x: torch.Tensor) -> torch.Tensor:
     if not _readable(far) or bool(far.any()):  # a power of two scales exactly
         x = torch.where(far, x * 2.0**-80, x)
         length = x.norm(dim=-1, keepdim=True)
-    return x / length.clamp(min=1e-6)
+    unit: torch.Tensor = x / length.clamp(min=1e-6)
+    return unit
 
 
 def no_autocast(device: torch.device) -> contextlib.AbstractContextManager[object]:
