@@ -208,3 +208,50 @@ def test_seeds_and_passes_are_checked_in_every_call(make):
 def test_bad_input(call, error, message):
     with pytest.raises(error, match=f"MCDropout: .*{message}"):
         call()
+
+
+class Storing(nn.Module):
+    """A model that stores what it computes, as attention maps and counts of calls."""
+
+    def __init__(self, store):
+        super().__init__()
+        self.drop, self.head, self.store = nn.Dropout(0.5), nn.Linear(6, 3), store
+        self.hidden, self.all = None, []
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.store(self, x)
+        return self.head(self.drop(x))
+
+
+@pytest.mark.parametrize(
+    "store",
+    [
+        lambda model, x: setattr(model, "hidden", x * 2),
+        lambda model, x: model.all.append(x * 2),
+        lambda model, x: setattr(model, "calls", model.calls + x.mean()),
+    ],
+    ids=["attribute", "list", "buffer"],
+)
+def test_models_that_store_what_they_compute(store):
+    model, x = Storing(store), torch.randn(4, 6)
+    with pytest.warns(UserWarning, match="stores tensors in the model"):
+        layer = MCDropout(model, passes=3)
+    assert [model.hidden, model.all, model.calls.item()] == [None, [], 0.0]
+    found = layer(x, seed=1)
+    assert all(isinstance(value, (torch.Tensor, type(None))) for value in [model.hidden, *model.all])
+    torch.manual_seed(1)
+    passes = [model.head(nn.functional.dropout(x, 0.5)).softmax(-1) for _ in range(3)]
+    torch.testing.assert_close(found.mean_probs, torch.stack(passes).mean(0))
+
+
+def test_an_error_without_words_in_a_trace():
+    class Checking(Storing):
+        def forward(self, x):
+            if not isinstance(x, torch.Tensor):
+                raise TypeError
+            return super().forward(x)
+
+    with pytest.warns(UserWarning, match="TypeError"):
+        layer = MCDropout(Checking(lambda model, x: None), passes=3)
+    assert layer(torch.randn(4, 6)).mean_probs.shape == (4, 3)

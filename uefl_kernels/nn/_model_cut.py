@@ -6,6 +6,7 @@ import inspect
 import operator
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -14,6 +15,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 _FUNCTIONS: dict[Any, str] = dict.fromkeys(  # function -> the argument that switches it on
     (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout), "training"
@@ -265,14 +267,10 @@ def cut_model(model: nn.Module, rates: Mapping[nn.Module, float]) -> tuple[CutMo
     ``rates`` has the modules to insert a dropout before, with its rate. A model without dropout is a
     ValueError.
     """
-    modes = [(module, module.training) for module in model.modules()]
     tracer = _Tracer(rates)
-    try:
-        graph = tracer.trace(model.eval())
-    except Exception as error:  # the forward of a model may raise any error for a proxy
-        return None, f"{type(model).__name__} cannot be traced ({str(error).strip().splitlines()[0]})"
-    finally:
-        restore(modes)
+    problem, graph = _traced(model, tracer)
+    if graph is None:
+        return None, f"{type(model).__name__} cannot be traced ({problem})"
     for module in rates:
         if module not in tracer.called:
             raise ValueError(not_called(model, module))
@@ -316,6 +314,30 @@ def cut_model(model: nn.Module, rates: Mapping[nn.Module, float]) -> tuple[CutMo
         for name in (str(node.target) for node in graph.nodes if node.op == "get_attr")
     }
     return CutModel(fx.GraphModule(model, prefix), fx.GraphModule(model, suffix), chain, tensors), ""
+
+
+def _traced(model: nn.Module, tracer: _Tracer) -> tuple[str, fx.Graph | None]:
+    """Return the graph of a model, or the reason why it has none.
+
+    A forward that stores tensors, as for counts or attention maps, would store proxies in the model.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    own = [vars(module) for module in model.modules()]
+    inner = (value for each in own for value in each.values() if isinstance(value, (dict, list)))
+    kept: list[tuple[Any, Any]] = [(values, copy(values)) for values in (*own, *inner)]
+    problem, graph = "its forward stores tensors in the model", None
+    try:
+        graph = tracer.trace(model)
+    except Exception as error:  # the forward of a model may raise any error for a proxy
+        problem = (str(error).strip() or type(error).__name__).splitlines()[0]
+    finally:
+        stored = any(isinstance(value, fx.Proxy) for value in tree_leaves(own))
+        for values, before in kept if stored else ():
+            values.clear()
+            (values.extend if isinstance(values, list) else values.update)(before)
+        restore(modes)
+    return problem, None if stored else graph
 
 
 def _attribute(model: nn.Module, name: str) -> Any:
