@@ -393,11 +393,11 @@ def test_every_number_of_an_algorithm_has_a_range(name):
         ({"run": {"select": "validation"}}, "key 'run.select': .*default 'last', .*unlabeled"),
         (
             {"run": {"select": "holdout"}, "arms": {"fedul": {}}, "training": {"rounds": [1]}},
-            "key 'run.select': .*'last', .*no holdout",
+            "key 'run.select': .*'last', .*holdout",
         ),
         (
             {"run": {"select": "holdout"}, "data": {"legacy_holdout": True}},
-            "key 'run.select': .*'last', .*test split",
+            "key 'run.select': .*'last', .*legacy_holdout",
         ),
         ({"data": {"labeled": 3}}, "key 'data.labeled': .*default 0, .*unlabeled"),
         ({"arms": {"fedul": {}}}, "key 'training.rounds': .*unlabeled"),

@@ -518,9 +518,9 @@ def test_frozen_batch_norm_trains_as_in_evaluation():
 @pytest.mark.parametrize(
     ("algorithm", "keys", "said"),
     [
-        ("fedavg", {"norm_layer": "group"}, "group norm has no running statistics"),
-        ("fedavg", {"encoder": "lenet", "width": 128}, "lenet does not use it"),
-        ("fedbn", {}, "arm 'arm': fedbn needs"),
+        ("fedavg", {"norm_layer": "group"}, "group"),
+        ("fedavg", {"encoder": "lenet", "width": 128}, "lenet"),
+        ("fedbn", {}, "fedbn"),
     ],
 )
 def test_frozen_batch_norm_without_effect_is_refused(algorithm, keys, said):
@@ -529,5 +529,5 @@ def test_frozen_batch_norm_without_effect_is_refused(algorithm, keys, said):
 
 
 def test_a_given_network_without_batch_norm_cannot_freeze_it():
-    with pytest.raises(UserError, match=r"^key 'model\.frozen_batch_norm': the network has no batch norm"):
+    with pytest.raises(UserError, match=r"^key 'model\.frozen_batch_norm'"):
         freeze_batch_norm(torch.nn.Sequential(torch.nn.BatchNorm1d(3, track_running_stats=False)))

@@ -194,7 +194,7 @@ def on_holdouts(*history):
     ],
 )
 def test_the_saved_model_is_the_best_one_on_holdouts(name, keys):
-    """It has the bits of a run that stops after its round, the first one in a tie."""
+    """A run that stops after the chosen round, the first one in a tie, ends with the same bits."""
     keys = {"rounds": [1, 3], **keys}
     best, workspace, _ = arm(
         settings(name, select="holdout", **keys | {"max_iterations": 2}),

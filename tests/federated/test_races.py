@@ -154,8 +154,8 @@ def test_one_file_of_two_processes(trained, tmp_path, kind, times):
 
 FETCH = """
 class Slow:
-    def __init__(self, folder, download):
-        file = Path(folder) / f"part-{turn}"
+    def __init__(self, folder, download, train):
+        file = Path(folder) / f"part-{turn}-{train}"
         with file.open("x") as target:
             target.write("half")
             time.sleep(0.6)

@@ -214,8 +214,8 @@ def test_devices(tmp_path):
     assert not (tmp_path / "a").exists()
 
 
-@pytest.mark.parametrize("name", ["fedper", "fedbn", "fedcr"])
+@pytest.mark.parametrize("name", ["fedper", "fedbn", "fedcr", "uefl-published"])
 def test_clients_that_predict_alone_have_no_best_model(tmp_path, name):
-    with pytest.raises(UserError, match=f"arm '{name}': run.select = 'holdout' .*set select = 'last'"):
+    with pytest.raises(UserError, match=f"arm '{name}': run.select = 'holdout' .*'last'"):
         start(tmp_path / "run", f'arms=["{name}"]', "select=holdout")
     assert not (tmp_path / "run").exists()

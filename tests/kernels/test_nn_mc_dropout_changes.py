@@ -235,7 +235,7 @@ class Storing(nn.Module):
 )
 def test_models_that_store_what_they_compute(store):
     model, x = Storing(store), torch.randn(4, 6)
-    with pytest.warns(UserWarning, match="stores tensors in the model"):
+    with pytest.warns(UserWarning, match="MCDropout: .*tensors"):
         layer = MCDropout(model, passes=3)
     assert [model.hidden, model.all, model.calls.item()] == [None, [], 0.0]
     found = layer(x, seed=1)

@@ -27,7 +27,9 @@ import torch
 
 from ..aggregation import Mean
 from ..client.work import Work
+from ..data.federation import Federation
 from ..engines.base import Expected, Message, Reply
+from ..errors import UserError
 from ..server.turn import Turn
 from .base import Record, State, register
 from .uefl import extension_findings
@@ -44,6 +46,15 @@ class PublishedUEFL(CodebookAlgorithm):
 
     draws = False
     asks_all = True  # the server keeps a codebook of every client from the start
+
+    def check(self, federation: Federation, arm: str, net: torch.nn.Module) -> None:
+        """Refuse a choice of the best round, because its clients measure other codebooks than are saved."""
+        super().check(federation, arm, net)
+        if self.context.run.select == "holdout":
+            raise UserError(
+                f"arm {arm!r}: run.select = 'holdout' keeps the best model, but this arm saves other codebooks"
+                " than its clients measure; set select = 'last', or omit the arm"
+            )
 
     def rounds(self, iteration: int) -> int | None:
         """Return None without ``max_iterations``: there is always another iteration."""

@@ -101,7 +101,7 @@ class Model(Section):
     """`group`: group norm, without running statistics, instead of every batch norm; not for pretrained or
     given networks"""
     frozen_batch_norm: bool = False
-    """batch norm uses its running statistics in training, too, as FedIIR does with pretrained weights; its
+    """batch norm uses its running statistics in training, too, for example with pretrained weights; its
     scales and shifts are trained"""
     width: int = Field(128, ge=1, le=4096)
     """channels of the first layer group; later groups grow in proportion"""

@@ -34,8 +34,9 @@ _SETS_LEGEND = (
 )
 _SELECTED = " Selected: accuracy of the model with the best validation accuracy, and its round."
 _BY_HOLDOUT = (
-    " Selected: the round with the best mean accuracy on the clients' holdout images; the saved model is of"
-    " this round, and so are all other numbers that this report says are of the last round."
+    " Selected: the round with the best mean accuracy on the clients' holdout images; the saved model and the"
+    " numbers of the tables are of this round, where this report says the last round. Confusion matrices and"
+    " the sections of algorithms are of the last round."
 )
 _NO_TEST_LEGEND = (
     "There are no test images, so there is no accuracy. Entropy (nats) is of the predictions for the clients'"

@@ -143,7 +143,7 @@ class RunFolder:
         return self.config.run.select == "holdout"
 
     def reported_round(self, arm: str) -> int:
-        """Return the last round, or the selected one with ``run.select = "holdout"``; rounds count from 1."""
+        """Return the number of the last round, or with ``run.select = "holdout"`` of the selected one."""
         selected = self.arms[arm].get("selected") if self.by_holdout else None
         return int(selected["round"] if selected else self.of(arm)[-1]["round"])
 

@@ -12,6 +12,7 @@ all decide by the same metrics. A checkpoint holds the state between two turns.
 from __future__ import annotations
 
 import math
+import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -28,7 +29,6 @@ from ..engines.base import Engine, Message, Reply, join, member, split
 from ..engines.bounds import size_rejection
 from ..lazy import Lazy
 from ..privacy import Privacy
-from ..report.words import mean
 from .checks import check_course, check_quorum, metrics_rejection, not_finite, printable, through_json
 from .model import ServerModel, named_states, silent
 from .participants import Participants
@@ -214,10 +214,11 @@ class ServerLoop:
 
     def _keep_best(self, records: list[Record]) -> None:
         """Keep the measured model if its mean accuracy on the holdout images is the best one so far."""
-        score = mean([r for r in records if not r.get("unseen")], "holdout_accuracy")
-        if self.run.select == "holdout" and score is not None:
+        trained = [record for record in records if not record.get("unseen")]
+        scores = [score for record in trained if (score := record.get("holdout_accuracy")) is not None]
+        if self.run.select == "holdout" and scores:
             for each in self.members:
-                each.state.keep_best(score)
+                each.state.keep_best(statistics.fmean(scores))
 
     def _metrics_rejection(self, reply: Reply) -> str | None:
         """Return why the metrics of a reply are invalid, or None."""
