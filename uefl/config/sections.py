@@ -102,7 +102,7 @@ class Model(Section):
     given networks"""
     frozen_batch_norm: bool = False
     """batch norm uses its running statistics in training, too, for example with pretrained weights; its
-    scales and shifts are trained"""
+    scales and shifts are trained, and the buffers of the network do not change"""
     width: int = Field(128, ge=1, le=4096)
     """channels of the first layer group; later groups grow in proportion"""
     hidden: int = Field(512, ge=1, le=65_536)

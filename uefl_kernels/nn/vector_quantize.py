@@ -640,7 +640,7 @@ class VectorQuantize(Coder):
         self, rows: torch.Tensor, codebook: torch.Tensor, call: ForwardOptions, summed: bool
     ) -> Assignment:
         """Choose codewords by the op, or by another search if the options need it."""
-        drawn = self._codebook.training and (call.sampling.drawn or call.sampling.soft)
+        drawn = (call.sampling.drawn or call.sampling.soft) and self._codebook.training
         measured = call.targets is not None or (
             self.training and (self.has_codebook_diversity_loss or self.commitment_use_cross_entropy_loss)
         )
