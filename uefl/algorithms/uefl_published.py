@@ -52,8 +52,8 @@ class PublishedUEFL(CodebookAlgorithm):
         super().check(federation, arm, net)
         if self.context.run.select == "holdout":
             raise UserError(
-                f"arm {arm!r}: run.select = 'holdout' keeps the best model, but this arm saves other codebooks"
-                " than its clients measure; set select = 'last', or omit the arm"
+                f"arm {arm!r}: run.select = 'holdout' keeps the best model, but this arm saves other"
+                " codebooks than its clients measure; set select = 'last', or omit the arm"
             )
 
     def rounds(self, iteration: int) -> int | None:
