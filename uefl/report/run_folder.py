@@ -134,8 +134,8 @@ class RunFolder:
 
     def mean(self, arm: str, key: str) -> float | None:
         """Return the mean of a metric over the clients in the reported round, or None if none measured it."""
-        of_round = [r for r in self.of(arm) if r["round"] == self.reported_round(arm)]
-        return mean(of_round, key, self.config.run.metrics)
+        number = self.reported_round(arm)
+        return mean([r for r in self.of(arm) if r["round"] == number], key, self.config.run.metrics)
 
     @property
     def by_holdout(self) -> bool:
@@ -519,8 +519,9 @@ def _read_summary(path: Path, expected: dict[str, Record]) -> dict[str, Record]:
         raise UserError(
             f"{path} has schema {schema}, expected {_SCHEMA}; read it with the version of uefl that wrote it"
         )
-    metrics = path.with_name("metrics.jsonl")
-    if summary.get("metrics_sha256", known := digest(metrics)) != known or not _agrees(arms, expected):
+    known = summary.get("metrics_sha256")  # absent in runs of earlier versions
+    edited = "metrics_sha256" in summary and known != digest(path.with_name("metrics.jsonl"))
+    if edited or not _agrees(arms, expected):
         raise UserError(
             f"{path} does not match metrics.jsonl: one of them was edited, or another version of uefl wrote"
             f" {path.name}; restore them, or delete {path.name} to report from metrics.jsonl"

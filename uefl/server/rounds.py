@@ -214,9 +214,11 @@ class ServerLoop:
 
     def _keep_best(self, records: list[Record]) -> None:
         """Keep the measured model if its mean accuracy on the holdout images is the best one so far."""
+        if self.run.select != "holdout":
+            return
         trained = [record for record in records if not record.get("unseen")]
         scores = [score for record in trained if (score := record.get("holdout_accuracy")) is not None]
-        if self.run.select == "holdout" and scores:
+        if scores:
             for each in self.members:
                 each.state.keep_best(statistics.fmean(scores))
 

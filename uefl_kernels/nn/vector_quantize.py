@@ -590,7 +590,8 @@ class VectorQuantize(Coder):
             and self.in_place_codebook_optimizer is not None
             and any(parameter.requires_grad for parameter in codebook.parameters())
         )
-        # here, or with topk in update_indices; codebook.eval() alone stops the averages, as in the peer
+        # here, or with topk in update_indices; as in the peer, codebook.eval() stops the averages of a layer
+        # in training
         tracked = codebook.training and codebook.tracks(call.ema)
         updated = not call.frozen and (optimizing or tracked)
         changing = updated and call.topk is None

@@ -115,7 +115,7 @@ def test_augmentation_is_per_image_and_repeats_with_its_seed():
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_photos_are_changed_one_by_one(channels):
-    """Torchvision changes each image alone, with the same draws."""
+    """Compare with torchvision, image by image, from the same seed."""
     one = torch.randint(0, 256, (1, channels, 12, 16), dtype=torch.uint8)
     images = one.expand(40, -1, -1, -1)
     torch.manual_seed(0)
