@@ -146,12 +146,14 @@ class ServerModel:
             return None
         if message.tensors["values"].shape != reply.tensors["values"].shape:
             return None
-        noisy = self.algorithm.context.run.privacy == "local"  # noise may have any size
+        run = self.algorithm.context.run
+        noisy = run.privacy == "local"  # noise may have any size
+        tolerant = noisy or run.aggregation != "mean"  # a robust rule bounds the effect of one update
         large = self._clients_keep_states or any(
             reply.magnitudes[name] > _ORDINARY[name] for name in _ORDINARY
         )
         return (None if noisy else self._growth_of_elements(message, reply)) or self._growth_of_outputs(
-            message, reply, predict=large and not noisy
+            message, reply, predict=large and not tolerant
         )
 
     def _growth_of_elements(self, message: Message, reply: Reply) -> str | None:
