@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 from rich.console import Console
 
 from uefl.errors import UserError
+from uefl_kernels.__main__ import spin_briefly
 
 from . import held, results, round_times
 
@@ -98,9 +99,6 @@ def _run(work: str, keys: list[str], threads: int, runs: int, waiting: str) -> T
 
     Each process has a file in ``waiting``.
     """
-    from uefl_kernels.__main__ import spin_briefly
-
-    spin_briefly()
 
     def ready() -> None:
         (Path(waiting) / str(os.getpid())).touch()
@@ -144,6 +142,7 @@ def main(arguments: list[str] | None = None) -> int:
     }
     timed: dict[str, list[round_times.TurnTimes]] = {way: [] for way in ways}
     used = 1
+    spin_briefly()  # here, because a process imports torch before its first line
     try:
         for _ in range(args.turns):
             for way, (threads, runs) in ways.items():

@@ -156,8 +156,7 @@ SMALL = {
 
 
 @pytest.mark.parametrize("work", SMALL)
-def test_a_run_next_to_others(work, tmp_path, monkeypatch):
-    monkeypatch.setattr("os.environ", dict(os.environ))
+def test_a_run_next_to_others(work, tmp_path):
     (tmp_path / "another").touch()  # the other run is ready
     times = two_runs._run(work, SMALL[work], 1, 2, str(tmp_path))
     assert times.wall > 0
@@ -170,7 +169,10 @@ def test_a_run_next_to_others(work, tmp_path, monkeypatch):
 def test_runs_at_once_are_compared_with_one_run(most, code, monkeypatch, capsys, tmp_path):
     seconds = {(0, 1): [1.0], (0, 2): [1.5, 2.0], (1, 1): [1.2], (1, 2): [1.8, 1.5]}
 
+    monkeypatch.setattr("os.environ", {})
+
     def at_once(work, keys, threads, runs):
+        assert os.environ["GOMP_SPINCOUNT"] == "1000"  # set before the processes import torch
         return [two_runs.Times(t, t, threads or 2) for t in seconds[threads, runs]]
 
     monkeypatch.setattr(two_runs, "at_once", at_once)
