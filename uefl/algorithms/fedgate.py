@@ -4,7 +4,9 @@ FedPer replaces the shared last layer of a client by the client's own layer. Thi
 class shares of clients differ. It harms if they do not differ, because only one client trains the own layer.
 FedGate keeps both layers, and trains both on the same features. A prediction mixes the probabilities of both.
 At the start of a round, each client measures both layers on its holdout images, and takes the weight between
-0 and 1 under which the labels of these images are most likely.
+0 and 1 under which the labels of these images are most likely. With ``gate = "entropy"`` it takes the weight
+under which its predictions are least uncertain, which needs no labels. The entropy of a mixture is a concave
+function of the weight, so this weight is 0 or 1.
 
 The messages are the same as with FedAvg. The own layer and its weight stay with the client. A client that
 never trained is measured with the means of the own layers and of their weights.
@@ -18,7 +20,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import nn
@@ -27,6 +29,7 @@ from torch.nn import functional as F
 from ..client.work import Batch, Work
 from ..data.federation import LabeledData
 from ..models.layers import layers
+from . import base
 from .base import Algorithm, ModelSpec, register
 
 _WEIGHTS = torch.linspace(0, 1, 11, dtype=torch.float64)
@@ -93,6 +96,13 @@ class GatedNet(nn.Module):
 class FedGate(Algorithm):
     """FedAvg with a shared and an own last layer, weighted by the client's holdout images."""
 
+    class Parameters(base.Parameters):
+        """Parameters of FedGate."""
+
+        gate: Literal["likelihood", "entropy"] = "likelihood"
+        """the weight of the own layer gives holdout images the largest likelihood of their labels
+        (`likelihood`), or the least mean entropy of the mixed probabilities (`entropy`, without labels)"""
+
     columns: ClassVar[dict[str, str]] = {"own_share": "weight of the client's own last layer, from 0 to 1"}
     static_step = True
     only_the_model = False  # the own layers are not part of the mean
@@ -107,21 +117,23 @@ class FedGate(Algorithm):
 
     @torch.no_grad()
     def before_round(self, work: Work) -> None:
-        """Choose the weight of the own layer, of eleven weights, by the likelihood of the holdout labels."""
+        """Choose the weight of the own layer, of eleven weights, by the holdout images."""
         net, data = _net(work), work.data
         assert isinstance(data, LabeledData)
-        training, chances = net.training, []
+        training, weights = net.training, _WEIGHTS.to(net.gate.weight.device)
+        scores = torch.zeros_like(weights)
         with net.eval().apart():
             for images, labels in zip(
                 data.holdout.images.split(_BATCH), data.holdout.labels.split(_BATCH), strict=True
             ):
-                logits = work.logits(work.workspace.normalize(images))
-                chances.append(logits.double().softmax(-1)[:, torch.arange(len(labels)), labels])
+                shared, own = work.logits(work.workspace.normalize(images)).double().softmax(-1)
+                mixed = (1 - weights)[:, None, None] * shared + weights[:, None, None] * own
+                if self.parameters.gate == "entropy":
+                    scores -= torch.special.entr(mixed).sum((1, 2))
+                else:
+                    scores += mixed[:, torch.arange(len(labels)), labels].log().sum(1)
         net.train(training)
-        shared, own = torch.cat(chances, 1)
-        weights = _WEIGHTS.to(shared.device)[:, None]
-        likelihood = ((1 - weights) * shared + weights * own).log().sum(1)
-        net.gate.weight.fill_(weights[likelihood.argmax(), 0])
+        net.gate.weight.fill_(weights[scores.argmax()])
         work.metrics["own_share"] = float(net.gate.weight)
 
     def loss(self, work: Work, batch: Batch) -> torch.Tensor:

@@ -3,13 +3,14 @@
 import pytest
 import torch
 from torch import nn
+from torch.distributions import Categorical
 
 from tests.federated.tiny import arm, federation, finish, first_turn, settings
 from uefl.algorithms.fedgate import GatedLayer
 
 
-def started():
-    one, workspace, _ = arm(settings("fedgate", rounds=[3]))
+def started(**keys):
+    one, workspace, _ = arm(settings("fedgate", rounds=[3], **keys))
     return one, workspace
 
 
@@ -58,27 +59,41 @@ class TurnOnHoldout:
         return self.both
 
 
-@pytest.mark.parametrize(("shared", "own", "weight"), [(0.2, 0.9, 1.0), (0.9, 0.2, 0.0)])
-def test_the_better_layer_gets_the_weight(shared, own, weight):
-    _, workspace = started()
+@pytest.mark.parametrize(
+    ("gate", "shared", "own", "weight"),
+    [
+        ("likelihood", 0.2, 0.9, 1.0),
+        ("likelihood", 0.9, 0.2, 0.0),
+        ("entropy", 0.6, 0.01, 1.0),  # wrong, but less uncertain: two classes remain
+        ("entropy", 0.9, 0.2, 0.0),
+    ],
+)
+def test_the_better_layer_gets_the_weight(gate, shared, own, weight):
+    _, workspace = started(gate=gate)
     turn = TurnOnHoldout(workspace, shared, own)
     workspace.algorithm.before_round(turn)
     assert float(workspace.net.gate.weight) == turn.metrics["own_share"] == weight
     assert not workspace.net.gate.apart
 
 
-def test_layers_that_err_on_different_images_are_mixed():
-    _, workspace = started()
+@pytest.mark.parametrize(
+    ("gate", "score", "mixes"),
+    [
+        ("likelihood", lambda mixed, labels: Categorical(mixed).log_prob(labels).sum(), True),
+        ("entropy", lambda mixed, _: -Categorical(mixed).entropy().mean(), False),
+    ],
+)
+def test_layers_that_err_on_different_images_are_mixed(gate, score, mixes):
+    _, workspace = started(gate=gate)
     n = len(federation().clients[0].load().holdout)
     first = torch.arange(n) < n - 1
     turn = TurnOnHoldout(workspace, torch.where(first, 0.9, 0.01), torch.where(first, 0.5, 0.99))
     workspace.algorithm.before_round(turn)
-    chances = turn.both.double().softmax(-1)[:, torch.arange(n), turn.data.holdout.labels]
-    likelihood = {
-        w / 10: float(((1 - w / 10) * chances[0] + w / 10 * chances[1]).log().sum()) for w in range(11)
-    }
-    best = max(likelihood, key=likelihood.get)
-    assert 0 < best < 1
+    shared, own = turn.both.double().softmax(-1)
+    weights, labels = [w / 10 for w in range(11)], turn.data.holdout.labels
+    scores = {w: float(score((1 - w) * shared + w * own, labels)) for w in weights}
+    best = max(scores, key=scores.get)
+    assert (0 < best < 1) == mixes  # an entropy is concave in the weight
     assert turn.metrics["own_share"] == pytest.approx(best)
 
 
