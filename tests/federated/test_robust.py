@@ -177,6 +177,7 @@ def test_list_of_algorithms_that_use_only_means():
         {"reinit": True},
         {"ext_share": "group"},
         {"revive_below": 0.1},
+        {"keep": "better"},
     ):
         assert not plain("uefl", usage_aware=False, **keys), keys
 

@@ -5,9 +5,21 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from tests.federated.engine_wrappers import recorded, tampered
-from tests.federated.tiny import again, arm, federation, finish, settings, state, turns, visible, workspace_of
+from tests.federated.tiny import (
+    again,
+    arm,
+    federation,
+    finish,
+    message_to,
+    settings,
+    state,
+    turns,
+    visible,
+    workspace_of,
+)
 from uefl import config
 from uefl.algorithms.uefl import quantizer
 from uefl.algorithms.uefl.quantizer import Quantizer
@@ -33,6 +45,8 @@ OPTIONS = [
     {"revive_below": 0.5},
     {"search": "cosine"},
     {"estimator": "rotation"},
+    {"keep": "better", "new_codewords": "normal"},
+    {"keep": "better", "ema_decay": 0.9},
     {"lr_schedule": "cosine"},
 ]
 
@@ -369,6 +383,38 @@ def test_extension_by_loss_compares_holdout_cross_entropy():
         name for name in NAMES if loss[name] > 1.1 * min(loss.values())
     ]
     assert "loss" in notices[-1]
+
+
+def test_a_client_keeps_an_extension_that_lowers_its_loss():
+    """Compare with the losses of the same model on the holdout, with and without the extension."""
+    keys = {"extend": "all", "keep": "better", "new_codewords": "normal", "rounds": [4, 2]}
+    algorithm, workspace, _ = arm(settings(**keys))
+    turns(algorithm, 6)
+    gains, net = {}, workspace.net.eval()
+    for client in federation().clients:
+        split, codebook = client.load().holdout, visible(algorithm, client.name)
+        workspace.load(message_to(algorithm, client.name, train=False))
+        without, gained = (
+            workspace.algorithm.infer(net, workspace.normalize(split.images), {"codebook": seen}).detach()
+            for seen in (codebook[:4], codebook)
+        )
+        of = [float(F.cross_entropy(logits.double(), split.labels)) for logits in (without, gained)]
+        gains[client.name] = of[0] - of[1]
+    found = {record["client"]: record["extension_gain"] for record in algorithm.turn()}
+    assert found == pytest.approx(gains, abs=1e-6)
+    left = {name: len(visible(algorithm, name)) for name in NAMES}
+    assert left == {name: 8 if gain > 0 else 4 for name, gain in found.items()}
+    assert set(left.values()) == {4, 8}
+
+
+@pytest.mark.parametrize("keys", [{}, {"ext_share": "group"}, {"ema_decay": 0.9}], ids=str)
+def test_a_removed_extension_leaves_the_others(keys):
+    algorithm, _, _ = arm(settings(extend="all", rounds=[1, 1], **keys))
+    finish(algorithm)
+    before = [visible(algorithm, name).clone() for name in NAMES]
+    algorithm.algorithm.remove(state(algorithm), NAMES[0])
+    for name, codebook, left in zip(NAMES, before, (4, 8, 8), strict=True):
+        assert torch.equal(visible(algorithm, name), codebook[:left])
 
 
 def test_a_holdout_too_small_for_its_threshold_is_noted_once():

@@ -4,7 +4,8 @@ A message of a quantized round has the client's ``codebook [..., V, d]``. If cod
 also has ``moving [..., V, d + 1]``. With the option ``new_codewords`` the client first runs k-means for this
 many codewords on its features, and writes them into the codebook from row ``new_at``. It returns the
 ``codebook`` or ``moving``, and ``usage [..., V]``, the number of assignments of each codeword in training.
-The reply to an ask has ``part [..., v, d]`` and ``mass [..., v]``, from k-means only.
+The reply to an ask has ``part [..., v, d]`` and ``mass [..., v]``, from k-means only, or with the option
+``untested`` the ``gain`` of the last codewords.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
+from torch.nn import functional as F
 
 from ...aggregation import LARGEST
 from ...client.work import Batch, Work
-from ...data.federation import Federation
+from ...data.federation import Federation, LabeledData
 from ...engines.base import Message, Reply
 from ...errors import UnfitClient, UserError
 from ...findings import Findings, History
@@ -192,7 +194,9 @@ class CodebookAlgorithm(Algorithm):
         work.memory["usage"] = torch.zeros(codebook.shape[:-1], dtype=torch.int64, device=codebook.device)
 
     def reply(self, work: Work) -> dict[str, torch.Tensor]:
-        """Return new codewords of the client's features, and the number of features of each."""
+        """Return new codewords and the number of features of each, or the gain of an extension."""
+        if "untested" in work.message.options:
+            return {"gain": self.gain(work)}
         part, mass = self.new_codewords(work)
         return {"part": part, "mass": mass}
 
@@ -212,6 +216,21 @@ class CodebookAlgorithm(Algorithm):
         rows = self.quantizer.rows(torch.cat(features), self.length(net))
         part, mass = clustering.kmeans(rows, int(options["new_codewords"]), int(options["kmeans_seed"]))
         return part.to(work.workspace.device), mass.to(work.workspace.device)
+
+    @torch.no_grad()
+    def gain(self, work: Work) -> torch.Tensor:
+        """Return by how much the last ``untested`` codewords lower the mean cross-entropy of the holdout."""
+        net, data, codebook = _net(work).eval(), work.data, self.received(work)
+        assert isinstance(data, LabeledData)
+        assert codebook is not None
+        losses = []
+        for seen in (codebook[..., : -int(work.message.options["untested"]), :], codebook):
+            logits = [
+                self.infer(net, work.workspace.normalize(images), {"codebook": seen})
+                for images in data.holdout.images.split(_EVALUATION_BATCH)
+            ]
+            losses.append(F.cross_entropy(torch.cat(logits).double(), data.holdout.labels))
+        return (losses[0] - losses[1]).float()
 
     def loss(self, work: Work, batch: Batch) -> torch.Tensor:
         """Return the cross-entropy plus the codebook and commitment losses."""

@@ -10,7 +10,9 @@ from ...findings import Findings, History, Shares
 
 RECORDED = {"entropy": ("threshold", "deciding_entropy"), "loss": ("loss_threshold", "deciding_loss")}
 """metrics of a decision by criterion: the threshold and the value compared with it, in nats"""
-COLUMNS = frozenset({"codewords", "extended", *(name for pair in RECORDED.values() for name in pair)})
+COLUMNS = frozenset(
+    {"codewords", "extended", "extension_gain", *(name for pair in RECORDED.values() for name in pair)}
+)
 """metrics that only the server computes"""
 
 

@@ -54,6 +54,9 @@ class Parameters(CodebookParameters):
     ext_share: Literal["none", "group"] = "none"
     """`none`: each client has its own extension; `group`: all clients that are extended at the same time
     share one extension"""
+    keep: Literal["all", "better"] = "all"
+    """the extensions that a client keeps: `all`; `better`: only an extension with which the cross-entropy of
+    its holdout images is lower than without it, tested after the first round with the extension"""
     # how the codebook is made
     personal: bool | tuple[tuple[str, ...], ...] = False
     """separate codebooks from the start: `true`: every client has its own codebook, which is never averaged;

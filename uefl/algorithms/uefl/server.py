@@ -29,7 +29,11 @@ class UEFL(CodebookAlgorithm):
     """FedAvg with a quantizer between encoder and head, and codebooks that grow for uncertain clients."""
 
     Parameters = parameters.Parameters
-    columns: ClassVar = CodebookAlgorithm.columns | unseen.COLUMNS
+    columns: ClassVar = {
+        **CodebookAlgorithm.columns,
+        **unseen.COLUMNS,
+        "extension_gain": "nats by which the newest codewords, when tested, lowered the holdout loss",
+    }
     private_predicts = ("codewords",)
 
     @property
@@ -80,11 +84,11 @@ class UEFL(CodebookAlgorithm):
         ``part_clients``: the clients that see each part. ``uncertain``: clients above the threshold after
         the last iteration. ``pending``: clients that still need new codewords. ``extended``: clients extended
         in the last round. ``at_silo``: number of rows of a client's codebook that the client has trained and
-        keeps, by client.
+        keeps, by client. ``gains``: by how much the newest codewords of a client lowered its holdout loss.
         """
         state = super().server_state(values, buffers, net)
         state.plain = {"part_clients": [], "threshold": None, "uncertain": [], "pending": [], "extended": []}
-        state.plain["at_silo"] = {}
+        state.plain |= {"at_silo": {}, "gains": {}}
         for clients in self.sharing:
             self.extend(state, clients, self.start(self.length(net)).to(values.device))
         return state
@@ -99,6 +103,18 @@ class UEFL(CodebookAlgorithm):
         """Give clients a new part, codewords ``[..., v, d]``."""
         state.plain["part_clients"].append(sorted(clients))
         self.put(state, len(state.plain["part_clients"]) - 1, part)
+
+    def remove(self, state: State, client: str) -> None:
+        """Take the newest part from a client, and delete a part that no client sees."""
+        parts, newest = state.plain["part_clients"], self.seen(state, client)[-1]
+        parts[newest].remove(client)
+        if parts[newest]:
+            return
+        del parts[newest]
+        for what in ("part", "moving"):
+            names = [f"{what}.{i}" for i in range(len(parts) + 1) if f"{what}.{i}" in state.tensors]
+            kept = [state.tensors.pop(name) for name in names]
+            state.tensors |= dict(zip(names, kept[:newest] + kept[newest + 1 :], strict=False))
 
     def put(self, state: State, i: int, part: torch.Tensor) -> None:
         """Replace the codewords ``[..., v, d]`` of a part."""
@@ -124,7 +140,8 @@ class UEFL(CodebookAlgorithm):
     def kept_at_silos(self) -> bool:
         """Return True if clients keep their own codewords, with which the server computes nothing."""
         p = self.parameters
-        return self.context.clients_keep_states and not (p.ema_decay or p.revive_below or self.asks_all)
+        computes = p.ema_decay or p.revive_below or p.keep == "better" or self.asks_all
+        return self.context.clients_keep_states and not computes
 
     def first_own_row(self, state: State, client: str) -> int:
         """Return the first row of a client's codebook that no other client shares."""
@@ -165,6 +182,8 @@ class UEFL(CodebookAlgorithm):
     def prepare(self, state: State, turn: Turn) -> None:
         """Make the codebooks and extensions that need an exchange of their own."""
         state.scratch |= {"new": {}, "growing": [], "usage": {}}
+        if self.parameters.keep == "better" and turn.trained:
+            self.test_extensions(state, turn)
         first = turn.trained > 0 and turn.round == self.parameters.codebook_after > 0
         if first or (self.parameters.reinit and turn.iteration > 0 and turn.trained == 0):
             for i, names in enumerate(state.plain["part_clients"][: len(self.sharing)]):
@@ -180,6 +199,20 @@ class UEFL(CodebookAlgorithm):
                 part = self.pooled_kmeans(state, names, "extend", turn)
             self.extend(state, names, part)
         state.scratch["growing"], state.plain["pending"] = list(pending), []
+
+    def test_extensions(self, state: State, turn: Turn) -> None:
+        """Remove the extensions of the last round that do not lower the holdout loss of their client."""
+        messages = {}
+        for name in state.plain["extended"]:
+            message = messages[name] = super().broadcast(state, name, turn)
+            message.tensors["codebook"] = self.visible(state, name)
+            message.options["untested"] = state.tensors[f"part.{self.seen(state, name)[-1]}"].shape[-2]
+            message.expects = {"gain": Expected((), torch.float32)}
+        for reply in turn.need(messages, "test its new codewords"):
+            gain = state.plain["gains"][reply.client] = float(reply.tensors["gain"])
+            if gain <= 0:
+                self.remove(state, reply.client)
+                turn.notice(f"round {turn.round}: {reply.client} loses new codewords, gain {gain:.3f} nats")
 
     def size_of_extension(self, state: State, client: str) -> int:
         """Return the number of codewords of a client's next extension, in each segment."""
@@ -324,7 +357,7 @@ class UEFL(CodebookAlgorithm):
     def plain_means(self) -> bool:
         """Return True if each part is a plain mean: no usage, no moving averages, no pooled k-means."""
         p = self.parameters
-        return not (p.usage_aware or p.ema_decay or p.revive_below or self.asks_all)
+        return not (p.usage_aware or p.ema_decay or p.revive_below or p.keep == "better" or self.asks_all)
 
     def aggregate(self, state: State, averages: dict[str, Mean]) -> None:
         """Take the averages, and leave a part without accepted updates as it is."""
@@ -354,7 +387,9 @@ class UEFL(CodebookAlgorithm):
     def record(self, state: State, client: str, turn: Turn) -> Record:
         """Return the size of the client's codebook, and whether it has just grown."""
         size = self.visible(state, client).shape[:-1].numel()
-        return {"codewords": size, "extended": client in state.plain["extended"]}
+        record = {"codewords": size, "extended": client in state.plain["extended"]}
+        gain = state.plain["gains"].get(client)
+        return record if gain is None else record | {"extension_gain": gain}
 
     def end_iteration(self, state: State, records: list[Record], turn: Turn) -> bool:
         """Extend client k next if and only if its holdout entropy e_k > (1 + gamma) * reference (eq. 7).
