@@ -6,6 +6,7 @@ The part before the first dropout is computed once.
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -493,6 +494,16 @@ def _refuse_onnx() -> None:  # a runtime of ONNX may leave dropouts out
 def _locked() -> contextlib.AbstractContextManager[object]:
     """Keep other threads' calls away, except in a compiled graph, which has no threads."""
     return contextlib.nullcontext() if torch.compiler.is_compiling() else _LOCK
+
+
+def _free_in_child() -> None:
+    """Replace the lock after a fork: the child does not have the thread that would release it."""
+    global _LOCK
+    _LOCK = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_free_in_child)
 
 
 def _modules(model: nn.Module) -> list[tuple[str, nn.Module, bool, bool]]:
