@@ -82,7 +82,8 @@ class MCDropout(nn.Module):
             of the chain above also for all positions of a row ``[B, ..., D]``. Outside the chain every row
             runs as its own batch with the same draws: by ``torch.vmap`` if that is possible, else row by row,
             which is slow.
-        max_rows: most rows of a folded batch; a larger batch is not cut.
+        max_rows: most rows of a folded batch; a larger batch is not cut. Outside the chain, the masks of a
+            seed depend on it.
         class_dim: dimension of the classes in the output of the model, 1 for segmentation models ``[B, C, H,
             W]``; ``mean_probs``, ``variance`` and the probabilities have them there as well.
         insert: for a model without dropout: the rate of a dropout before its last ``nn.Linear``, or ``{name:
