@@ -89,16 +89,26 @@ def isolated() -> Iterator[None]:
     these settings, the number of threads, the states of the global random generators of torch, NumPy and
     Python, the warning filters and the environment are as before.
     """
-    if not _ONE_RUN.acquire(blocking=False):
+    lock = _ONE_RUN
+    if not lock.acquire(blocking=False):
         logging.getLogger("uefl").info("another thread of this process trains; this run begins after it")
-        _ONE_RUN.acquire()
+        lock.acquire()
     try:
         with _restored(), warnings.catch_warnings(), plain_torch():
             shown = [("default", *entry[1:]) if entry[0] == "error" else entry for entry in warnings.filters]
             warnings.filters[:] = shown  # type: ignore[index]
             yield
     finally:
-        _ONE_RUN.release()
+        lock.release()
+
+
+def _free_in_child() -> None:
+    """Replace the lock after a fork: the child does not have the thread that would release it."""
+    global _ONE_RUN
+    _ONE_RUN = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_free_in_child)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 import uefl
+from tests import fresh
 from uefl.isolation import _ATTRIBUTES, isolated, plain_torch
 from uefl.progress import PlainProgress
 from uefl.seeds import make_repeatable
@@ -200,6 +201,37 @@ def test_two_threads(tmp_path, alone):
     in_threads(work, [tmp_path / "a", tmp_path / "b"])
     assert not failed
     assert result(tmp_path / "a") == result(tmp_path / "b") == alone
+
+
+CHILD = """
+import os, signal, threading
+import torch
+from uefl.isolation import isolated
+
+begun, ended = threading.Event(), threading.Event()
+
+def run():
+    with isolated():
+        begun.set()
+        ended.wait()
+
+thread = threading.Thread(target=run)
+thread.start()
+begun.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(60)
+    with isolated():
+        torch.nn.Linear(3, 3)(torch.randn(5, 3)).sum().backward()
+    os._exit(0)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+ended.set()
+"""
+
+
+def test_process_forked_during_a_run_can_train():
+    result = fresh.python(CHILD)
+    assert result.stdout.strip() == "0", result.stderr
 
 
 def test_current_folder_that_changes(tmp_path, alone, monkeypatch):

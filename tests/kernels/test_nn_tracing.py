@@ -38,6 +38,9 @@ TRAINED = {
     "revival": lambda: VectorQuantize(8, 16, threshold_ema_dead_code=2),
     "diversity": lambda: VectorQuantize(8, 16, codebook_diversity_loss_weight=1.0),
     "beams": LAYERS["beams"],
+    "active codewords": lambda: VectorQuantize(
+        8, 40, orthogonal_reg_weight=1.0, orthogonal_reg_active_codes_only=True, orthogonal_reg_max_codes=9
+    ),
 }
 
 

@@ -69,21 +69,21 @@ def diversity(near: torch.Tensor, kept: torch.Tensor | None, length: int, temper
     return loss
 
 
-def orthogonal(codewords: torch.Tensor, active: torch.Tensor | None, max_codes: int | None) -> torch.Tensor:
+def orthogonal(codewords: torch.Tensor, used: torch.Tensor | None, max_codes: int | None) -> torch.Tensor:
     """Return the mean square of the cosines of codewords ``[h, K, d]`` (Shin et al. 2021, eq. 2).
 
     Args:
         codewords: the rows of h codebooks.
-        active: indices of the codewords to take, with repetitions allowed. With indices, the call waits for
-            the device. None takes all codewords.
+        used: bool ``[K]``, the codewords to take; None takes all codewords.
         max_codes: take at most this number of codewords, drawn at random.
     """
-    if active is not None:
-        codewords = codewords[:, active.unique()]
-    if max_codes is not None and codewords.shape[1] > max_codes:
-        codewords = codewords[:, torch.randperm(codewords.shape[1], device=codewords.device)[:max_codes]]
     codebooks, k = codewords.shape[:2]
-    if k == 0:
-        return codewords.sum()  # without values: zero
-    unit = F.normalize(codewords, dim=-1, eps=1e-6)
-    return (unit @ unit.mT).square().sum() / (codebooks * k**2) - 1 / k
+    if used is None:
+        used = torch.ones(k, dtype=torch.bool, device=codewords.device)
+    if max_codes is not None and k > max_codes:
+        order = torch.randperm(k, device=codewords.device)
+        order = order[(~used[order]).to(torch.uint8).argsort(stable=True)[:max_codes]]
+        codewords, used = codewords[:, order], used[order]
+    unit = F.normalize(codewords.masked_fill(~used.unsqueeze(-1), 0), dim=-1, eps=1e-6)
+    total, count = (unit.mT @ unit).square().sum(), used.sum()  # the squares of unit @ unit.mT have this sum
+    return (total / (codebooks * count.clamp(min=1)) - count.clamp(max=1)) / count.clamp(min=1)

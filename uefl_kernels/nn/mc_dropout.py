@@ -6,6 +6,7 @@ The part before the first dropout is computed once.
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -81,7 +82,8 @@ class MCDropout(nn.Module):
             of the chain above also for all positions of a row ``[B, ..., D]``. Outside the chain every row
             runs as its own batch with the same draws: by ``torch.vmap`` if that is possible, else row by row,
             which is slow.
-        max_rows: most rows of a folded batch; a larger batch is not cut.
+        max_rows: most rows of a folded batch; a larger batch is not cut. Outside the chain, the masks of a
+            seed depend on it.
         class_dim: dimension of the classes in the output of the model, 1 for segmentation models ``[B, C, H,
             W]``; ``mean_probs``, ``variance`` and the probabilities have them there as well.
         insert: for a model without dropout: the rate of a dropout before its last ``nn.Linear``, or ``{name:
@@ -493,6 +495,16 @@ def _refuse_onnx() -> None:  # a runtime of ONNX may leave dropouts out
 def _locked() -> contextlib.AbstractContextManager[object]:
     """Keep other threads' calls away, except in a compiled graph, which has no threads."""
     return contextlib.nullcontext() if torch.compiler.is_compiling() else _LOCK
+
+
+def _free_in_child() -> None:
+    """Replace the lock after a fork: the child does not have the thread that would release it."""
+    global _LOCK
+    _LOCK = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_free_in_child)
 
 
 def _modules(model: nn.Module) -> list[tuple[str, nn.Module, bool, bool]]:

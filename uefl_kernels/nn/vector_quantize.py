@@ -143,8 +143,7 @@ class VectorQuantize(Coder):
             distances instead.
         orthogonal_reg_weight: weight of a loss that keeps codewords apart; with a weight above 0, the
             codewords are a parameter.
-        orthogonal_reg_active_codes_only: this loss uses only codewords that the batch chose; ``forward`` then
-            waits for the device.
+        orthogonal_reg_active_codes_only: this loss uses only codewords that the batch chose.
         orthogonal_reg_max_codes: this loss uses at most this number of codewords, drawn at random.
         codebook_diversity_loss_weight: N x K; weight of the negative entropy of the mean assignment
             probabilities.
@@ -708,8 +707,8 @@ class VectorQuantize(Coder):
         merged, found = self._from_codebooks(taken, rows), self._from_codebooks(where, rows)
         op_codebook = without_single_head(codebook)
         if k is not None:  # one head
-            counted = op_codebook.new_zeros(op_codebook.shape[:-1], dtype=torch.int64)
-            return Assignment(op_codebook, found.squeeze(-2), counted, None, None, merged.squeeze(-3), near)
+            found, counted = found.squeeze(-2), _search.count(op_codebook, found.squeeze(-2))
+            return Assignment(op_codebook, found, counted, None, None, merged.squeeze(-3), near)
         found = found.squeeze(-1)
         sums = None
         if summed:
@@ -965,11 +964,10 @@ class VectorQuantize(Coder):
             )
             loss = loss + diversity * self.codebook_diversity_loss_weight
         if self.training and self.has_codebook_orthogonal_loss:
-            active = None
-            if self.orthogonal_reg_active_codes_only:
-                active = chosen.indices if call.mask is None else chosen.indices[call.mask]
+            active = self.orthogonal_reg_active_codes_only
+            used = _counts_without_padding(chosen, call.mask) > 0 if active else None
             codebook = snapshot(self._codebook.embed)
-            orthogonal = _losses.orthogonal(codebook, active, self.orthogonal_reg_max_codes)
+            orthogonal = _losses.orthogonal(codebook, used, self.orthogonal_reg_max_codes)
             loss = loss + orthogonal * self.orthogonal_reg_weight
         return loss, LossBreakdown(commitment, diversity, orthogonal, zero if in_place is None else in_place)
 
