@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -296,7 +297,7 @@ def _surroundings(
         given: the objects that were given in Python, or None.
     """
     root = None if data_root is None else expanded(data_root).absolute()
-    observer = observer or PlainProgress()
+    observer = _apart(PlainProgress() if observer is None else observer)
     keys = given | {"device": device, "data_root": root, "observer": observer}
     if engine == "local":
         yield keys
@@ -322,6 +323,23 @@ def _surroundings(
     go_on = f"uefl.resume({str(out)!r}, engine={named})"
     with engine.deployment(device, observer.notice, go_on) as deployment:
         yield keys | {"deployment": deployment}
+
+
+def _apart(observer: Observer) -> Observer:
+    """Return an observer whose calls do not change the settings of the run.
+
+    Raises:
+        UserError: the observer lacks a method.
+    """
+    names = ("start", "arm", "client", "round", "notice")
+    for name in names:
+        if not callable(getattr(observer, name, None)):
+            raise UserError(
+                f"observer: {type(observer).__name__} has no method {name!r}; expected the methods of"
+                " uefl.progress.PlainProgress"
+            )
+    apart: Any = SimpleNamespace(**{name: isolate(getattr(observer, name)) for name in names})
+    return apart  # type: ignore[no-any-return]
 
 
 def _registered(cfg: Config | None) -> Iterator[tuple[Registry[Any], str, str]]:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from .data.sources import gtsrb
 from .errors import UserError, nearest
 from .folder import alone
 from .paths import expanded
@@ -22,6 +23,8 @@ SETS: dict[str, tuple[str, tuple[dict[str, object], ...]]] = {
     "gtsrb": ("GTSRB", ({"split": "train"}, {"split": "test"})),
 }
 """For each data set the class of torchvision, and the arguments of the calls that read its parts"""
+FOLDERS = {"GTSRB": ("gtsrb/GTSRB", "*.ppm", sum(gtsrb.PUBLISHED))}
+"""For a class that takes a part of a folder for the folder: the folder, its images and their number"""
 
 
 def fetch(names: list[str], data_root: Path | None, say: Callable[[str], None]) -> None:
@@ -31,8 +34,6 @@ def fetch(names: list[str], data_root: Path | None, say: Callable[[str], None]) 
         UserError: the data set or the data root does not exist, a download failed, or another process
             downloads into the data root.
     """
-    from torchvision import datasets
-
     from .data.sources.pacs import ADVICE
 
     if "pacs" in names:
@@ -47,23 +48,27 @@ def fetch(names: list[str], data_root: Path | None, say: Callable[[str], None]) 
         kind, calls = SETS[name]
         try:
             with alone(root):
-                _download(getattr(datasets, kind), calls, root)
+                _download(kind, calls, root)
         except (OSError, RuntimeError) as error:  # no network, another hash, a full disk
             why = " ".join(str(error).split()) or type(error).__name__  # torchvision names the reason last
             raise UserError(f"{name} cannot be fetched into {root} ({why})") from None
         say(f"{name}: {root}")
 
 
-def _download(kind: Callable[..., object], calls: tuple[dict[str, object], ...], root: Path) -> None:
+def _download(name: str, calls: tuple[dict[str, object], ...], root: Path) -> None:
     """Download into a folder inside of the root, because torchvision takes a part of a file for the file.
 
     If a move into the root stops early, the folder stays. Then the next call downloads again, because
     torchvision takes a part of a folder for the folder.
     """
-    part = root / ".uefl-fetch"
+    from torchvision import datasets
+
+    kind, part = getattr(datasets, name), root / ".uefl-fetch"
+    folder, images, count = FOLDERS.get(name, ("", "", 0))
+    partial = count and sum(1 for _ in (root / folder).rglob(images)) != count
     if part.exists():
         shutil.rmtree(part)
-    else:
+    elif not partial:
         with suppress(Exception):  # files are absent or damaged
             for arguments in calls:
                 kind(str(root), download=False, **arguments)

@@ -545,7 +545,8 @@ class _Run:
             self.cpu_seconds[arm.name] = self.cpu_seconds.get(arm.name, 0.0) + time.process_time() - used
             if records:
                 self.metrics.write(records)
-                self.observer.round(arm.name, records[0]["round"], records)
+                copies = [dict(record) for record in records]  # the observer may change them
+                self.observer.round(arm.name, records[0]["round"], copies)
                 if events is not None:
                     events.round(arm.name, records[0]["round"] + 1, records)
             if arm.finished:

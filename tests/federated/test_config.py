@@ -186,7 +186,7 @@ def test_a_file_with_a_byte_order_mark(tmp_path):
 def test_files_that_cannot_be_used_are_named(tmp_path):
     with pytest.raises(UserError, match=r"absent.toml .*\.toml"):
         config.load(str(tmp_path / "absent.toml"))
-    for content in (b"[data", b"\xff\xfe", b"a = " + 5000 * b"["):
+    for content in (b"[data", b"\xff\xfe", b"a = " + 5000 * b"[", b"a = " + 5000 * b"9"):
         (tmp_path / "broken.toml").write_bytes(content)
         with pytest.raises(UserError, match=r"broken.toml .*TOML") as error:
             config.load(str(tmp_path / "broken.toml"))
@@ -332,6 +332,12 @@ def test_mistakes_are_one_line(override, message):
     with pytest.raises(UserError, match=rf"^(unknown |--set )?{message}") as error:
         config.load("demo", [override])
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("section", ["run", "training"])
+def test_a_section_that_is_no_table_takes_no_key(section):
+    with pytest.raises(UserError, match=f"--set {section}.x: '{section}' .*table$"):
+        config.load({section: 3, "arms": {"fedavg": {}}}, [f"{section}.x=1"])
 
 
 def test_the_error_of_a_misplaced_key_names_its_section():

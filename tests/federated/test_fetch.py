@@ -43,6 +43,7 @@ def calls(monkeypatch):
     monkeypatch.setattr(Published, "calls", made)
     for kind, _ in fetch.SETS.values():
         monkeypatch.setattr(datasets, kind, Published)
+    monkeypatch.setattr(fetch, "FOLDERS", {})
     monkeypatch.delenv("UEFL_DATA", raising=False)
     return made
 
@@ -106,6 +107,23 @@ def test_files_are_fetched_again_after_an_interrupted_move(calls, monkeypatch, t
         assert cli("fetch", "mnist", "--data-root", tmp_path).exit_code == 130
     accepted("fetch", "mnist", "--data-root", tmp_path)
     assert files(tmp_path) == {"set/first.bin": "whole", "set/second.bin": "whole"}
+
+
+class Folder(Published):
+    """A data set that takes a part of its folder for the folder, as torchvision's GTSRB does."""
+
+    def __init__(self, root, download, split):
+        if download or not Path(root, "set").exists():
+            super().__init__(root, download, split)
+
+
+def test_a_part_of_a_folder_is_completed(calls, monkeypatch, tmp_path):
+    monkeypatch.setattr(datasets, "GTSRB", Folder)
+    monkeypatch.setattr(fetch, "FOLDERS", {"GTSRB": ("set", "*.bin", 2)})
+    for _ in range(2):
+        accepted("fetch", "gtsrb", "--data-root", tmp_path)
+        assert files(tmp_path) == {"set/train.bin": "whole", "set/test.bin": "whole"}
+        (tmp_path / "set" / "test.bin").unlink()
 
 
 @pytest.mark.parametrize(

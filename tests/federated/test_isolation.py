@@ -257,6 +257,37 @@ def test_run_within_a_run(tmp_path, alone):
     assert result(tmp_path / "run") == alone
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda: torch.set_num_threads(2),
+        lambda: torch.set_default_dtype(torch.float64),
+        lambda: torch.set_grad_enabled(False),
+        lambda: torch.set_autocast_enabled("cpu", True),
+        lambda: setattr(torch.backends.mkldnn, "enabled", False),
+    ],
+    ids=["threads", "dtype", "gradients", "autocast", "oneDNN"],
+)
+def test_an_observer_does_not_change_the_run(tmp_path, alone, change):
+    class Changing(PlainProgress):
+        def client(self, arm, round, client):
+            change()
+
+        def round(self, arm, round, records):
+            records.pop().clear()
+
+    before = process()
+    small(tmp_path / "run", observer=Changing())
+    assert process() == before
+    assert result(tmp_path / "run") == alone
+
+
+def test_an_observer_without_a_method_is_refused(tmp_path):
+    with pytest.raises(uefl.UserError, match=r"observer: builtin.* 'start'; .*PlainProgress"):
+        small(tmp_path / "run", observer=print)
+    assert not (tmp_path / "run").exists()
+
+
 def test_frozen_network_is_refused(tmp_path):
     with pytest.raises(uefl.UserError, match="requires_grad"):
         small(tmp_path / "run", model=network().requires_grad_(False))

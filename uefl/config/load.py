@@ -155,8 +155,8 @@ def _put(table: dict[str, Any], key: str, value: Any, places_of: dict[str, Any] 
         return
     if section in SECTIONS and dot:
         *path, last = rest.split(".")
-        inner = table.setdefault(section, {})
-        for name in path:
+        inner = table
+        for name in (section, *path):
             inner = inner.setdefault(name, {})
             if not isinstance(inner, dict):
                 raise UserError(f"--set {key}: {name!r} is not a table")
@@ -226,7 +226,7 @@ def _read(source: str) -> dict[str, Any]:
     check_file(path, "the configuration", "expected a .toml file")
     try:
         return tomllib.loads(read_text(path, "utf-8-sig"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # not TOML or UTF-8, or a number with too many digits
         raise UserError(f"{path} is not valid TOML: {error}") from None
 
 
@@ -278,5 +278,5 @@ def _absent(whole: Mapping[str, Any], table: Mapping[str, Any], place: str = "")
 def _parse(text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except (tomllib.TOMLDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         return text

@@ -19,6 +19,7 @@ ClassCounts = npt.NDArray[np.int64]
 
 _LONGEST_NAME = 64
 _MOST_WORDS = 8
+_DARK = 64  # a value that some training image should reach
 
 
 def check_names(what: str, names: Iterable[str]) -> None:
@@ -77,10 +78,18 @@ def of_kinds(sources: Iterable[Source]) -> list[str]:
 
 
 def of_contrast(statistics: PixelCounts | Moments) -> list[str]:
-    """Return a note if training images show nothing, such as 8-bit values that are stored as 16 bits."""
-    if not isinstance(statistics, PixelCounts) or max(statistics.mean_and_std()[1]) > 1 / 255:
+    """Return notes if training images are all dark or alike, such as 12-bit values that are stored as 16."""
+    if not isinstance(statistics, PixelCounts):
         return []
-    return ["all pixels of the training images have nearly one value"]
+    if max(statistics.mean_and_std()[1]) <= 1 / 255:
+        return ["all pixels of the training images have nearly one value"]
+    largest = int(statistics.counts.sum(0).nonzero().max())
+    if largest >= _DARK:
+        return []
+    return [
+        f"the largest value of the training images is {largest} of 255; if their values have fewer bits than"
+        " the files, scale them to the whole range, as by 16 for 12 bits in 16"
+    ]
 
 
 def of_classes(

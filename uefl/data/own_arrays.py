@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,7 @@ from .vectors import Vectors, is_frame, joined, numbers_of, of_array
 
 SplitArrays = Any
 """A :class:`Split`, a pair of images and labels, or a torch ``Dataset`` of such pairs."""
+_UNORDERED = (str, dict, torch.utils.data.IterableDataset)
 LabelsOrNames = torch.Tensor | list[str]
 """``[N]`` int64, or names of classes."""
 
@@ -60,7 +63,13 @@ def from_arrays(
     Raises:
         UserError: a part has another type or shape, a label is out of range, or a client cannot train.
     """
-    data = data or Data()
+    data = Data() if data is None else data
+    if not isinstance(data, Data):
+        raise UserError(f"data: expected an instance of uefl.data.Data; got {type(data).__name__}")
+    if not isinstance(seed, Integral) or not -(2**63) <= seed < 2**63:
+        raise UserError(f"seed: expected an integer of 64 bits; got {seed!r:.40}")
+    if not isinstance(classes, (Iterable, NoneType)):
+        raise UserError(f"classes: expected a list of names; got {type(classes).__name__}")
     for what, given in (("clients", clients), ("unseen", unseen or {})):
         if not isinstance(given, Mapping):
             raise UserError(f"{what}: expected a dict of name: (train, test); got {type(given).__name__}")
@@ -101,7 +110,7 @@ def from_arrays(
     rows = np.arange(len(everything))
     table = DataSet("arrays", images, everything, known, rows, None, parts={"images": len(rows)})
     return labeled.federate(
-        table, Deal(tuple(shares), tuple(apart)), data, seed, partition={"scheme": "given"}
+        table, Deal(tuple(shares), tuple(apart)), data, int(seed), partition={"scheme": "given"}
     )
 
 
@@ -177,7 +186,7 @@ def _read(
         if not hasattr(part[1], "__len__") or len(part[1]) != len(part[0]):
             raise UserError(f"{where}: expected {len(part[0])} labels, one for each image of the list")
         part = list(zip(part[0], part[1], strict=True))
-    if not (hasattr(part, "__getitem__") and hasattr(part, "__len__")) or isinstance(part, (str, dict)):
+    if not (hasattr(part, "__getitem__") and hasattr(part, "__len__")) or isinstance(part, _UNORDERED):
         raise UserError(
             f"{where}: expected a pair of images and labels, or a torch Dataset with a length; got"
             f" {type(part).__name__}"

@@ -130,7 +130,12 @@ def of_frame(frame: pandas.DataFrame, where: str, vocabulary: int = 0) -> Vector
                 f"{where}: column {name!r} has {dtype} values; encode categories as numbers, as with"
                 " pandas.get_dummies, or remove the column"
             )
-    values = torch.from_numpy(np.array(frame.to_numpy(dtype=np.float64, na_value=np.nan)))
+    try:
+        values = torch.from_numpy(np.array(frame.to_numpy(dtype=np.float64, na_value=np.nan)))
+    except OverflowError:
+        raise UserError(
+            f"{where}: a column has an integer above 1e308; rescale columns to at most {_LARGEST:g}"
+        ) from None
     if values.ndim != 2 or 0 in values.shape:
         raise UserError(f"{where}: expected rows and columns of inputs, got {list(values.shape)}")
     if not vocabulary:

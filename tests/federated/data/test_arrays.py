@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from uefl.data import Data, Sizes, Split, from_arrays
 from uefl.errors import UserError
@@ -23,6 +23,16 @@ def parts(form=lambda x, y: (x, y)):
     at = [(0, 20), (20, 30), (30, 50), (50, 60)]
     a, b, c, d = (form(PIXELS[i:j], LABELS[: j - i]) for i, j in at)
     return {"north": (a, b), "south": (c, d)}
+
+
+class Endless(IterableDataset):
+    """A Dataset with a length, but without places."""
+
+    def __len__(self):
+        return 3
+
+    def __iter__(self):
+        return iter(())
 
 
 class Pictures(Dataset):
@@ -151,6 +161,7 @@ GOOD = (PIXELS[:20], LABELS[:20])
         ({"a": ((PIXELS[:0], LABELS[:0]), None)}, "a/train: .*image"),
         ({"a": ([], None)}, "a/train .*image"),
         ({"a": ("images", None)}, "a/train: .*Dataset.*str"),
+        ({"a": (Endless(), None)}, "a/train: .*Dataset .*length; .*Endless"),
         ({"a": ([1, 2, 3], None)}, "a/train: item 0 .*int;.*pair"),
         ({"a": GOOD}, r"a/train: item 0 .*ndarray;.*\(train, test\)"),
         ({"a": ([("x", 1)], None)}, "a/train: image 0 .*str;.*PIL"),
@@ -163,6 +174,24 @@ def test_errors_have_one_line(clients, message):
     with pytest.raises(UserError, match=message) as error:
         from_arrays(clients)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"classes": 3}, r"classes: .*names; .*\bint$"),
+        ({"seed": "3"}, "seed: .*integer .*'3'$"),
+        ({"seed": 2**63}, r"seed: .*\b64 bits; .*808$"),
+        ({"data": {"holdout": 0.2}}, r"data: .*uefl.data.Data; .*\bdict$"),
+    ],
+)
+def test_other_arguments_of_a_wrong_type_are_refused(keys, message):
+    with pytest.raises(UserError, match=message):
+        from_arrays(parts(), **keys)
+
+
+def test_a_seed_of_numpy_is_an_integer():
+    assert from_arrays(parts(), seed=np.int64(3)).digest == from_arrays(parts(), seed=3).digest
 
 
 def test_an_unseen_client_that_is_trained_on_is_refused():

@@ -135,6 +135,8 @@ def test_gtsrb_is_read_as_torchvision_stores_it(tmp_path):
     root = gtsrb_root(tmp_path)
     table = SOURCES["gtsrb"](root)
     assert len(table.classes) == 43
+    (partial,) = table.notes
+    assert re.search(rf"^{root}/gtsrb/GTSRB .*\b12 .*\b6 test .*; 26640 and 12630 ", partial)
     for rows, part in ((table.train, "train"), (table.test, "test")):
         theirs = {
             Path(path).relative_to(root).as_posix(): label for path, label in GTSRB(str(root), part)._samples

@@ -317,6 +317,7 @@ def test_a_table_has_clients_in_a_column_or_is_dealt(tmp_path):
         ("a,label\n1,x\n2,2e-3\n", "'label' .*2e-3"),
         ("a,label\n1,x\n2,y\n".encode("utf-16"), "UTF-8"),
         ("a;label\n1,5;x\n2;y\n", "';'"),
+        (f"a,label\n{'9' * 400},x\n2,y\n", r"1e308; .*1e\+36$"),
         ("a\tlabel\n1\tx\n2\ty\n", r"t\.csv .*'\\t'"),
     ],
 )
@@ -504,6 +505,12 @@ def test_spellings_of_a_class_and_other_files_are_noted(tmp_path):
     notes = "\n".join(tables(tmp_path, n=rows, s=rows.replace("yes", "Yes")).notes)
     assert "'Yes' and 'yes'" in notes
     assert "plan.xlsx" in notes
+
+
+def test_a_table_among_folders_of_images_is_refused(tmp_path):
+    (tmp_path / "n" / "cat").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"about\.csv .*folder n;"):
+        tables(tmp_path, about="width,label\n8,a\n9,b\n" * 9)
 
 
 def test_a_file_of_one_client_names_no_other(tmp_path):

@@ -22,6 +22,9 @@ _ADVICE = (
     " ROOT/gtsrb/GTSRB/Final_Test/Images/*.ppm and ROOT/gtsrb/GT-final_test.csv"
 )
 
+PUBLISHED = (26640, 12630)
+"""training and test images that torchvision downloads"""
+
 
 @source("gtsrb")
 def gtsrb(root: Path | None) -> DataSet:
@@ -63,6 +66,9 @@ def gtsrb(root: Path | None) -> DataSet:
         raise UserError(f"{folder} has classes outside 0 to 42: {_ADVICE}")
     rows = two_parts(len(train), len(test), shuffle=True)
     images = on_disk(root, [path for path, _ in train + test])
-    return DataSet(
-        "gtsrb", images, labels, numbers(43), *rows, parts={"train": len(train), "test": len(test)}
+    found, parts = (len(train), len(test)), {"train": len(train), "test": len(test)}
+    partial = "{} has {} training and {} test images; {} and {} are published".format(
+        folder, *found, *PUBLISHED
     )
+    notes = () if found == PUBLISHED else (partial,)
+    return DataSet("gtsrb", images, labels, numbers(43), *rows, parts=parts, notes=notes)

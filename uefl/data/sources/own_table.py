@@ -54,6 +54,12 @@ def read(path: Path, data: Data) -> DataSet:
             if first.setdefault(file.stem, file) != file:
                 raise UserError(f"{first[file.stem]} and {file.name} name the same client; rename one")
         others = [entry for entry in entries if entry not in files]
+        folder = next((entry.name for entry in others if entry.is_dir()), None)
+        if folder is not None:
+            raise UserError(
+                f"{path} has the table {files[0].name} and the folder {folder}; expected tables, one for each"
+                " client, or folders of images; move the others"
+            )
         more = f" and {len(others) - 1} more" if len(others) > 1 else ""
         return _together(
             path,
