@@ -67,9 +67,10 @@ class MCDropout(nn.Module):
     ``load_state_dict(assign=True)``. New values in place need no new trace. After other changes of its
     ``forward``, or of tensors that are neither parameters nor buffers, make another ``MCDropout``.
 
-    A model that ``torch.compile`` made is compiled once for all passes and seeds. Inductor draws from its own
-    generator, so its masks differ from the masks of the plain model with the same seed. With
-    ``torch.compile(model, options={"fallback_random": True})`` they are equal.
+    A model that ``torch.compile`` made runs as a whole, and is compiled once for all passes and seeds.
+    Inductor draws from its own generator. With ``torch.compile(model, options={"fallback_random": True})``
+    the masks of a seed equal those of a plain model that runs as a whole. A model that is cut may have
+    others.
 
     Calls from several threads run one after the other, as they change the modes of the model and, with a
     seed, torch's generators. A plain call of the model in another thread at that time sees the dropouts on.
