@@ -85,5 +85,7 @@ def orthogonal(codewords: torch.Tensor, used: torch.Tensor | None, max_codes: in
         order = order[(~used[order]).to(torch.uint8).argsort(stable=True)[:max_codes]]
         codewords, used = codewords[:, order], used[order]
     unit = F.normalize(codewords.masked_fill(~used.unsqueeze(-1), 0), dim=-1, eps=1e-6)
-    total, count = (unit.mT @ unit).square().sum(), used.sum()  # the squares of unit @ unit.mT have this sum
+    # the squares of both products have the same sum
+    product = unit @ unit.mT if unit.shape[1] < unit.shape[2] else unit.mT @ unit
+    total, count = product.square().sum(), used.sum()
     return (total / (codebooks * count.clamp(min=1)) - count.clamp(max=1)) / count.clamp(min=1)
