@@ -12,6 +12,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from copy import copy
 from functools import wraps
 from typing import Any, TypeVar
 
@@ -40,6 +41,7 @@ def plain_torch() -> Iterator[None]:
             torch.inference_mode(False),
             torch.enable_grad(),
             _no_autocast(),
+            _no_saved_tensors_hooks(),
             # in this context every call of torch takes longer, and most callers are on the CPU anyway
             nullcontext() if torch.get_default_device() == _CPU else _CPU,
             torch.autograd.set_detect_anomaly(False),
@@ -78,14 +80,29 @@ def _no_autocast() -> Iterator[None]:
 
 
 @contextmanager
+def _no_saved_tensors_hooks() -> Iterator[None]:
+    """Leave all contexts of ``saved_tensors_hooks``, which may change what autograd keeps for a gradient."""
+    autograd: Any = torch._C._autograd
+    hooks = []
+    while (pair := autograd._top_saved_tensors_default_hooks(False)) is not None:
+        hooks.append(pair)
+        autograd._pop_saved_tensors_default_hooks()
+    try:
+        yield
+    finally:
+        for pair in reversed(hooks):
+            autograd._push_saved_tensors_default_hooks(*pair)
+
+
+@contextmanager
 def isolated() -> Iterator[None]:
     """Give a run exclusive use of the state of the process.
 
     The results of the run do not depend on the caller's settings, and the settings do not change.
 
     Runs of several threads take turns. Inside, torch has the contexts of :func:`plain_torch`. Its global
-    settings (default dtype, deterministic algorithms, cuDNN, oneDNN, precision of float32, denormal numbers)
-    are as in a new process. A warning that the caller's filters make an error is shown instead. Afterwards
+    settings (default dtype, deterministic algorithms, cuDNN, oneDNN, precision of float32, denormal numbers,
+    hooks of all modules) are as in a new process. A warning that the caller's filters make an error is shown instead. Afterwards
     these settings, the number of threads, the states of the global random generators of torch, NumPy and
     Python, the warning filters and the environment are as before.
     """
@@ -116,10 +133,11 @@ def for_prediction(device: torch.device, *, draws: bool = False) -> Iterator[Non
     """Compute a prediction as a run does.
 
     The context is :func:`plain_torch`, so that threads can predict at once. If the prediction draws random
-    numbers, if a GPU computes it, or if the process computes products of float32 with less precision, the
-    context is :func:`isolated`.
+    numbers, if a GPU computes it, if the process computes products of float32 with less precision, or if it
+    has hooks of all modules, the context is :func:`isolated`.
     """
-    alone = draws or is_gpu(device) or _matmul_precision() != "highest"
+    hooked = any(getattr(_module, name) for name in _HOOKS)
+    alone = draws or hooked or is_gpu(device) or _matmul_precision() != "highest"
     with isolated() if alone else plain_torch():
         deterministic(device)
         yield
@@ -153,7 +171,7 @@ def _restored() -> Iterator[None]:
             if matmul is not None:
                 torch.set_float32_matmul_precision("highest")
             for owner, name, value in _ATTRIBUTES:
-                setattr(owner, name, value)
+                setattr(owner, name, copy(value))
             yield
         finally:
             for owner, name, value in before:
@@ -188,6 +206,8 @@ def _generators() -> Iterator[None]:
 
 _cudnn: Any = backends.cudnn  # its parts have no type annotations
 _mkldnn: Any = backends.mkldnn
+_module: Any = torch.nn.modules.module
+_HOOKS = [name for name in vars(_module) if name.startswith("_global_") and "hooks" in name]
 _ATTRIBUTES: list[tuple[Any, str, Any]] = [
     (_cudnn, "enabled", True),
     (_cudnn, "benchmark", False),
@@ -206,6 +226,8 @@ _ATTRIBUTES: list[tuple[Any, str, Any]] = [
     (_mkldnn.conv, "fp32_precision", "none"),
     (_mkldnn.rnn, "fp32_precision", "none"),
     (ImageFile, "LOAD_TRUNCATED_IMAGES", False),
+    *((_module, name, {}) for name in _HOOKS),
+    (_module, "_global_is_full_backward_hook", None),
 ]
 """Settings of torch and Pillow, and their values in a new process."""
 

@@ -57,6 +57,15 @@ def attribute(owner, name, value):
     return setting(lambda: setattr(owner, name, value), lambda: setattr(owner, name, before))
 
 
+@contextmanager
+def hook_of_all_modules():
+    handle = nn.modules.module.register_module_forward_hook(lambda module, inputs, output: output * 2)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
 CALLERS = {
     "no_grad": torch.no_grad,
     "inference_mode": torch.inference_mode,
@@ -82,6 +91,8 @@ CALLERS = {
         lambda: torch.set_flush_denormal(True), lambda: torch.set_flush_denormal(False)
     ),
     "threads": setting(lambda: torch.set_num_threads(2), lambda: torch.set_num_threads(1)),
+    "saved tensors": lambda: torch.autograd.graph.saved_tensors_hooks(lambda x: x * 2, lambda x: x),
+    "hook of all modules": hook_of_all_modules,
     "NumPy errors": lambda: np.errstate(all="raise"),
     "seeds": setting(lambda: (torch.manual_seed(5), random.seed(5), np.random.seed(5)), lambda: None),  # noqa: NPY002
 }
