@@ -102,9 +102,9 @@ def isolated() -> Iterator[None]:
 
     Runs of several threads take turns. Inside, torch has the contexts of :func:`plain_torch`. Its global
     settings (default dtype, deterministic algorithms, cuDNN, oneDNN, precision of float32, denormal numbers,
-    hooks of all modules) are as in a new process. A warning that the caller's filters make an error is shown instead. Afterwards
-    these settings, the number of threads, the states of the global random generators of torch, NumPy and
-    Python, the warning filters and the environment are as before.
+    hooks of all modules) are as in a new process. A warning that the caller's filters make an error is shown
+    instead. Afterwards these settings, the number of threads, the states of the global random generators of
+    torch, NumPy and Python, the warning filters and the environment are as before.
     """
     lock = _ONE_RUN
     if not lock.acquire(blocking=False):
