@@ -141,7 +141,7 @@ class SavedModel:
             uncertainty: also return entropies, from draws with dropout on (MC dropout), or from the members
                 of an ensemble.
             passes: draws; None: the number of the run.
-            seed: seed of the draws.
+            seed: seed of the draws. The draws for an image also depend on its position among the images.
 
         Returns:
             ``[B, classes]`` float32, on the CPU: the mean over the members of an ensemble. With
