@@ -27,7 +27,7 @@ from .metrics import METRICS
 from .models import custom, saved
 from .models.networks import NETWORKS
 from .paths import check_name, expanded, has_file
-from .progress import PlainProgress
+from .progress import LiveProgress, PlainProgress
 from .registry import Registry
 from .report.run_folder import read_run
 
@@ -331,14 +331,16 @@ def _apart(observer: Observer) -> Observer:
     Raises:
         UserError: the observer lacks a method.
     """
-    names = ("start", "arm", "client", "round", "notice")
-    for name in names:
-        if not callable(getattr(observer, name, None)):
+    ours = (PlainProgress.client, LiveProgress.client)  # called for each client, and change no setting
+    apart: Any = SimpleNamespace()
+    for name in ("start", "arm", "client", "round", "notice"):
+        method = getattr(observer, name, None)
+        if not callable(method):
             raise UserError(
                 f"observer: {type(observer).__name__} has no method {name!r}; expected the methods of"
                 " uefl.progress.PlainProgress"
             )
-    apart: Any = SimpleNamespace(**{name: isolate(getattr(observer, name)) for name in names})
+        setattr(apart, name, method if getattr(method, "__func__", None) in ours else isolate(method))
     return apart  # type: ignore[no-any-return]
 
 
