@@ -10,6 +10,7 @@ import os
 import random
 import threading
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from copy import copy
@@ -226,7 +227,7 @@ _ATTRIBUTES: list[tuple[Any, str, Any]] = [
     (_mkldnn.conv, "fp32_precision", "none"),
     (_mkldnn.rnn, "fp32_precision", "none"),
     (ImageFile, "LOAD_TRUNCATED_IMAGES", False),
-    *((_module, name, {}) for name in _HOOKS),
+    *((_module, name, OrderedDict()) for name in _HOOKS),
     (_module, "_global_is_full_backward_hook", None),
 ]
 """Settings of torch and Pillow, and their values in a new process."""
