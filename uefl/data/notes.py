@@ -83,8 +83,8 @@ def of_contrast(statistics: PixelCounts | Moments) -> list[str]:
         return []
     if max(statistics.mean_and_std()[1]) <= 1 / 255:
         return ["all pixels of the training images have nearly one value"]
-    largest = int(statistics.counts.sum(0).nonzero().max())
-    if largest >= _DARK:
+    values = statistics.counts.sum(0).nonzero()
+    if not len(values) or (largest := int(values.max())) >= _DARK:
         return []
     return [
         f"the largest value of the training images is {largest} of 255; if their values have fewer bits than"
