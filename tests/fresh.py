@@ -15,6 +15,29 @@ import tempfile
 from pathlib import Path
 from subprocess import CompletedProcess
 
+FORKED = """
+import os, signal, threading
+import torch
+{}
+begun, ended = threading.Event(), threading.Event()
+
+def hold():
+    with held():
+        begun.set()
+        ended.wait()
+
+threading.Thread(target=hold).start()
+begun.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(60)
+    use()
+    os._exit(0)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+ended.set()
+"""
+"""a program that prints the exit code of a child, forked while a thread is in ``held()``, after ``use()``"""
+
 _processes = multiprocessing.get_context("forkserver")
 
 

@@ -297,7 +297,7 @@ def _surroundings(
         given: the objects that were given in Python, or None.
     """
     root = None if data_root is None else expanded(data_root).absolute()
-    observer = _apart(PlainProgress() if observer is None else observer)
+    observer = _isolated_observer(PlainProgress() if observer is None else observer)
     keys = given | {"device": device, "data_root": root, "observer": observer}
     if engine == "local":
         yield keys
@@ -325,7 +325,7 @@ def _surroundings(
         yield keys | {"deployment": deployment}
 
 
-def _apart(observer: Observer) -> Observer:
+def _isolated_observer(observer: Observer) -> Observer:
     """Return an observer whose calls do not change the settings of the run.
 
     Raises:

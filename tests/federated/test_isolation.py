@@ -214,34 +214,17 @@ def test_two_threads(tmp_path, alone):
     assert result(tmp_path / "a") == result(tmp_path / "b") == alone
 
 
-CHILD = """
-import os, signal, threading
-import torch
-from uefl.isolation import isolated
+DURING_A_RUN = """
+from uefl.isolation import isolated as held
 
-begun, ended = threading.Event(), threading.Event()
-
-def run():
-    with isolated():
-        begun.set()
-        ended.wait()
-
-thread = threading.Thread(target=run)
-thread.start()
-begun.wait()
-child = os.fork()
-if child == 0:
-    signal.alarm(60)
-    with isolated():
+def use():
+    with held():
         torch.nn.Linear(3, 3)(torch.randn(5, 3)).sum().backward()
-    os._exit(0)
-print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-ended.set()
 """
 
 
 def test_process_forked_during_a_run_can_train():
-    result = fresh.python(CHILD)
+    result = fresh.python(fresh.FORKED.format(DURING_A_RUN))
     assert result.stdout.strip() == "0", result.stderr
 
 

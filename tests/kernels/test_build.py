@@ -177,7 +177,7 @@ def broken(tmp_path):
     ("compiler", "says"), [("/nowhere/c++", "CXX"), ("false", "C++"), ("old-c++", "has no C++20")]
 )
 def test_without_a_compiler_there_is_one_warning_and_a_note(broken, compiler, says, tmp_path):
-    old = tmp_path / "old-c++"  # says that it is GCC 7
+    old = tmp_path / "old-c++"  # defines the version of GCC as 7
     old.write_text('#!/bin/sh\nexec c++ -U__GNUC__ -D__GNUC__=7 "$@"\n')
     old.chmod(0o755)
     done, package = broken(CXX=str(old) if compiler == old.name else shutil.which(compiler) or compiler)

@@ -30,34 +30,18 @@ print(os.read(read, 9).decode() if ready else "hangs")
 """
 
 DURING_A_CALL = """
-import os, signal, threading
-import torch
-from uefl_kernels.nn.mc_dropout import MCDropout, _locked
-
-begun, ended = threading.Event(), threading.Event()
-
-def call():
-    with _locked():
-        begun.set()
-        ended.wait()
+from uefl_kernels.nn.mc_dropout import MCDropout, _locked as held
 
 measured, x = MCDropout(torch.nn.Sequential(torch.nn.Dropout(0.5)), passes=2), torch.randn(3, 4)
-thread = threading.Thread(target=call)
-thread.start()
-begun.wait()
-child = os.fork()
-if child == 0:
-    signal.alarm(60)
+
+def use():
     measured(x)
-    os._exit(0)
-print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-ended.set()
 """
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs fork")
 def test_a_child_forked_during_a_call_of_mc_dropout_can_call():
-    result = fresh.python(DURING_A_CALL)
+    result = fresh.python(fresh.FORKED.format(DURING_A_CALL))
     assert result.stdout.strip() == "0", result.stderr
 
 

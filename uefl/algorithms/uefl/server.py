@@ -139,9 +139,7 @@ class UEFL(CodebookAlgorithm):
     @property
     def kept_at_silos(self) -> bool:
         """Return True if clients keep their own codewords, with which the server computes nothing."""
-        p = self.parameters
-        computes = p.ema_decay or p.revive_below or p.keep == "better" or self.asks_all
-        return self.context.clients_keep_states and not computes
+        return self.context.clients_keep_states and not self.computes_codewords
 
     def first_own_row(self, state: State, client: str) -> int:
         """Return the first row of a client's codebook that no other client shares."""
@@ -354,10 +352,15 @@ class UEFL(CodebookAlgorithm):
         return bool(p.codebook_after or p.reinit or p.ext_share == "group")
 
     @property
+    def computes_codewords(self) -> bool:
+        """Return True if the server does more with codewords than to average and to send them."""
+        p = self.parameters
+        return bool(p.ema_decay or p.revive_below or p.keep == "better" or self.asks_all)
+
+    @property
     def plain_means(self) -> bool:
         """Return True if each part is a plain mean: no usage, no moving averages, no pooled k-means."""
-        p = self.parameters
-        return not (p.usage_aware or p.ema_decay or p.revive_below or p.keep == "better" or self.asks_all)
+        return not (self.parameters.usage_aware or self.computes_codewords)
 
     def aggregate(self, state: State, averages: dict[str, Mean]) -> None:
         """Take the averages, and leave a part without accepted updates as it is."""
