@@ -220,6 +220,15 @@ def test_the_own_model_is_measured_after_training():
     assert all(0 <= r["personalized_accuracy"] <= 1 for r in own)
 
 
+def test_the_own_model_of_a_single_client_is_the_average():
+    cfg = settings("fedavg", personalized=True, dropout=0.0, rounds=[4], local_epochs=3, lr=2e-2)
+    records = finish(arm(cfg, federation((24,), (0.1,)))[0])
+    for key in ("accuracy", "entropy"):
+        found = [r[key] for r in records]
+        assert len(set(found)) > 1
+        assert [r[f"personalized_{key}"] for r in records] == pytest.approx(found, rel=1e-6)
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])  # all other tests use adam
 def test_optimizers_train(optimizer):
     keys = {"momentum": 0.9, "lr": 5e-2} if optimizer == "sgd" else {"lr": 2e-2}
