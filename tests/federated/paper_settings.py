@@ -149,6 +149,14 @@ STATIC = {"algorithm": "uefl", "extend": "none"}
 TOGETHER = {"clients": 1, "train_per_client": 50000, "test_per_client": 10000, "partition": {"angles": [0]}}
 TURNED = [-30, -15, 0, 15, 30]
 FIFTY = [-50, -25, 0, 25, 50]
+MORE: dict[int, Sections] = {  # arms beside those of table 7, by the largest angle
+    0: {"centralized": {}},
+    30: {"centralized": {}},
+    50: {
+        "two-segments": {"algorithm": "uefl", **uefl("cifar100", segments=2)},
+        "one-segment": {"algorithm": "uefl", **uefl("cifar100", segments=1)},
+    },
+}
 ANGLES = ("00", "15", "30", "45", "60", "75")
 PACS = ("art_painting", "cartoon", "photo", "sketch")
 # settings of every case at --scale paper, from the papers, and from the code of the methods whose protocol
@@ -318,6 +326,14 @@ SETTINGS: dict[str, dict[str, Sections]] = {
     },
     "segments-cifar100": {
         str(s): five({"fedavg": {}, "uefl": uefl("cifar100", segments=s)}, FIFTY) for s in (1, 2, 4)
+    },
+    "five-clients-cifar10": {
+        str(a or "upright"): five(
+            {"fedavg": {}, "uefl": uefl("cifar100"), **MORE.get(a, {})},
+            [-a, -a / 2, 0, a / 2, a] if a else None,
+            data={"source": "cifar10"},
+        )
+        for a in range(0, 80, 10)
     },
     "threshold": {
         str(gamma).replace("0.", "0").replace("00", "0"): nine(

@@ -428,6 +428,16 @@ def test_table_1_has_the_published_code_and_a_personal_control() -> None:
             assert "fedper" in cfg.arms
 
 
+def test_the_longer_table_1_has_its_numbers_and_its_arms() -> None:
+    whole, longer = suite.load("table1"), suite.load("table1-longer")
+    for case, cfg in longer.configs("cpu").items():
+        of_table = whole.configs("paper")[case]
+        assert (cfg.data.source, cfg.data.partition) == (of_table.data.source, of_table.data.partition)
+        assert all(cfg.arms[arm] == of_table.arms[arm] for arm in ("fedavg", "distrans", "uefl"))
+        for arm, numbers in longer.cases[case].paper.items():
+            assert numbers.items() <= whole.cases[case].paper[arm].items()
+
+
 def test_only_tables_of_a_paper_print_its_numbers() -> None:
     for name, about in suite.suites().items():
         whole = suite.load(name)
