@@ -9,6 +9,7 @@ import torch
 
 import uefl
 from reproduction import bounds
+from uefl.data import build
 
 
 def test_hoeffding_over_all_cells():
@@ -49,11 +50,17 @@ def test_a_finished_run(finished):
     assert all(len(client.changed) == 3 and client.changed[2] > 0 for client in found["fedavg"])
 
 
-def test_the_gap_is_of_the_recorded_accuracy(finished):
-    run = uefl.load(finished[0])
-    (client, *_) = bounds.measure(run, "fedavg", None)
-    recorded = run.metrics.query("arm == 'fedavg' and client == 'silo-0'").iloc[-1]["accuracy"]
-    assert 0 <= client.gap + recorded <= 1
+def test_the_gap_is_of_training_and_test_images(finished):
+    run, found = uefl.load(finished[0]), []
+    model, config = run.model("fedavg"), run.config
+    for client in build(config.data, kind="labeled", seed=config.run.seed, data_root=None).clients:
+        train, test = (
+            float((model.predict(split.images).argmax(1) == split.labels).double().mean())
+            for split in (client.load().train, client.load().test)
+        )
+        found.append(train - test)
+    assert [client.gap for client in bounds.measure(run, "fedavg", None)] == pytest.approx(found)
+    assert any(found)
 
 
 def test_the_table_of_a_run(finished, monkeypatch, capsys):
