@@ -16,7 +16,7 @@ BRIDGE = [("fedavg", 2), ("fedavg", 4), ("fedper", 2), ("personal", 2), ("uefl",
 
 
 def tables(text: str) -> list[list[list[str]]]:
-    """Return the cells of each table, by row; the first row is the header."""
+    """Return the cells of each table by row, beginning with the header."""
     blocks = re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE)
     whole = [[[cell.strip() for cell in line.split("|")[1:-1]] for line in b.splitlines()] for b in blocks]
     return [[header, *rows] for header, _, *rows in whole]
