@@ -157,13 +157,13 @@ void KMeansTotals::move(const Dense& x, int64_t row, const KMeansUnits& units, i
 namespace {
 
 // Rows of a block that have no old cluster. They wait until kAddedRows of them have the same new cluster.
-class NewRows {
+class WaitingRows {
  public:
-  NewRows(KMeansTotals& totals, const KMeansUnits& units) : totals_(totals), units_(units) {}
+  WaitingRows(KMeansTotals& totals, const KMeansUnits& units) : totals_(totals), units_(units) {}
 
   void add(const Dense& x, int64_t row, int64_t to) {
     if (waiting_.empty()) waiting_.resize(totals_.masses.size());
-    Waiting& rows = waiting_[to];
+    Group& rows = waiting_[to];
     rows.rows[rows.count++] = row;
     if (rows.count == kAddedRows) flush(x, to);
   }
@@ -175,12 +175,12 @@ class NewRows {
   }
 
  private:
-  struct Waiting {
+  struct Group {
     int64_t count, rows[kAddedRows];
   };
   KMeansTotals& totals_;
   const KMeansUnits& units_;
-  std::vector<Waiting> waiting_;  // [k], or empty before the first row
+  std::vector<Group> waiting_;  // [k], or empty before the first row
 };
 
 }  // namespace
@@ -199,7 +199,7 @@ bool kmeans_step(const StridedRows& x, int64_t step, const std::function<FindLab
     std::vector<int64_t> found(step);
     DenseRows rows(x);
     const FindLabels find = finder();
-    NewRows added(mine, units);
+    WaitingRows added(mine, units);
     bool moved = false;
     for (int64_t block = lo; block < hi; ++block) {
       const int64_t first = block * step, last = std::min(n, first + step);
