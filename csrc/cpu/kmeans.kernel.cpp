@@ -59,9 +59,23 @@ void quantize_typed(const T* row, int64_t d, const Rounding& rounding, int16_t* 
   }
 }
 
-template <class T, bool kWeighted>
-void move_typed(const T* row, int64_t d, const Rounding& rounding, double weight, int64_t* to,
-                int64_t* from) {
+// Calls body.operator()<kCount>(i) for groups of kMost from `first` on, and for at most one smaller group of
+// each size.
+template <int kMost, class Body>
+UEFL_INLINE void for_groups(int64_t first, int64_t last, const Body& body) {
+  for (; first + kMost <= last; first += kMost) body.template operator()<kMost>(first);
+  if constexpr (kMost > 1) for_groups<kMost - 1>(first, last, body);
+}
+
+template <bool kNarrow>
+UEFL_INLINE SignedLongs units_of(const Doubles& x) {
+  if constexpr (kNarrow) return rounded_narrow(x);
+  return rounded(x);
+}
+
+template <bool kNarrow, bool kWeighted, class T>
+void move_typed(const T* row, int64_t d, const Rounding& rounding, double weight, int64_t* from,
+                int64_t* to) {
   int64_t j = 0;
   for (; j + kDoubles <= d; j += kDoubles) {
     Doubles value, middle, scale;
@@ -70,11 +84,10 @@ void move_typed(const T* row, int64_t d, const Rounding& rounding, double weight
     widen(rounding.scale + j, scale);
     value -= middle;
     if (kWeighted) value *= weight;
-    const SignedLongs units = rounded(value * scale);
+    const SignedLongs units = units_of<kNarrow>(value * scale);
     SignedLongs sum;
     load(to + j, sum);
     store(sum + units, to + j);
-    if (from == nullptr) continue;
     load(from + j, sum);
     store(sum - units, from + j);
   }
@@ -82,7 +95,41 @@ void move_typed(const T* row, int64_t d, const Rounding& rounding, double weight
     const double value = (static_cast<double>(row[j]) - rounding.middle[j]) * weight * rounding.scale[j];
     const int64_t units = static_cast<int64_t>(__builtin_rint(value));
     to[j] += units;
-    if (from != nullptr) from[j] -= units;
+    from[j] -= units;
+  }
+}
+
+// Adds kRows rows of one cluster to its sums, and so reads and writes the sums once.
+template <int kRows, bool kNarrow, bool kWeighted, class T>
+UEFL_INLINE void add_typed(const Dense& x, const int64_t* rows, const Rounding& rounding,
+                           const double* weights, int64_t* to) {
+  const T* row[kRows];
+  double weight[kRows];
+  for (int r = 0; r < kRows; ++r) {
+    row[r] = typed_row<T>(x, rows[r]);
+    weight[r] = kWeighted ? weights[rows[r]] : 1;
+  }
+  int64_t j = 0;
+  for (; j + kDoubles <= x.d; j += kDoubles) {
+    Doubles value, middle, scale;
+    SignedLongs sum;
+    widen(rounding.middle + j, middle);
+    widen(rounding.scale + j, scale);
+    load(to + j, sum);
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+      widen(row[r] + j, value);
+      value -= middle;
+      if (kWeighted) value *= weight[r];
+      sum += units_of<kNarrow>(value * scale);
+    }
+    store(sum, to + j);
+  }
+  for (; j < x.d; ++j) {
+    for (int r = 0; r < kRows; ++r) {
+      const double value = static_cast<double>(row[r][j]) - rounding.middle[j];
+      to[j] += static_cast<int64_t>(__builtin_rint(value * weight[r] * rounding.scale[j]));
+    }
   }
 }
 
@@ -161,25 +208,37 @@ void quantize(const Dense& x, int64_t row, const Rounding& rounding, int16_t* va
   quantize_typed(typed_row<float>(x, row), x.d, rounding, values, sums, squares);
 }
 
-void move(const Dense& x, int64_t row, const Rounding& rounding, double weight, int64_t* to, int64_t* from) {
-  const auto add = [&]<class T>(const T* values) {
-    weight == 1 ? move_typed<T, false>(values, x.d, rounding, 1, to, from)
-                : move_typed<T, true>(values, x.d, rounding, weight, to, from);
+// Calls body.operator()<kNarrow, kWeighted>(typed null pointer) for the type of the rows.
+template <class Body>
+void with_form(const Dense& x, bool narrow, bool weighted, const Body& body) {
+  const auto typed = [&]<class T>(const T* type) {
+    const auto weights = [&]<bool kNarrow>() {
+      weighted ? body.template operator()<kNarrow, true>(type)
+               : body.template operator()<kNarrow, false>(type);
+    };
+    narrow ? weights.template operator()<true>() : weights.template operator()<false>();
   };
-  x.wide ? add(typed_row<double>(x, row)) : add(typed_row<float>(x, row));
+  x.wide ? typed(static_cast<const double*>(nullptr)) : typed(static_cast<const float*>(nullptr));
+}
+
+void add(const Dense& x, const int64_t* rows, int64_t count, const Rounding& rounding, const double* weights,
+         int64_t* to) {
+  with_form(x, rounding.narrow, weights != nullptr, [&]<bool kNarrow, bool kWeighted, class T>(const T*) {
+    for_groups<kAddedRows>(0, count, [&]<int kRows>(int64_t i) {
+      add_typed<kRows, kNarrow, kWeighted, T>(x, rows + i, rounding, weights, to);
+    });
+  });
+}
+
+void move(const Dense& x, int64_t row, const Rounding& rounding, double weight, int64_t* from, int64_t* to) {
+  with_form(x, rounding.narrow, weight != 1, [&]<bool kNarrow, bool kWeighted, class T>(const T*) {
+    move_typed<kNarrow, kWeighted>(typed_row<T>(x, row), x.d, rounding, weight, from, to);
+  });
 }
 
 double distance(const Dense& x, int64_t row, const char* center) {
   if (x.wide) return distance_typed(typed_row<double>(x, row), reinterpret_cast<const double*>(center), x.d);
   return distance_typed(typed_row<float>(x, row), reinterpret_cast<const float*>(center), x.d);
-}
-
-// Calls body.operator()<kCount>(i) for groups of kMost from `first` on, and for at most one smaller group of
-// each size.
-template <int kMost, class Body>
-UEFL_INLINE void for_groups(int64_t first, int64_t last, const Body& body) {
-  for (; first + kMost <= last; first += kMost) body.template operator()<kMost>(first);
-  if constexpr (kMost > 1) for_groups<kMost - 1>(first, last, body);
 }
 
 // Processes rows and centers in groups, and the columns of a group in blocks. A block of the rows then stays
@@ -413,8 +472,7 @@ int64_t squares(const int16_t* values, int64_t d, int64_t* largest) {
 
 }  // namespace
 
-const KMeansKernel UEFL_VARIANT(kmeans){range,     quantize, move,        mean,   distance,
-                                        distances, scores,   kFloatError, center, products,
-                                        possible,  improve,  squares};
+const KMeansKernel UEFL_VARIANT(kmeans){range,  quantize,    add,    move,     mean,     distance, distances,
+                                        scores, kFloatError, center, products, possible, improve,  squares};
 
 }  // namespace uefl::cpu

@@ -21,9 +21,12 @@ struct Dense {
 struct Rounding {
   const double* middle;  // [d]
   const double* scale;   // [d]
+  bool narrow = false;   // all results are below 2^51
 
-  Rounding from(int64_t column) const { return {middle + column, scale + column}; }
+  Rounding from(int64_t column) const { return {middle + column, scale + column, narrow}; }
 };
+
+constexpr int kAddedRows = 4;
 
 struct KMeansKernel {
   // Lowers low [d] and raises high [d] to the range of the columns. Returns false if an element is not
@@ -32,9 +35,13 @@ struct KMeansKernel {
   // Writes a row as 15-bit integers. Adds them and their squares to the column sums.
   void (*quantize)(const Dense& x, int64_t row, const Rounding& rounding, int16_t* values, int64_t* sums,
                    int64_t* squares);
-  // Adds a row of this weight to its new cluster and subtracts it from its old one, which may be null.
-  void (*move)(const Dense& x, int64_t row, const Rounding& rounding, double weight, int64_t* to,
-               int64_t* from);
+  // Adds `count` rows to the sums [d] of their cluster. weights [n] may be null. A call for kAddedRows rows
+  // reads and writes the sums once.
+  void (*add)(const Dense& x, const int64_t* rows, int64_t count, const Rounding& rounding,
+              const double* weights, int64_t* to);
+  // Moves a row of this weight from the sums of one cluster to the sums of another.
+  void (*move)(const Dense& x, int64_t row, const Rounding& rounding, double weight, int64_t* from,
+               int64_t* to);
   // Writes the mean [d] of the rows that were added to these sums: middle + sums / scale / mass.
   void (*mean)(const int64_t* sums, int64_t d, const Rounding& rounding, double mass, double* values);
   // Returns the squared distance of a row to a center [d] of the same dtype, in the order of square_norms.

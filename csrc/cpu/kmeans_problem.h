@@ -67,9 +67,8 @@ class PreparedProblem {
   const Dense& dense() const { return dense_; }
   const Parallel& parallel() const { return parallel_; }
   KMeansUnits units() const {
-    return {{scales_.middle.data(), scales_.scale.data()},
-            weights_.empty() ? nullptr : weights_.data(),
-            scales_.mass_scale};
+    return {rounding_of(scales_.middle.data(), scales_.scale.data(), scales_.mass_scale),
+            weights_.empty() ? nullptr : weights_.data(), scales_.mass_scale};
   }
   double weight_unit() const { return scales_.weight_unit; }
   double variance() const { return variance_; }

@@ -24,9 +24,8 @@ struct SparseProblem {
                 const Parallel& parallel);
 
   KMeansUnits units() const {
-    return {{scales.middle.data(), scales.scale.data()},
-            weights.empty() ? nullptr : weights.data(),
-            scales.mass_scale};
+    return {rounding_of(scales.middle.data(), scales.scale.data(), scales.mass_scale),
+            weights.empty() ? nullptr : weights.data(), scales.mass_scale};
   }
 
   const SparseRows& x;
@@ -204,8 +203,8 @@ void SparseLloyd::move(KMeansTotals& totals, int64_t row, int64_t from, int64_t 
   for (int64_t i = x_.offsets[row]; i < x_.offsets[row + 1]; ++i) values[x_.columns[i]] = x_.value(i);
   const Dense dense{reinterpret_cast<const char*>(values.data()), true, 1, x_.d};
   const int64_t d = x_.d, mass = units_.mass(row);
-  kmeans_kernel().move(dense, 0, units_.rounding, units_.weight(row), &totals.sums[to * d],
-                       &totals.sums[from * d]);
+  kmeans_kernel().move(dense, 0, units_.rounding, units_.weight(row), &totals.sums[from * d],
+                       &totals.sums[to * d]);
   totals.masses[to] += mass, totals.masses[from] -= mass;
 }
 

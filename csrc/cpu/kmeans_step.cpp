@@ -141,13 +141,49 @@ KMeansScales kmeans_scales(const StridedRows& x, const double* weights, const Pa
   return scales_within(n, std::move(low), std::move(high), weights, op);
 }
 
+void KMeansTotals::add(const Dense& x, const int64_t* rows, int64_t count, const KMeansUnits& units,
+                       int64_t to) {
+  kmeans_kernel().add(x, rows, count, units.rounding, units.weights, &sums[to * d]);
+  for (int64_t i = 0; i < count; ++i) masses[to] += units.mass(rows[i]);
+}
+
 void KMeansTotals::move(const Dense& x, int64_t row, const KMeansUnits& units, int64_t from, int64_t to) {
-  int64_t* old = from < 0 ? nullptr : &sums[from * d];
-  kmeans_kernel().move(x, row, units.rounding, units.weight(row), &sums[to * d], old);
+  kmeans_kernel().move(x, row, units.rounding, units.weight(row), &sums[from * d], &sums[to * d]);
   const int64_t mass = units.mass(row);
   masses[to] += mass;
-  if (old) masses[from] -= mass;
+  masses[from] -= mass;
 }
+
+namespace {
+
+// Rows of a block that have no old cluster. They wait until kAddedRows of them have the same new cluster.
+class WaitingRows {
+ public:
+  WaitingRows(KMeansTotals& totals, const KMeansUnits& units) : totals_(totals), units_(units) {}
+
+  void add(const Dense& x, int64_t row, int64_t to) {
+    if (waiting_.empty()) waiting_.resize(totals_.masses.size());
+    Group& rows = waiting_[to];
+    rows.rows[rows.count++] = row;
+    if (rows.count == kAddedRows) flush(x, to);
+  }
+  // Adds the rows of a cluster that still wait.
+  void flush(const Dense& x, int64_t to) {
+    if (waiting_.empty() || waiting_[to].count == 0) return;
+    totals_.add(x, waiting_[to].rows, waiting_[to].count, units_, to);
+    waiting_[to].count = 0;
+  }
+
+ private:
+  struct Group {
+    int64_t count, rows[kAddedRows];
+  };
+  KMeansTotals& totals_;
+  const KMeansUnits& units_;
+  std::vector<Group> waiting_;  // [k], or empty before the first row
+};
+
+}  // namespace
 
 bool kmeans_step(const StridedRows& x, int64_t step, const std::function<FindLabels()>& finder,
                  const void* centers, const KMeansUnits& units, const Parallel& parallel, int64_t* labels,
@@ -163,6 +199,7 @@ bool kmeans_step(const StridedRows& x, int64_t step, const std::function<FindLab
     std::vector<int64_t> found(step);
     DenseRows rows(x);
     const FindLabels find = finder();
+    WaitingRows added(mine, units);
     bool moved = false;
     for (int64_t block = lo; block < hi; ++block) {
       const int64_t first = block * step, last = std::min(n, first + step);
@@ -175,10 +212,11 @@ bool kmeans_step(const StridedRows& x, int64_t step, const std::function<FindLab
           distances[i] =
               kmeans_kernel().distance(dense, i, static_cast<const char*>(centers) + to * center_bytes);
         if (to == labels[i]) continue;
-        mine.move(dense, i, units, labels[i], to);
+        labels[i] < 0 ? added.add(dense, i, to) : mine.move(dense, i, units, labels[i], to);
         labels[i] = to;
         moved = true;
       }
+      for (int64_t i = first; i < last; ++i) added.flush(dense, found[i - first]);
     }
     if (!moved) return;
     changed = true;

@@ -25,6 +25,12 @@ inline int64_t ceil_log2(int64_t n) { return n > 1 ? 64 - __builtin_clzll(static
 // Returns the bits of an integer for which n such integers sum to at most 2^62.
 inline int64_t mass_bits(int64_t n) { return 62 - ceil_log2(n); }
 
+// Returns the rounding of elements that become integers of at most mass_scale. Elements beyond the extremes
+// of the columns, which the caller must not pass, may be eight times as large.
+inline Rounding rounding_of(const double* middle, const double* scale, double mass_scale) {
+  return {middle, scale, mass_scale <= 0x1p48};
+}
+
 // Returns 2^e for e from -1022 to 1023.
 inline double power_of_two(int64_t e) { return std::bit_cast<double>((e + 1023) << 52); }
 
@@ -88,7 +94,8 @@ struct KMeansUnits {
 struct KMeansTotals {
   KMeansTotals(int64_t k, int64_t d) : d(d), sums(k * d), masses(k) {}
 
-  // Moves a row to a cluster. `from` is its old cluster, or negative if there is none.
+  // Adds rows to a cluster.
+  void add(const Dense& x, const int64_t* rows, int64_t count, const KMeansUnits& units, int64_t to);
   void move(const Dense& x, int64_t row, const KMeansUnits& units, int64_t from, int64_t to);
   int64_t empty() const { return std::count(masses.begin(), masses.end(), 0); }
 

@@ -98,10 +98,14 @@ void WideLloyd::add_moves(const std::vector<int64_t>& rows, const std::vector<in
   parallel_((d + kColumns - 1) / kColumns, [&](int64_t lo, int64_t hi) {
     for (int64_t first = lo * kColumns; first < std::min(d, hi * kColumns); first += kColumns) {
       const Dense part = dense_.columns(first, std::min(d, first + kColumns));
+      const Rounding rounding = units_.rounding.from(first);
+      const auto sums = [&](int64_t center) { return &totals_.sums[center * d + first]; };
       for (const int64_t row : rows) {
-        kmeans_kernel().move(part, row, units_.rounding.from(first), units_.weight(row),
-                             &totals_.sums[found[row] * d + first],
-                             labels_[row] < 0 ? nullptr : &totals_.sums[labels_[row] * d + first]);
+        if (labels_[row] < 0) {
+          kmeans_kernel().add(part, &row, 1, rounding, units_.weights, sums(found[row]));
+        } else {
+          kmeans_kernel().move(part, row, rounding, units_.weight(row), sums(labels_[row]), sums(found[row]));
+        }
       }
     }
   });

@@ -225,6 +225,15 @@ UEFL_INLINE SignedLongs rounded(const Doubles& x) {
 #endif
 }
 
+// Rounds numbers of at most 2^51 in the same way, with fewer operations.
+UEFL_INLINE SignedLongs rounded_narrow(const Doubles& x) {
+#if defined(__AVX512F__)
+  return rounded(x);
+#else
+  return (SignedLongs)((Longs)(x + 0x1.8p52) - 0x4338000000000000u);
+#endif
+}
+
 // Adds the two products of each pair of 16-bit numbers to a 32-bit sum. The function has assembly, because
 // with intrinsics GCC 12 copies every sum, or moves all products before all sums. The products then spill.
 UEFL_INLINE void add_pair_products(const Ints& a, const Ints& b, Ints& sum) {

@@ -210,8 +210,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> kmeans_step(const Tensor& x, const Te
   const cpu::Search search({centers.const_data_ptr(), dtype_of(centers), 1, k, d}, cpu::Metric::l2, true,
                            "kmeans_step", in_parallel);
   const cpu::StridedRows rows{x.const_data_ptr(), dtype_of(x), n, 1, d, x.stride(0), 0, x.stride(1)};
-  const cpu::KMeansUnits units{
-      {doubles(middle), doubles(scale)}, weights_given ? doubles(weights) : nullptr, *doubles(mass_scale)};
+  const double masses_scale = *doubles(mass_scale);
+  const cpu::KMeansUnits units{cpu::rounding_of(doubles(middle), doubles(scale), masses_scale),
+                               weights_given ? doubles(weights) : nullptr, masses_scale};
   cpu::KMeansTotals totals(k, d);
   std::vector<double> distances(with_inertia ? n : 0);
   int64_t* out = static_cast<int64_t*>(labels.mutable_data_ptr());

@@ -75,6 +75,21 @@ def test_equals_the_reference(dtype):
 
 @pytest.mark.every_variant
 @compiled
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_more_rows_than_2_to_the_14(dtype):
+    """Then the integers of a row are below 2^51, and the kernels round with fewer operations."""
+    x, centers = normal(2**14 + 3, 13, dtype=dtype), normal(5, 13, seed=1, dtype=dtype)
+    for weights in (None, torch.rand(len(x), generator=torch.Generator().manual_seed(0))):
+        assert_as_reference(x, centers, weights=weights)
+        options = {"init": centers, "weights": weights, "max_iter": 3, "tol": 0.0}
+        with backend("reference"):
+            expected = kmeans(x, 5, **options)
+        for found, right in zip(kmeans(x, 5, **options), expected, strict=True):
+            assert torch.equal(found, right)
+
+
+@pytest.mark.every_variant
+@compiled
 @settings(max_examples=40)
 @given(
     st.integers(1, 90),
