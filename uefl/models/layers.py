@@ -67,7 +67,7 @@ def check_last(net: nn.Module, layer: nn.Module, probe: torch.Tensor, arm: str) 
     if len(marks) != 1 or not torch.equal(output, marks[0]):
         raise UserError(
             f"arm {arm!r}: the network must return the output of its last linear layer unchanged; remove"
-            " later operations (model.logit_dropout, log_softmax), define the layers in order, or omit the arm"
+            " later operations, such as model.logit_dropout; define the layers in order; or omit the arm"
         )
 
 
