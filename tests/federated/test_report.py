@@ -247,6 +247,19 @@ def test_equal_arms_are_all_visible(tmp_path, count):
     assert len({str(own["linestyle"]) for own in apart}) == len({own["color"] for own in apart}) == count
 
 
+def test_many_arms_differ_and_leave_room_for_their_curves():
+    arms = [f"arm-{i}" for i in range(23)]
+    looks = {(line["color"], str(line["linestyle"])) for line in (style.line(arms, arm) for arm in arms)}
+    assert len(looks) == len(arms)
+    heights = []
+    for count in (2, 23):
+        figure, axes = style.panels(3, 3, 2.8, 1.75, above=0.7)
+        style.legend(figure, style.handles(arms[:count]))
+        FigureCanvasAgg(figure).draw()
+        heights.append(axes[0, 0].get_window_extent().height)
+    assert heights[1] > 0.7 * heights[0]
+
+
 def test_equal_arms_share_a_line_in_rounds_where_they_agree(tmp_path):
     run = read_run(sample_runs.write(tmp_path, sample_runs.records(("fedavg", "one-codebook", "uefl"))))
     curves = {

@@ -160,8 +160,7 @@ class Algorithm:
         smallest = min(federation.clients, key=lambda client: client.sizes.train)
         if self.trains_clients and smallest.sizes.train == 1:
             try:
-                probe = blank(1, federation.shape, federation.inputs).to(next(net.parameters()).device)
-                net.train()(probe if federation.inputs.kind == "tokens" else probe.float())
+                net.train()(probe(1, federation, net))
             except ValueError:  # a batch norm with one value per channel raises this error
                 why = "has one training image, but batch norm needs two images or more; add images"
                 raise UnfitClient(smallest.name, why) from None
@@ -364,6 +363,12 @@ class Algorithm:
 
 
 # --- the registry -----------------------------------------------------------------------------------------
+
+
+def probe(count: int, federation: Federation, net: nn.Module) -> torch.Tensor:
+    """Return ``count`` inputs of zeros for a network that is checked."""
+    zeros = blank(count, federation.shape, federation.inputs).to(next(net.parameters()).device)
+    return zeros if federation.inputs.kind == "tokens" else zeros.float()
 
 
 class _Algorithms(Registry[type[Algorithm]]):

@@ -27,8 +27,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from ..client.work import Batch, Work
-from ..data.federation import LabeledData
-from ..models.layers import layers
+from ..data.federation import Federation, LabeledData
+from ..models.layers import check_last, layers
 from . import base
 from .base import Algorithm, ModelSpec, register
 
@@ -114,6 +114,16 @@ class FedGate(Algorithm):
     def is_private(self, name: str, owner: nn.Module) -> bool:
         """Return True for the own layer and for its weight."""
         return isinstance(owner, GatedLayer) or name.rpartition(".")[0].endswith(".own")
+
+    def check(self, federation: Federation, arm: str, net: nn.Module) -> None:
+        """Refuse a network that changes the output of its last linear layer.
+
+        The operation would get the logits of both layers, or the log of the mixed probabilities.
+        """
+        super().check(federation, arm, net)
+        assert isinstance(net, GatedNet)
+        with net.train().apart():
+            check_last(net, net.gate, base.probe(2, federation, net), arm)
 
     @torch.no_grad()
     def before_round(self, work: Work) -> None:

@@ -23,7 +23,7 @@ from ..collapse import ClassSums, Collapse, class_sums, geometry, neural_collaps
 from ..data.federation import Federation
 from ..engines.base import Expected, Message, Reply
 from ..errors import UserError
-from ..models.layers import linear_layers
+from ..models.layers import check_last, linear_layers
 from ..server.turn import Turn
 from . import base
 from .base import Algorithm, ModelSpec, Record, State, register
@@ -66,13 +66,14 @@ class TPT(Algorithm):
         """iterations of the phase, as a multiple of the iterations before it"""
 
     def check(self, federation: Federation, arm: str, net: nn.Module) -> None:
-        """Refuse a network without a linear layer, which takes the features."""
+        """Refuse a network that does not end with a linear layer, which takes the features."""
         if not linear_layers(net):
             raise UserError(
                 f"arm {arm!r}: neural collapse is measured on the input of the last linear layer, and the"
                 " network has no linear layer; choose another network"
             )
         super().check(federation, arm, net)
+        check_last(net.eval(), linear_layers(net)[-1], base.probe(2, federation, net), arm)
 
     def build_model(self, spec: ModelSpec) -> nn.Module:
         """Build the usual network with every dropout at 0."""

@@ -2,12 +2,12 @@
 
 The server takes the steps of the published server in the same order, with its mistakes.
 
-Differences from the corrected algorithm (``uefl/server.py``):
+Differences from the corrected algorithm (``uefl/algorithms/uefl/server.py``):
 
 * no codeword is ever averaged: every client keeps a copy of the whole codebook module, also of the "shared"
   part;
-* at the start of an iteration every client starts from the *last* client's copy; * k-means then runs at every
-client, uncertain or not, and overwrites the part that the client points at: part
+* at the start of an iteration every client starts from the *last* client's copy;
+* k-means then runs at every client, uncertain or not, and overwrites the part that the client points at: part
   0, the shared one, in a client that was never extended;
 * a client sees part 0 and the part it points at, never an older extension; after each extension a spare
   part is added;
@@ -48,8 +48,16 @@ class PublishedUEFL(CodebookAlgorithm):
     asks_all = True  # the server keeps a codebook of every client from the start
 
     def check(self, federation: Federation, arm: str, net: torch.nn.Module) -> None:
-        """Refuse a choice of the best round, because its clients measure other codebooks than are saved."""
+        """Refuse an arm without an end, and a choice of the best round.
+
+        The clients of a round measure other codebooks than are saved.
+        """
         super().check(federation, arm, net)
+        if not (self.parameters.stop_when_certain or self.context.training.max_iterations):
+            raise UserError(
+                f"key 'arms.{arm}.stop_when_certain': with false this arm never ends, because the published"
+                " code does not limit the iterations; set training.max_iterations"
+            )
         if self.context.run.select == "holdout":
             raise UserError(
                 f"arm {arm!r}: run.select = 'holdout' keeps the best model, but this arm saves other"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Literal, TypeVar
 
+import torch
 from torch import nn
 
 from ..errors import UserError
@@ -41,6 +42,33 @@ def layers(net: nn.Module, choice: LayerChoice, key: str) -> list[nn.Module]:
             f"key {key!r}: the network has {what}, so {choice!r} selects no layer; choose another value"
         )
     return chosen
+
+
+@torch.no_grad()
+def check_last(net: nn.Module, layer: nn.Module, probe: torch.Tensor, arm: str) -> None:
+    """Refuse a network that does not return the output of ``layer`` unchanged.
+
+    Raises:
+        UserError: another operation follows, or another layer is the last one; the message names ``arm``.
+    """
+    marks: list[torch.Tensor] = []
+
+    def mark(_: nn.Module, __: object, output: torch.Tensor) -> torch.Tensor:
+        marks.append(torch.arange(1.0, output.numel() + 1, device=output.device).view(output.shape))
+        return marks[-1].to(output.dtype, copy=True)
+
+    hook = layer.register_forward_hook(mark)
+    try:
+        output = net(probe).float()
+    except (IndexError, RuntimeError, TypeError, ValueError):  # a later operation needs another shape
+        output = torch.empty(0)
+    finally:
+        hook.remove()
+    if len(marks) != 1 or not torch.equal(output, marks[0]):
+        raise UserError(
+            f"arm {arm!r}: the network must return the output of its last linear layer unchanged; remove"
+            " later operations, such as model.logit_dropout; define the layers in order; or omit the arm"
+        )
 
 
 def batch_norms(net: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:

@@ -116,9 +116,10 @@ def line(arms: Iterable[str], arm: str) -> dict[str, Any]:
     """Return the line style of an arm by its place among ``arms``."""
     arms = list(arms)
     place = arms.index(arm)
+    again, look = divmod(place, len(_STYLES))
     return {
-        "color": _STYLES[place % len(_STYLES)][0],
-        "linestyle": _STYLES[place % len(_STYLES)][1],
+        "color": _STYLES[look][0],
+        "linestyle": _STYLES[(look + again) % len(_STYLES)][1],  # a color comes again with other dashes
         "linewidth": _WIDTH,
         "zorder": 2 + place / len(arms),
     }
@@ -188,8 +189,10 @@ def legend(figure: Figure, entries: list[Line2D]) -> None:
     """Put a legend above all panels, in the number of columns that fits."""
     longest = max(len(str(entry.get_label())) for entry in entries)
     # in points: the letters, and the line in front of them
-    columns = int(figure.get_figwidth() * 72 / (5.0 * longest + 42))
-    figure.legend(handles=entries, loc="outside upper left", ncols=max(1, min(columns, len(entries))))
+    columns = max(1, min(int(figure.get_figwidth() * 72 / (5.0 * longest + 42)), len(entries)))
+    more = max(0, math.ceil(len(entries) / columns) - 3)  # rows for which the figure has no room
+    figure.set_figheight(figure.get_figheight() + 0.19 * more)
+    figure.legend(handles=entries, loc="outside upper left", ncols=columns)
 
 
 def drawn(run: RunFolder) -> dict[str, str]:

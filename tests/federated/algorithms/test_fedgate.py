@@ -1,12 +1,17 @@
 """FedGate: both layers learn, the holdout images weigh them, and the messages are those of FedAvg."""
 
+import math
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import nn
 from torch.distributions import Categorical
 
 from tests.federated.tiny import arm, federation, finish, first_turn, settings
-from uefl.algorithms.fedgate import GatedLayer
+from uefl.algorithms.base import find
+from uefl.algorithms.fedgate import GatedLayer, GatedNet
+from uefl.errors import UserError
 
 
 def started(**keys):
@@ -118,3 +123,42 @@ def test_a_run_records_the_share_of_the_own_layer():
     shares = [r["own_share"] for r in records if r.get("own_share") is not None]
     assert shares
     assert all(0 <= share <= 1 for share in shares)
+
+
+class TwoLayers(nn.Module):
+    """Two linear layers, and an operation after them."""
+
+    def __init__(self, after=lambda logits: logits, names=("one", "two")):
+        super().__init__()
+        for name in names:
+            self.add_module(name, nn.LazyLinear(3))
+        self.after = after
+
+    def forward(self, x):
+        return self.after(self.two(self.one(x.flatten(1))))
+
+
+@pytest.mark.parametrize("algorithm", ["fedgate", "tpt"])
+@pytest.mark.parametrize(
+    ("keys", "fits"),
+    [
+        ({}, True),
+        ({"after": lambda z: z.log_softmax(1)}, False),
+        ({"after": lambda z: 5 * z}, False),
+        ({"after": lambda z: z.view(4, 9)}, False),
+        ({"names": ("two", "one")}, False),
+    ],
+)
+def test_the_network_must_return_the_output_of_its_last_layer(algorithm, keys, fits):
+    kind, fed, net = find(algorithm), federation(), TwoLayers(**keys)
+    net.one(torch.zeros(1, math.prod(fed.shape)))
+    net.two(torch.zeros(1, 3))
+    net = GatedNet(net) if algorithm == "fedgate" else net
+    with nullcontext() if fits else pytest.raises(UserError, match=r"'one': .*unchanged"):
+        kind(kind.Parameters()).check(fed, "one", net)
+
+
+def test_dropout_after_the_gate_is_refused():
+    _, workspace, _ = arm(settings("fedgate", model={"logit_dropout": True}))
+    with pytest.raises(UserError, match=r"'gate': .*model\.logit_dropout"):
+        workspace.algorithm.check(federation(), "gate", workspace.net)

@@ -9,6 +9,7 @@ from tests.federated.engine_wrappers import recorded, tampered
 from tests.federated.tiny import arm, federation, finish, settings, state, turn_of, turns, values
 from uefl.algorithms.uefl.clustering import kmeans
 from uefl.engines.base import Message
+from uefl.errors import UserError
 
 NAMES = ("silo-0", "silo-1", "silo-2")
 
@@ -146,3 +147,9 @@ def test_there_is_no_cap_on_iterations_unless_one_is_set():
     assert [algorithm.members[0].algorithm.rounds(i) for i in (0, 1, 2, 1000)] == [2, 1, 1, 1]
     capped, _, _ = arm(legacy(max_iterations=3, rounds=[2, 1]))
     assert [capped.members[0].algorithm.rounds(i) for i in (0, 1, 2, 3)] == [2, 1, 1, None]
+
+
+def test_an_arm_without_an_end_is_refused():
+    _, workspace, _ = arm(legacy(max_iterations=0, stop_when_certain=False))
+    with pytest.raises(UserError, match=r"arms\.one\.stop_when_certain'.*max_iterations"):
+        workspace.algorithm.check(federation(), "one", workspace.net)
