@@ -81,11 +81,23 @@ def with_more_rounds(cfg: Config, rounds: int) -> Config:
     return replace(cfg, training=longer)
 
 
-def stage(out: Path, cfg: Config, rounds: int, digest: str, preset: str) -> dict[str, Any]:
+def check_none(out: Path) -> None:
+    """Check that no arm has ended in a run without a checkpoint, because its states would be taken.
+
+    Raises:
+        UserError: there is a state of an arm.
+    """
+    if next((out / _FOLDER).glob(f"*/{_INDEX}"), None) is not None:
+        raise UserError(
+            f"{out / _FOLDER} has states of arms, and {_INDEX} is missing; restore it, or start a new run"
+        )
+
+
+def stage(out: Path, cfg: Config, rounds: int, preset: str) -> dict[str, Any]:
     """Write the files of a finished run, set back to the last turn of its first arm, with more rounds.
 
     All files are complete in a folder of their own before the first one takes its place, as :func:`finish`
-    does after a kill. Return the record ``made_with`` of the checkpoints, with ``digest`` of the longer run.
+    does after a kill. Return the record ``made_with`` of the checkpoints, with the digest of the longer run.
 
     Raises:
         UserError: the run has not ended, or has no states to continue from.
@@ -104,7 +116,12 @@ def stage(out: Path, cfg: Config, rounds: int, digest: str, preset: str) -> dict
     last = checkpoint.load(out)
     first = states[names[0]]
     assert first is not None
-    assert last is not None
+    if last is None:
+        raise UserError(f"{out / _INDEX} is missing; restore it, or start a new run")
+    if last[1]["made_with"]["config"] != cfg.digest():
+        raise UserError(
+            f"{out}: config.toml has been changed since the run ended; restore it, or start a new run"
+        )
     lines = []
     try:
         for line in read_text(out / "metrics.jsonl").splitlines(keepends=True):
@@ -121,7 +138,7 @@ def stage(out: Path, cfg: Config, rounds: int, digest: str, preset: str) -> dict
         "cpu_seconds": last[1]["cpu_seconds"],
         "metrics_bytes": len(text.encode()),
     }
-    plain["made_with"] = first[1]["made_with"] | {"config": digest}
+    plain["made_with"] = first[1]["made_with"] | {"config": longer.digest()}
     discard(out)
     new = out / _STAGED
     new.mkdir()

@@ -19,7 +19,6 @@ plots/, report.md, report.html
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import time
@@ -214,6 +213,7 @@ def resume(
             found = checkpoint.load(out)
             if found is None:
                 MetricsFile(out).check_new(next(iter(cfg.arms)))
+                extend.check_none(out)
             run = prepared(cfg, None if found is None else found[1].get("made_with"))
         tensors, plain = checkpoint.load(out) or ({}, _START)
         return run.go(tensors, plain, pages)
@@ -225,7 +225,7 @@ def _with_more_rounds(
     """Return a finished run with more rounds, and change its folder once all checks have passed."""
     longer = extend.with_more_rounds(cfg, rounds)
     try:
-        then = extend.stage(out, cfg, rounds, _digest(longer), preset)
+        then = extend.stage(out, cfg, rounds, preset)
         run = prepared(longer, then)
         run.check_origin(then)
         extend.commit(out)
@@ -348,7 +348,7 @@ class _Run:
             cfg.run.threads or threads_for(first.net, first.example, cfg.training.batch_size), device
         )
         self.made_with = {
-            "config": _digest(cfg),
+            "config": cfg.digest(),
             "data": federation.digest,
             "threads": torch.get_num_threads(),
             "bf16": first.autocast,
@@ -605,11 +605,6 @@ def _written_summary(out: Path) -> dict[str, Any]:
         return dict(parse_json(read_text(path)))
     except (ValueError, TypeError):
         raise UserError(f"{path} is damaged; restore it, or delete it to continue the run") from None
-
-
-def _digest(cfg: Config) -> str:
-    """Return the digest of a configuration, for its checkpoints."""
-    return hashlib.sha256(cfg.with_run(threads=0).to_toml().encode()).hexdigest()
 
 
 def chosen_device(name: str) -> torch.device:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from contextlib import suppress
 from dataclasses import replace
@@ -79,7 +80,7 @@ def lengthen(out):
     """Lengthen a run as ``resume`` does before it trains."""
     extend_module.finish(out)
     if (out / "summary.json").is_file():
-        extend_module.stage(out, config.load_whole(out / "config.toml"), 1, "digest", "demo")
+        extend_module.stage(out, config.load_whole(out / "config.toml"), 1, "demo")
         extend_module.commit(out)
 
 
@@ -149,6 +150,31 @@ def test_run_that_cannot_be_extended_is_unchanged(tmp_path):
         extend(tmp_path / "run", 1)
     for name in ("cosine", "run"):
         assert (tmp_path / name / "summary.json").is_file()
+
+
+def test_a_run_with_another_configuration_is_not_extended(tmp_path):
+    out = tmp_path / "run"
+    start(out, "arms=fedavg", "rounds=[1]")
+    (out / "checkpoint.json").rename(tmp_path / "kept.json")
+    with pytest.raises(UserError, match=r"checkpoint\.json"):
+        extend(out, 1)
+    (tmp_path / "kept.json").rename(out / "checkpoint.json")
+    text = (out / "config.toml").read_text()
+    assert "\nlr = " in text
+    (out / "config.toml").write_text(re.sub(r"\nlr = .*", "\nlr = 0.5", text))
+    before = contents(out)
+    with pytest.raises(UserError, match=r"config\.toml"):
+        extend(out, 1)
+    assert contents(out) == before
+
+
+def test_states_of_arms_without_a_checkpoint_are_not_taken(tmp_path):
+    out = tmp_path / "run"
+    start(out, "arms=fedavg", "rounds=[1]")
+    for name in ("checkpoint.json", "summary.json", "metrics.jsonl"):
+        (out / name).unlink()
+    with pytest.raises(UserError, match=r"/ends .*checkpoint\.json"):
+        go_on(out)
 
 
 def test_the_command(tmp_path):

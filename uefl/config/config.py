@@ -6,6 +6,7 @@ mistake in another section is found without importing torch.
 
 from __future__ import annotations
 
+import hashlib
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -69,6 +70,10 @@ class Config:
     def to_toml(self) -> str:
         """Return the configuration as TOML text."""
         return tomli_w.dumps(self.table())
+
+    def digest(self) -> str:
+        """Return the digest for checkpoints, which does not depend on the number of threads."""
+        return hashlib.sha256(self.with_run(threads=0).to_toml().encode()).hexdigest()
 
     def with_run(self, **keys: Any) -> Config:
         """Return the same configuration with other values in the section ``[run]``, which are not checked."""
