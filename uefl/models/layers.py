@@ -46,7 +46,9 @@ def layers(net: nn.Module, choice: LayerChoice, key: str) -> list[nn.Module]:
 
 @torch.no_grad()
 def check_last(net: nn.Module, layer: nn.Module, probe: torch.Tensor, arm: str) -> None:
-    """Refuse a network that does not return the output of ``layer`` unchanged.
+    """Refuse a network that does not return the output of ``layer``, or its ``log_softmax(-1)``.
+
+    The loss and the predictions of the two are equal.
 
     Raises:
         UserError: another operation follows, or another layer is the last one; the message names ``arm``.
@@ -64,7 +66,8 @@ def check_last(net: nn.Module, layer: nn.Module, probe: torch.Tensor, arm: str) 
         output = torch.empty(0)
     finally:
         hook.remove()
-    if len(marks) != 1 or not torch.equal(output, marks[0]):
+    valid = (marks[0], marks[0].log_softmax(-1)) if len(marks) == 1 else ()
+    if not any(output.shape == right.shape and torch.allclose(output, right) for right in valid):
         raise UserError(
             f"arm {arm!r}: the network must return the output of its last linear layer unchanged; remove"
             " later operations, such as model.logit_dropout; define the layers in order; or omit the arm"

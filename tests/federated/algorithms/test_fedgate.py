@@ -143,7 +143,8 @@ class TwoLayers(nn.Module):
     ("keys", "fits"),
     [
         ({}, True),
-        ({"after": lambda z: z.log_softmax(1)}, False),
+        ({"after": lambda z: z.log_softmax(-1)}, True),
+        ({"after": lambda z: z.log_softmax(0)}, False),
         ({"after": lambda z: 5 * z}, False),
         ({"after": lambda z: z.view(4, 9)}, False),
         ({"names": ("two", "one")}, False),
