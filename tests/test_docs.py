@@ -112,8 +112,8 @@ def test_every_public_name_has_an_entry_and_an_example():
 @pytest.mark.parametrize("name", sorted(PUBLIC))
 def test_entries_have_shapes_errors_source_and_equivalent(name):
     thing = getattr(uefl_kernels.nn if ".nn." in name else uefl_kernels, name.rpartition(".")[2])
-    # the docstring of a NamedTuple has no entries, because its fields have docstrings
-    if isinstance(thing, bool) or (isinstance(thing, type) and issubclass(thing, tuple)):
+    # the docstring of a NamedTuple has no entries, because its fields have docstrings; an error has none
+    if isinstance(thing, bool) or (isinstance(thing, type) and issubclass(thing, (tuple, Exception))):
         return
     pieces = ["Raises:", "Equivalent to"]
     if name not in ("uefl_kernels.backend", "uefl_kernels.collision_report"):  # these have no paper

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
@@ -12,7 +13,7 @@ from torch import nn
 
 import uefl_kernels
 from uefl_kernels.metrics import entropy
-from uefl_kernels.nn import MCDropout
+from uefl_kernels.nn import MCDropout, NoDropoutError
 
 from .models.heads import Head
 from .models.net import Net
@@ -55,23 +56,35 @@ def of_network(
             return of_head(net.head, net.tokens(images), passes)
     with amp():
         plain = net(images).float().softmax(-1)
-    layer = _dropout_layer(net) if passes else None
-    if layer is None:
-        return without_spread(plain)
-    layer.passes = passes
     with amp():
+        layer = _dropout_layer(net, images[:1]) if passes else None
+        if layer is None:
+            return without_spread(plain)
+        layer.passes = passes
         drawn = layer(images)
     return Prediction(drawn.mean_probs, drawn.entropy, drawn.expected_entropy, entropy(plain))
 
 
-@lru_cache(maxsize=2)  # layer of the current arm: a network is traced once, and its weights change in place
-def _dropout_layer(net: nn.Module) -> MCDropout | None:
+@lru_cache(maxsize=2)  # of the current arm: a network is traced once, and its weights change in place
+def _kept(net: nn.Module) -> list[MCDropout | None]:
+    """Return an empty list for each network, for its layer."""
+    return []
+
+
+def _dropout_layer(net: nn.Module, image: torch.Tensor) -> MCDropout | None:
     """Return the layer that draws passes of a network, or None if it has no dropout."""
-    if not any(
-        isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in net.modules()
-    ):
-        return None
-    return MCDropout(net)
+    kept = _kept(net)
+    if not kept:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of passes that a network without dropout does not need
+                MCDropout(net, passes=1)(image, seed=0)
+            kept.append(MCDropout(net))
+        except NoDropoutError as error:
+            if error.inactive:
+                raise
+            kept.append(None)
+    return kept[0]
 
 
 def of_head(head: nn.Module, tokens: torch.Tensor, passes: int) -> Prediction:

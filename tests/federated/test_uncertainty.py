@@ -3,6 +3,8 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
 
 from uefl.models.heads import Head
 from uefl.uncertainty import (
@@ -195,3 +197,52 @@ def test_members_with_different_certain_predictions():
 def test_members_that_do_not_fit(members):
     with pytest.raises(ValueError, match=r"ensemble: .*shape"):
         ensemble([sure(member) for member in members])
+
+
+class Functional(nn.Module):
+    """A network with a dropout that is no module, in a forward that fx traces or does not trace."""
+
+    def __init__(self, p: float, traced: bool) -> None:
+        super().__init__()
+        self.first, self.last, self.p, self.traced = nn.Linear(6, 32), nn.Linear(32, 3), p, traced
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Return logits."""
+        hidden = self.first(images.flatten(1)).relu()
+        if self.traced or bool(hidden.sum() > -1):
+            hidden = F.dropout(hidden, self.p, self.training)
+        return self.last(hidden)
+
+
+class RecurrentNet(nn.Module):
+    """A network whose only dropout is inside of an LSTM."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.last = nn.LSTM(6, 32, num_layers=2, dropout=0.5), nn.Linear(32, 3)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Return logits."""
+        return self.last(self.lstm(images.flatten(1)[None])[0][0])
+
+
+@pytest.mark.parametrize(
+    ("make", "spreads"),
+    [
+        (lambda: Functional(0.5, traced=True), True),
+        (lambda: Functional(0.5, traced=False), True),
+        (lambda: nn.Sequential(nn.Flatten(), nn.Linear(6, 32), nn.AlphaDropout(0.5), nn.Linear(32, 3)), True),
+        (RecurrentNet, True),
+        (lambda: Functional(0.0, traced=True), False),
+        (lambda: nn.Sequential(nn.Flatten(), nn.Linear(6, 3)), False),
+    ],
+)
+def test_every_kind_of_dropout_is_drawn(make, spreads, recwarn):
+    torch.manual_seed(0)
+    net, images = make().eval(), torch.randn(8, 1, 2, 3)
+    for _ in range(2):
+        found = of_network(net, images, 20, contextlib.nullcontext)
+        assert bool((found.mutual_info > 1e-6).all()) == spreads
+        wanted = entropy(net(images).softmax(-1))
+        torch.testing.assert_close(found.entropy_deterministic, wanted, check_dtype=False)
+    assert spreads or not recwarn

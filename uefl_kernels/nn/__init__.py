@@ -4,6 +4,7 @@ They are quantizers that replace vector-quantize-pytorch's, ``ExtensibleCodebook
 """
 
 from ._losses import LossBreakdown
+from ._model_cut import NoDropoutError
 from .binary_mapper import BinaryMapper
 from .extensible_codebook import ExtensibleCodebook
 from .fsp import FSP
@@ -31,6 +32,7 @@ __all__ = [
     "LatentQuantize",
     "LossBreakdown",
     "MCDropout",
+    "NoDropoutError",
     "RandomProjectionQuantizer",
     "ResidualFSQ",
     "ResidualLFQ",

@@ -188,16 +188,24 @@ def inserted_before(model: nn.Module, rates: Mapping[nn.Module, float]) -> Itera
             raise RuntimeError(not_called(model, module))
 
 
-def no_dropout(model: nn.Module) -> str:
-    """Explain why no dropout reaches the output of a model."""
+class NoDropoutError(ValueError, RuntimeError):
+    """No dropout with p > 0 reaches the output of a model."""
+
+    inactive = False
+    """True: the model has a dropout that it does not call"""
+
+
+def no_dropout(model: nn.Module) -> NoDropoutError:
+    """Return the error that explains why no dropout reaches the output of a model."""
     for name, module in model.named_modules():
         if drops(module):
-            kind = type(module).__name__
-            return (
-                f"MCDropout: {kind} {name!r} is not called in evaluation mode; call it also if"
-                " self.training is False: MCDropout switches it on"
+            error = NoDropoutError(
+                f"MCDropout: {type(module).__name__} {name!r} is not called in evaluation mode; call it also"
+                " if self.training is False: MCDropout switches it on"
             )
-    return (
+            error.inactive = True
+            return error
+    return NoDropoutError(
         "MCDropout: the model has no dropout with p > 0; add nn.Dropout (dropout_p of"
         " F.scaled_dot_product_attention is not switched on) or give insert=0.1"
     )
@@ -290,7 +298,7 @@ def cut_model(model: nn.Module, rates: Mapping[nn.Module, float]) -> tuple[CutMo
                 return None, f"{type(model).__name__} writes into a tensor that it reads by another name"
     output = next(node for node in graph.nodes if node.op == "output")
     if not random.union(written).intersection(output.all_input_nodes):
-        raise ValueError(no_dropout(model))
+        raise no_dropout(model)
     taken = {
         source: None for node in (*random, output) for source in node.all_input_nodes if source not in random
     }

@@ -93,12 +93,13 @@ class MCDropout(nn.Module):
 
     Raises:
         TypeError: ``model`` is not a module; a dropout is reached by integers.
-        ValueError: ``passes`` or ``max_rows`` below 1; ``class_dim`` is 0 or no integer; the model has no
-            dropout with p > 0, a rate is 1; ``insert`` is not a rate in (0, 1), names no module or one that
-            the model does not call; also in a call, where the model was changed so. In a call with
-            ``consistent``: rows see each other, or a tensor does not have the batch first.
-        RuntimeError: in a call, for a model that cannot be traced: no dropout is reached, or a module of
-            ``insert`` is not called.
+        ValueError: ``passes`` or ``max_rows`` below 1; ``class_dim`` is 0 or no integer; a rate is 1;
+            ``insert`` is not a rate in (0, 1), names no module or one that the model does not call; also in a
+            call, where the model was changed so. In a call with ``consistent``: rows see each other, or a
+            tensor does not have the batch first.
+        NoDropoutError: the model has no dropout with p > 0, or does not call it; in a call if the model
+            cannot be traced.
+        RuntimeError: in a call, for a model that cannot be traced: a module of ``insert`` is not called.
         NotImplementedError: in a call by ``torch.onnx.export``, which raises its own error for a program of
             ``torch.export.export``.
 
@@ -270,7 +271,7 @@ class MCDropout(nn.Module):
                 and not functional.called
                 and all(isinstance(m, _DropoutNd) for m in self.model.modules() if drops(m))
             ):
-                raise RuntimeError(no_dropout(self.model))
+                raise no_dropout(self.model)
 
     def _whole(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Return the logits of the whole model, with the dropouts of ``insert``."""
