@@ -226,7 +226,7 @@ def test_the_own_model_of_a_single_client_is_the_average():
     for key in ("accuracy", "entropy"):
         found = [r[key] for r in records]
         assert len(set(found)) > 1
-        assert [r[f"personalized_{key}"] for r in records] == pytest.approx(found, rel=1e-6)
+        assert [r[f"personalized_{key}"] for r in records] == pytest.approx(found, rel=1e-4, abs=1e-6)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])  # all other tests use adam
