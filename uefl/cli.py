@@ -637,7 +637,7 @@ def keys(
     """
     from .config.docs import sections
 
-    found = [text for title, text in sections() if section in title]
+    found = [text for title, text in sections() if section.lower() in title.lower()]
     if not found:
         raise UserError(f"{section!r} is not in the title of any section; `uefl keys` lists all sections")
     say("\n".join(found))

@@ -21,7 +21,7 @@ from .folder import check_no_file_of_a_run, writing
 from .isolation import isolated
 from .models.normalization import blank
 from .models.saved import SavedModel, is_model
-from .paths import check_name, resolved, special
+from .paths import check_name, check_place, resolved, special
 
 
 def write(model: SavedModel, path: Path, client: str | None = None) -> None:
@@ -45,6 +45,7 @@ def write(model: SavedModel, path: Path, client: str | None = None) -> None:
         raise UserError(f"{path}: expected a file that ends in {', '.join(FORMATS)}")
     if special(path):
         raise UserError(f"{path} is {special(path)}; expected a file")
+    check_place(path)
     path = resolved(path)  # a link stays a link
     about = {"classes": list(model.classes), "shape": list(model.shape), "client": client, **_inputs(model)}
     check_no_file_of_a_run(path)

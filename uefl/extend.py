@@ -122,6 +122,7 @@ def stage(out: Path, cfg: Config, rounds: int, preset: str) -> dict[str, Any]:
         raise UserError(
             f"{out}: config.toml has been changed since the run ended; restore it, or start a new run"
         )
+    MetricsFile(out).cut(last[1]["metrics_bytes"])
     lines = []
     try:
         for line in read_text(out / "metrics.jsonl").splitlines(keepends=True):

@@ -105,6 +105,18 @@ def _other_kind(path: Path) -> str | None:
     return special(path) or ("a folder" if path.is_dir() else None)
 
 
+def check_place(path: Path) -> None:
+    """Refuse a path of a file to write that is a folder, or whose folder does not exist.
+
+    Raises:
+        UserError: see above.
+    """
+    if path.is_dir():
+        raise UserError(f"{path} is a folder; expected a file")
+    if not path.parent.is_dir():
+        raise UserError(f"{path} cannot be written: there is no folder {path.parent}")
+
+
 def check_file(path: Path, what: str, expected: str = "expected a file") -> None:
     """Refuse a path that is not a regular file, in a message that begins with ``what``.
 

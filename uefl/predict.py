@@ -22,7 +22,7 @@ from .data.vectors import Vectors, joined
 from .errors import UserError, one_line
 from .folder import check_no_file_of_a_run, run_around, writing
 from .models.saved import SavedModel
-from .paths import check_name, resolved, special
+from .paths import check_name, check_place, resolved, special
 from .report.tables import number
 from .text_table import Table
 
@@ -150,10 +150,7 @@ def output(path: Path, images: Sequence[Path]) -> Iterator[None]:
             or could be a file of a run, or another process writes the file.
     """
     check_name(path, "the file")
-    if path.is_dir():
-        raise UserError(f"{path} is a folder; expected a file")
-    if not path.parent.is_dir():
-        raise UserError(f"{path} cannot be written: there is no folder {path.parent}")
+    check_place(path)
     check_no_file_of_a_run(path)
     if resolved(path) in [resolved(image) for image in images]:
         raise UserError(f"{path} is one of the files to predict, and would be replaced; choose another file")

@@ -51,7 +51,7 @@ def test_a_document_without_a_generated_part_is_refused():
 def test_the_keys_of_one_section_are_printed():
     titles = [title for title, _ in docs.sections()]
     assert len(titles) == len(set(titles)) > 30
-    result = CliRunner().invoke(app, ["keys", "training"])
+    result = CliRunner().invoke(app, ["keys", "Training"])
     assert [line for line in result.output.splitlines() if line.startswith("#")] == ["### `[training]`"]
     assert set(re.findall(r"^\| `(\w+)`", result.output, re.M)) == set(Training.model_fields)
     assert CliRunner().invoke(app, ["keys", "trainings"]).exit_code == 2

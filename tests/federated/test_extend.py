@@ -168,6 +168,17 @@ def test_a_run_with_another_configuration_is_not_extended(tmp_path):
     assert contents(out) == before
 
 
+def test_a_run_that_lost_metrics_is_not_extended(tmp_path):
+    out = tmp_path / "run"
+    start(out, "arms=fedavg", "rounds=[2]")
+    path = out / "metrics.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[1:]))
+    before = contents(out)
+    with pytest.raises(UserError, match=r"metrics\.jsonl"):
+        extend(out, 1)
+    assert contents(out) == before
+
+
 def test_states_of_arms_without_a_checkpoint_are_not_taken(tmp_path):
     out = tmp_path / "run"
     start(out, "arms=fedavg", "rounds=[1]")

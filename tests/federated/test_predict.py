@@ -239,6 +239,16 @@ def test_an_output_may_have_the_longest_name(models, files, tmp_path, suffix):
     assert {*tmp_path.iterdir()} == {out, files}
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".pt2", ".safetensors"])
+def test_the_folder_of_an_output_must_exist(models, files, tmp_path, suffix):
+    out = tmp_path / "absent" / f"out{suffix}"
+    model = models["fedavg"][1]
+    command = ("predict", model, files, "--csv", out) if suffix == ".csv" else ("export", model, out)
+    result = cli(*command)
+    assert result.exit_code != 0
+    assert f"there is no folder {out.parent}" in " ".join(result.output.split())
+
+
 @pytest.mark.parametrize("name", ["uefl", "fedavg"])
 def test_progress_counts_every_image_read(models, files, name):
     """A model with codebooks reads the images once more, to choose one."""
