@@ -99,7 +99,7 @@ def race(i):
 """
 
 
-@pytest.mark.parametrize("times", [4, pytest.param(30, marks=pytest.mark.large)])
+@pytest.mark.parametrize("times", [2, pytest.param(30, marks=pytest.mark.large)])
 def test_a_start_does_not_stop_a_run_that_continues(tmp_path, times):
     """The start is refused, and looks at the lock for that."""
     for i in range(times):

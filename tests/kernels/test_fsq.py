@@ -66,7 +66,11 @@ def test_equals_the_reference(levels, symmetric, clamp, dtype):
     near(composed.formula(z, given.form, True)[0][:1001], quantized[:1001])
 
 
-@pytest.mark.parametrize(("levels", "symmetric", "clamp"), FORMS, ids=str)
+@pytest.mark.parametrize(
+    ("levels", "symmetric", "clamp"),
+    [pytest.param(*form, marks=[pytest.mark.slow] if max(form[0]) > 2000 else []) for form in FORMS],
+    ids=str,
+)
 def test_triton_equals_the_reference(monkeypatch, levels, symmetric, clamp):
     pytest.importorskip("triton")
     if torch.cuda.is_available():
