@@ -191,6 +191,7 @@ def inserted_before(model: nn.Module, rates: Mapping[nn.Module, float]) -> Itera
 class NoDropoutError(ValueError, RuntimeError):
     """No dropout with p > 0 reaches the output of a model."""
 
+    __module__ = "uefl_kernels.nn"  # the name in a traceback is the one to import
     inactive = False
     """True: the model has a dropout that it does not call"""
 
