@@ -256,6 +256,7 @@ def test_a_signal_ends_every_command_in_a_line(number, lost):
     """If a library loses the exception of the signal, its own error is no bug."""
     code = f"""
 import signal, sys
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it, also here
 from uefl import cli
 def signaled():
     try:
