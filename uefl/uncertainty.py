@@ -56,7 +56,6 @@ def of_network(
             return of_head(net.head, net.tokens(images), passes)
     with amp():
         plain = net(images).float().softmax(-1)
-    with amp():
         layer = _dropout_layer(net, images[:1]) if passes else None
         if layer is None:
             return without_spread(plain)

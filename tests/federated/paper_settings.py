@@ -149,7 +149,7 @@ STATIC = {"algorithm": "uefl", "extend": "none"}
 TOGETHER = {"clients": 1, "train_per_client": 50000, "test_per_client": 10000, "partition": {"angles": [0]}}
 TURNED = [-30, -15, 0, 15, 30]
 FIFTY = [-50, -25, 0, 25, 50]
-MORE: dict[int, Sections] = {  # arms beside those of table 7, by the largest angle
+MORE: dict[int, Sections] = {  # further arms than in table 7, by the largest angle
     0: {"centralized": {}},
     30: {"centralized": {}},
     50: {

@@ -152,6 +152,14 @@ def test_run_that_cannot_be_extended_is_unchanged(tmp_path):
         assert (tmp_path / name / "summary.json").is_file()
 
 
+def check_refused(out, match):
+    """Check that a run is not extended, and that its folder stays as it is."""
+    before = contents(out)
+    with pytest.raises(UserError, match=match):
+        extend(out, 1)
+    assert contents(out) == before
+
+
 def test_a_run_with_another_configuration_is_not_extended(tmp_path):
     out = tmp_path / "run"
     start(out, "arms=fedavg", "rounds=[1]")
@@ -162,10 +170,7 @@ def test_a_run_with_another_configuration_is_not_extended(tmp_path):
     text = (out / "config.toml").read_text()
     assert "\nlr = " in text
     (out / "config.toml").write_text(re.sub(r"\nlr = .*", "\nlr = 0.5", text))
-    before = contents(out)
-    with pytest.raises(UserError, match=r"config\.toml"):
-        extend(out, 1)
-    assert contents(out) == before
+    check_refused(out, r"config\.toml")
 
 
 def test_a_run_that_lost_metrics_is_not_extended(tmp_path):
@@ -173,10 +178,7 @@ def test_a_run_that_lost_metrics_is_not_extended(tmp_path):
     start(out, "arms=fedavg", "rounds=[2]")
     path = out / "metrics.jsonl"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[1:]))
-    before = contents(out)
-    with pytest.raises(UserError, match=r"metrics\.jsonl"):
-        extend(out, 1)
-    assert contents(out) == before
+    check_refused(out, r"metrics\.jsonl")
 
 
 def test_states_of_arms_without_a_checkpoint_are_not_taken(tmp_path):

@@ -215,7 +215,7 @@ class Functional(nn.Module):
 
 
 class RecurrentNet(nn.Module):
-    """A network whose only dropout is inside of an LSTM."""
+    """A network with a dropout only in its LSTM."""
 
     def __init__(self) -> None:
         super().__init__()

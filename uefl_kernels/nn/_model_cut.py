@@ -193,7 +193,7 @@ class NoDropoutError(ValueError, RuntimeError):
 
     __module__ = "uefl_kernels.nn"  # the name in a traceback is the one to import
     inactive = False
-    """True: the model has a dropout that it does not call"""
+    """True: the model has a dropout, but does not call it"""
 
 
 def no_dropout(model: nn.Module) -> NoDropoutError:
