@@ -66,10 +66,7 @@ class PreparedProblem {
 
   const Dense& dense() const { return dense_; }
   const Parallel& parallel() const { return parallel_; }
-  KMeansUnits units() const {
-    return {rounding_of(scales_.middle.data(), scales_.scale.data(), scales_.mass_scale),
-            weights_.empty() ? nullptr : weights_.data(), scales_.mass_scale};
-  }
+  KMeansUnits units() const { return units_of(scales_, weights_); }
   double weight_unit() const { return scales_.weight_unit; }
   double variance() const { return variance_; }
 

@@ -23,11 +23,6 @@ struct SparseProblem {
   SparseProblem(const SparseRows& x, const double* given_weights, bool with_variance,
                 const Parallel& parallel);
 
-  KMeansUnits units() const {
-    return {rounding_of(scales.middle.data(), scales.scale.data(), scales.mass_scale),
-            weights.empty() ? nullptr : weights.data(), scales.mass_scale};
-  }
-
   const SparseRows& x;
   std::vector<double> squares;  // |x|^2, [n]
   KMeansScales scales;
@@ -104,8 +99,8 @@ class SparseLloyd : public LloydAlgorithm {
 
 SparseLloyd::SparseLloyd(const SparseProblem& problem, KMeansCenters centers, const KMeansOptions& options,
                          const Parallel& parallel)
-    : LloydAlgorithm(problem.units(), problem.scales.weight_unit, problem.x.n, std::move(centers), options,
-                     parallel),
+    : LloydAlgorithm(units_of(problem.scales, problem.weights), problem.scales.weight_unit, problem.x.n,
+                     std::move(centers), options, parallel),
       problem_(problem),
       x_(problem.x),
       zero_(x_.d),

@@ -91,6 +91,12 @@ struct KMeansUnits {
   int64_t mass(int64_t row) const { return static_cast<int64_t>(__builtin_rint(weight(row) * mass_scale)); }
 };
 
+// Returns the units of a problem with these weights, which may be empty.
+inline KMeansUnits units_of(const KMeansScales& scales, const std::vector<double>& weights) {
+  return {rounding_of(scales.middle.data(), scales.scale.data(), scales.mass_scale),
+          weights.empty() ? nullptr : weights.data(), scales.mass_scale};
+}
+
 struct KMeansTotals {
   KMeansTotals(int64_t k, int64_t d) : d(d), sums(k * d), masses(k) {}
 
