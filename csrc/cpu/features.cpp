@@ -78,6 +78,14 @@ bool on_every_shape() {
   return always;
 }
 
+bool splits_vectors() {
+#if defined(__x86_64__)
+  return __builtin_cpu_is("znver1");
+#else
+  return false;
+#endif
+}
+
 const char* name(Isa isa) {
   switch (isa) {
     case Isa::amx:

@@ -17,6 +17,10 @@ Isa isa();
 // simpler one is faster. Tests use this.
 bool on_every_shape();
 
+// Returns true if the CPU computes a vector of 256 bits as two of 128 (Zen 1). Integer products are then no
+// faster than products in float32.
+bool splits_vectors();
+
 const char* name(Isa isa);
 
 // Returns the best variant of a kernel for the instruction set in use.

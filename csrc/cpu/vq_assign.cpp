@@ -24,6 +24,7 @@ namespace {
 [[maybe_unused]] bool one_product_pays(int64_t d, int64_t k) { return d >= 256 && k >= 128; }
 [[maybe_unused]] bool integers_pay(Isa isa, int64_t d, int64_t k) {
   if (isa == Isa::portable) return d >= 16 && d * k >= 1 << 11;
+  if (isa == Isa::avx2 && splits_vectors()) return d * k >= 1 << 17;
   return d >= (k < 512 ? 64 : 32) && k >= (isa == Isa::avx2 ? 64 : 32);
 }
 
