@@ -1,7 +1,8 @@
 """Evaluate the bounds of the UEFL paper's theory on finished runs: ``python reproduction/bounds.py RUN...``.
 
-docs/theory.md explains the bounds and the table. All bounds are computed as natural logarithms, because some
-are larger than any float.
+With ``--save``, the measurements of every client replace reproduction/results/bounds.json. Without runs, the
+table is of the saved measurements. docs/theory.md explains the bounds and the table. All bounds are computed
+as natural logarithms, because some are larger than any float.
 
 Source: Zhang, Cao and Liu 2025, appendices A and B; Liu et al. 2021, "Discrete-Valued Neural Communication";
 Weissman et al. 2003, "Inequalities for the L1 Deviation of the Empirical Distribution".
@@ -10,6 +11,7 @@ Weissman et al. 2003, "Inequalities for the L1 Deviation of the Empirical Distri
 from __future__ import annotations
 
 import argparse
+import json
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -27,6 +29,7 @@ from uefl.models.net import TokenNet
 from uefl.models.normalization import normalized
 from uefl.models.saved import SavedModel
 
+RESULTS = Path(__file__).parent / "results" / "bounds.json"
 DELTA = 0.05
 """the largest probability that a bound fails"""
 NOISE = (0.1, 0.3, 1.0)
@@ -163,6 +166,35 @@ HEADER = (
     "| arm | deviation | bound 1 | bound 2 | gap | log10 bound 3 | log10 bound 4 | changed by noise |\n"
     "| :-- | --: | --: | --: | --: | --: | --: | --: |"
 )
+ByArm = dict[str, list[ClientMeasurements]]
+
+
+def table(arms: ByArm) -> str:
+    """Return the table of docs/theory.md, with a row for each arm."""
+    return "\n".join([HEADER, *(row(arm, found) for arm, found in arms.items())])
+
+
+def save(arms: ByArm) -> None:
+    """Save the measurements by arm: a list with the fields of each client, null for NaN."""
+    plain = {
+        arm: [
+            {key: None if value != value else value for key, value in client._asdict().items()}
+            for client in found
+        ]
+        for arm, found in arms.items()
+    }
+    RESULTS.write_text(json.dumps(plain, indent=1) + "\n", encoding="utf-8")
+
+
+def saved() -> ByArm:
+    """Return the saved measurements."""
+    return {
+        arm: [
+            ClientMeasurements(**{key: math.nan if value is None else value for key, value in client.items()})
+            for client in found
+        ]
+        for arm, found in json.loads(RESULTS.read_text(encoding="utf-8")).items()
+    }
 
 
 def row(arm: str, found: Sequence[ClientMeasurements]) -> str:
@@ -190,16 +222,24 @@ def bounds(found: ClientMeasurements) -> tuple[float, float, float, float]:
 
 
 def main() -> None:
-    """Print a row for each arm of the runs, over the clients of all runs."""
+    """Print a row for each arm, over the clients of all runs."""
     parser = argparse.ArgumentParser(description="Evaluate the bounds of the theory on finished runs.")
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folders of finished runs")
+    parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="folders of finished runs")
     parser.add_argument("--arms", default="fedavg,uefl", help="arms, separated by commas")
     parser.add_argument("--data-root", type=Path, help="folder of the data sets, as in the runs")
+    parser.add_argument("--save", action="store_true", help=f"write the measurements to {RESULTS.name}")
     args = parser.parse_args()
+    if not args.runs:
+        print(table(saved()))
+        return
     runs = [uefl.load(folder) for folder in args.runs]
-    print(HEADER)
-    for arm in args.arms.split(","):
-        print(row(arm, [found for run in runs for found in measure(run, arm, args.data_root)]))
+    arms = {
+        arm: [found for run in runs for found in measure(run, arm, args.data_root)]
+        for arm in args.arms.split(",")
+    }
+    if args.save:
+        save(arms)
+    print(table(arms))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -70,3 +71,18 @@ def test_the_table_of_a_run(finished, monkeypatch, capsys):
     assert [line.split(" | ")[0] for line in lines] == ["| arm", "| :--", "| fedavg", "| uefl"]
     assert lines[2].split(" | ")[1] == "-"
     assert len({line.count("|") for line in lines}) == 1
+
+
+def test_the_page_has_the_table_of_the_saved_measurements():
+    page = (Path(__file__).parents[2] / "docs" / "theory.md").read_text(encoding="utf-8")
+    assert bounds.table(bounds.saved()) in page
+
+
+def test_saved_measurements_are_read_again(finished, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(bounds, "RESULTS", tmp_path / "bounds.json")
+    monkeypatch.setattr("sys.argv", ["bounds.py", str(finished[0]), "--save"])
+    bounds.main()
+    monkeypatch.setattr("sys.argv", ["bounds.py"])
+    bounds.main()
+    first, second = capsys.readouterr().out.split("| arm ")[1:]
+    assert first == second
