@@ -422,7 +422,7 @@ def test_damaged_values_of_a_state_dict_are_refused(read, state):
         if not re.search("quantize", name):
             continue
         for damaged in (None, value.numpy(), value + 0j, value.to("meta")):
-            with pytest.raises(TypeError, match=f"{own}{re.escape(name)} must be a tensor"):
+            with pytest.raises(TypeError, match=f"{own}{re.escape(name)}.*tensor.*numbers"):
                 read(state | {name: damaged})
         if value.numel() > 1:
             for damaged in (value[:0], value.unsqueeze(0), value.flatten()[0]):
@@ -434,5 +434,5 @@ def test_damaged_values_of_a_state_dict_are_refused(read, state):
 
 @pytest.mark.parametrize("write", [convert.to_encodec, convert.to_dac, convert.to_vqmodel])
 def test_something_else_than_a_layer_is_refused(write):
-    with pytest.raises(TypeError, match=rf"^{write.__name__}: layer must be a \w+, got Linear"):
+    with pytest.raises(TypeError, match=rf"^{write.__name__}: layer.*Linear"):
         write(nn.Linear(2, 2))

@@ -220,7 +220,7 @@ def test_every_argument_of_another_kind_is_named(name):
         needed = {"dim": 8, "shared": torch.zeros(2, 2), "capacity": 4, "levels": [3], "codebook_size": 4}
         wrong = "x" if "Callable" in parts else complex(1, 2)
         given = {each: value for each, value in needed.items() if each in kind.__init__.__annotations__}
-        with pytest.raises(ValueError, match=rf"^{name}: {argument} is .*, expected \w+"):
+        with pytest.raises(ValueError, match=rf"^{name}: {argument} .*expected"):
             kind(**given | {argument: wrong})
         checked += 1
     assert checked > 1

@@ -374,11 +374,11 @@ def test_rates_that_depend_on_the_mode(constant, function, dropout):
 
 def test_a_rate_of_0_outside_training_is_noted():
     x = torch.randn(2, 4, 4)
-    with pytest.warns(UserWarning, match="Attending cannot be traced"):
+    with pytest.warns(UserWarning, match="Attending.*traced"):
         layer = MCDropout(Attending(dropout=0.5, branches=True), 4)
-    with pytest.warns(UserWarning, match=r"rate 0 in evaluation mode.*self\.training"):
+    with pytest.warns(UserWarning, match=r"rate 0.*self\.training"):
         layer(x)
-    with pytest.warns(UserWarning, match="Attending cannot be traced"):
+    with pytest.warns(UserWarning, match="Attending.*traced"):
         layer = MCDropout(Attending(constant=True, branches=True), 4)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
