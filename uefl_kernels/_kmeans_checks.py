@@ -71,7 +71,7 @@ def check_request(
         raise ValueError(f"{op}: {k_name} must be at least 1, got {k}")
     if n < k:
         raise ValueError(f"{op}: {k} clusters need at least {k} rows, got {n}; lower k or give more data")
-    if not is_count(n_init) and not (isinstance(n_init, str) and n_init == "auto"):
+    if not (isinstance(n_init, str) and n_init == "auto") and not is_count(n_init):
         raise ValueError(f"{op}: n_init must be 'auto' or an int of at least 1, got {n_init!r}")
     if max_iter < 1:
         raise ValueError(f"{op}: max_iter must be at least 1, got {max_iter}")
