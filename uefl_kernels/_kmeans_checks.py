@@ -38,6 +38,12 @@ class FitIntegers(NamedTuple):
     seed: int
 
 
+def check_choice(op: str, name: str, value: Any, known: tuple[str, ...]) -> None:
+    """Raise ValueError for a word that is not known, or no word."""
+    if not isinstance(value, str) or value not in known:
+        raise ValueError(f"{op}: {name} {value!r} is not known, expected one of {known}")
+
+
 def check_request(
     op: str,
     n: int,
@@ -65,7 +71,7 @@ def check_request(
         raise ValueError(f"{op}: {k_name} must be at least 1, got {k}")
     if n < k:
         raise ValueError(f"{op}: {k} clusters need at least {k} rows, got {n}; lower k or give more data")
-    if n_init != "auto" and not is_count(n_init):
+    if not (isinstance(n_init, str) and n_init == "auto") and not is_count(n_init):
         raise ValueError(f"{op}: n_init must be 'auto' or an int of at least 1, got {n_init!r}")
     if max_iter < 1:
         raise ValueError(f"{op}: max_iter must be at least 1, got {max_iter}")
@@ -77,8 +83,7 @@ def check_request(
         )
     if not -(2**63) <= seed < 2**63:
         raise ValueError(f"{op}: {seed_name} must be from -2^63 to 2^63 - 1, got {seed}")
-    if metric not in METRICS:
-        raise ValueError(f"{op}: metric {metric!r} is not known, expected one of {METRICS}")
+    check_choice(op, "metric", metric, METRICS)
     return FitIntegers(k, min(max_iter, 2**63 - 1), seed)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _host
-from ._kmeans_checks import check_method, check_request, check_shape, native, starts
+from ._kmeans_checks import METRICS, check_choice, check_method, check_request, check_shape, native, starts
 from ._numbers import as_integer
 
 __all__ = ["NumpyKMeansResult", "kmeans", "vq_assign"]
@@ -67,8 +67,8 @@ def vq_assign(
         rows = x.reshape(*x.shape[:-1], -1, 1, d).astype(float)
         ((rows - codebook) ** 2).sum(-1).argmin(-1)
     """
-    if precision not in ("exact", "fast"):
-        raise ValueError(f"vq_assign: precision {precision!r} is not known, expected 'exact' or 'fast'")
+    check_choice("vq_assign", "metric", metric, METRICS)
+    check_choice("vq_assign", "precision", precision, ("exact", "fast"))
     threads = _threads("vq_assign", threads)
     x, codebook = _floats("vq_assign", "x", x), _floats("vq_assign", "codebook", codebook)
     try:  # make the copy here, because pybind11 would hide the MemoryError

@@ -138,6 +138,12 @@ def test_other_objects_are_refused(arguments, message):
         uefl_kernels.numpy.vq_assign(*arguments)
 
 
+def test_words_that_are_not_known():
+    for name, word in (("metric", None), ("metric", C[0]), ("precision", 1)):
+        with pytest.raises(ValueError, match=f"^vq_assign: {name} .*expected"):
+            uefl_kernels.numpy.vq_assign(X, C, **{name: word})
+
+
 def test_plan_and_features():
     plan = _host.plan(n=100_000, d=64, k=256)
     assert plan["variant"] == _host.variant()

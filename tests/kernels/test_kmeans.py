@@ -439,6 +439,17 @@ REFUSED = {
         TypeError,
         r"weights\[0\].*torch\.Tensor",
     ),
+    "batch with a weight": (
+        lambda: kmeans_batched([X], 2, weights=1.0),
+        TypeError,
+        "^kmeans_batched: weights.*problem.*1.0",
+    ),
+    "batch without init": (
+        lambda: kmeans_batched([X], 2, init=None),
+        TypeError,
+        "^kmeans_batched: init.*problem.*None",
+    ),
+    "starts in an array": (lambda: kmeans(X, 2, n_init=W.numpy()), ValueError, "^kmeans: n_init.*array"),
     "batch with centers": (
         lambda: kmeans_batched([X], 2, init=[X]),
         ValueError,

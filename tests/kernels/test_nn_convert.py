@@ -399,3 +399,40 @@ def test_a_default_of_bfloat16_rounds_no_projection():
 def test_options_of_the_layer():
     assert convert.from_encodec(encodec_state(), decay=0.5).layers[0].decay == 0.5
     assert convert.from_vqmodel({"embedding.weight": normal(K, 4)}, rotation_trick=True).rotation_trick
+
+
+@pytest.mark.parametrize(
+    ("read", "state"),
+    [
+        (convert.from_encodec, encodec_state),
+        (convert.from_mimi, mimi_state),
+        (convert.from_mimi, lambda: mimi_state(4)),
+        (convert.from_dac, dac_state),
+        (convert.from_dac, lambda: dac_state("g and v")),
+        (convert.from_vqmodel, lambda: {"quantize.embedding.weight": normal(K, D)}),
+    ],
+)
+def test_damaged_values_of_a_state_dict_are_refused(read, state):
+    state, own = state(), rf"^{read.__name__}: "
+    for given in (None, nn.Linear(2, 2), [*state.items()]):
+        with pytest.raises(TypeError, match=f"{own}state.*state_dict()"):
+            read(given)
+    read(state | {0: torch.ones(1)})
+    for name, value in state.items():
+        if not re.search("quantize", name):
+            continue
+        for damaged in (None, value.numpy(), value + 0j, value.to("meta")):
+            with pytest.raises(TypeError, match=f"{own}{re.escape(name)}.*tensor.*numbers"):
+                read(state | {name: damaged})
+        if value.numel() > 1:
+            for damaged in (value[:0], value.unsqueeze(0), value.flatten()[0]):
+                with pytest.raises(ValueError, match=own):
+                    read(state | {name: damaged})
+    with pytest.raises(ValueError, match=f"{own}.*embed.*16.*17"):
+        read(state, codebook_size=17)
+
+
+@pytest.mark.parametrize("write", [convert.to_encodec, convert.to_dac, convert.to_vqmodel])
+def test_something_else_than_a_layer_is_refused(write):
+    with pytest.raises(TypeError, match=rf"^{write.__name__}: layer.*Linear"):
+        write(nn.Linear(2, 2))

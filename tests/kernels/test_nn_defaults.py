@@ -6,6 +6,7 @@ They also work where tensors have no values, and where something else computes t
 from __future__ import annotations
 
 import copy
+import inspect
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ import torch.nn.utils.parametrize as parametrize
 from torch import nn
 from torch.nn.utils import prune
 
+import uefl_kernels.nn as nn_module
 from uefl_kernels.nn import (
     FSP,
     FSQ,
@@ -25,6 +27,7 @@ from uefl_kernels.nn import (
     ResidualVQ,
     VectorQuantize,
 )
+from uefl_kernels.nn._shared import _KINDS, Layer
 
 from .conftest import normal
 from .nn_layers import layer
@@ -202,3 +205,22 @@ def test_values_written_into_computed_codewords_are_refused(name, options):
         model(normal(400, 8))
     with pytest.raises(RuntimeError, match="weight_norm"):
         model.codebook = torch.ones(10, 8)
+
+
+@pytest.mark.parametrize("name", nn_module.__all__)
+def test_every_argument_of_another_kind_is_named(name):
+    kind = getattr(nn_module, name)
+    if not issubclass(kind, Layer):
+        return
+    checked = 0
+    for argument, parameter in inspect.signature(kind.__init__).parameters.items():
+        parts = {part.partition("[")[0] for part in str(parameter.annotation).split(" | ")}
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or not parts <= set(_KINDS):
+            continue
+        needed = {"dim": 8, "shared": torch.zeros(2, 2), "capacity": 4, "levels": [3], "codebook_size": 4}
+        wrong = "x" if "Callable" in parts else complex(1, 2)
+        given = {each: value for each, value in needed.items() if each in kind.__init__.__annotations__}
+        with pytest.raises(ValueError, match=rf"^{name}: {argument} .*expected"):
+            kind(**given | {argument: wrong})
+        checked += 1
+    assert checked > 1

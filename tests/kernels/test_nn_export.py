@@ -15,6 +15,7 @@ from uefl_kernels.metrics import entropy
 from uefl_kernels.nn import (
     FSQ,
     LFQ,
+    BinaryMapper,
     ExtensibleCodebook,
     GroupedResidualVQ,
     HierarchicalVQ,
@@ -195,6 +196,7 @@ def test_decompositions_are_the_ops(metric, codebooks):
         lambda: ResidualSimVQ(dim=8, num_quantizers=2, codebook_size=16),
         lambda: ExtensibleCodebook(normal(4, 8), capacity=8),
         lambda: MCDropout(CLASSIFIER),
+        lambda: BinaryMapper(bits=8),
     ],
 )
 def test_torchscript_is_refused(make):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import operator
+import warnings
 from functools import partial
 
 import numpy as np
@@ -333,6 +334,61 @@ def test_dropouts_of_the_torch_namespace(dropout, train, branches):
         )
         > 0
     )
+
+
+class Attending(nn.Module):
+    """An attention of its own, with a rate that depends on the mode or not, and another dropout or none."""
+
+    def __init__(self, constant=False, function="sdpa", dropout=0.0, branches=False) -> None:
+        super().__init__()
+        self.project, self.drop, self.last = nn.Linear(4, 12), nn.Dropout(dropout), nn.Linear(4, 3)
+        self.constant, self.function, self.branches = constant, function, branches
+
+    def forward(self, x):
+        rate = 0.5 if self.training or self.constant else 0.0
+        query, key, value = self.project(x if self.branches and x.sum() > 1e9 else x * 2).chunk(3, -1)
+        if self.function == "sdpa":
+            value = F.scaled_dot_product_attention(query, key, value, dropout_p=rate)
+        elif self.function == "mha":
+            x, parameters = x.transpose(0, 1), (self.project.weight, self.project.bias, None, None, False)
+            last = (self.last.weight.new_ones(4, 4).triu(), None, self.training or self.constant)
+            value = F.multi_head_attention_forward(x, x, x, 4, 2, *parameters, 0.5, *last)[0].transpose(0, 1)
+        else:
+            value = F.dropout(value, rate)
+        return self.last(self.drop(value).mean(1))
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.25])
+@pytest.mark.parametrize("function", ["sdpa", "mha", "dropout"])
+@pytest.mark.parametrize("constant", [False, True])
+def test_rates_that_depend_on_the_mode(constant, function, dropout):
+    model, x = Attending(constant, function, dropout).eval(), torch.randn(1, 4, 4)
+    layer = MCDropout(model, 4000)
+    with torch.no_grad():
+        found = layer(x, seed=1)
+        torch.testing.assert_close(layer(x, seed=1), found, rtol=0, atol=0)
+        probs = model.train()(x.expand(4000, -1, -1)).softmax(-1)
+    torch.testing.assert_close(found.mean_probs[0], probs.mean(0), atol=0.02, rtol=0)
+    torch.testing.assert_close(found.variance[0], probs.var(0, correction=0), atol=0, rtol=0.15)
+
+
+def test_a_rate_of_0_outside_training_is_noted():
+    x = torch.randn(2, 4, 4)
+    with pytest.warns(UserWarning, match="Attending.*traced"):
+        layer = MCDropout(Attending(dropout=0.5, branches=True), 4)
+    with pytest.warns(UserWarning, match=r"rate 0.*self\.training"):
+        layer(x)
+    with pytest.warns(UserWarning, match="Attending.*traced"):
+        layer = MCDropout(Attending(constant=True, branches=True), 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert float(layer(x).variance.detach().min()) > 0
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+def test_dropouts_of_scripted_modules():
+    model = nn.Sequential(torch.jit.script(nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5))), nn.Linear(8, 3))
+    assert float(MCDropout(model, 20)(torch.randn(3, 6)).variance.detach().min()) > 0
 
 
 @pytest.mark.parametrize("built_in", ["attention", "lstm", "transformer"])

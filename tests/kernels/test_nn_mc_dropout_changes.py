@@ -158,15 +158,6 @@ def test_functional_dropouts_that_drop_everything_are_refused():
             MCDropout(Applied(function, branches=True))(torch.randn(2, 6))
 
 
-def test_attention_with_a_rate_of_its_own_is_named():
-    def attend(x):
-        heads = x.reshape(-1, 1, 5, 4)
-        return nn.functional.scaled_dot_product_attention(heads, heads, heads, dropout_p=0.5).flatten(1)
-
-    with pytest.raises(ValueError, match=r"dropout_p.*F\.scaled_dot_product_attention"):
-        MCDropout(Applied(attend))
-
-
 @pytest.mark.parametrize("make", [classifier, FunctionalDropoutNet, Branching])
 @pytest.mark.filterwarnings("ignore:MCDropout. Branching .*traced")
 def test_seeds_and_passes_are_checked_in_every_call(make):

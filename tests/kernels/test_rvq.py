@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -235,6 +236,8 @@ def test_a_codebook_that_is_not_finite_is_refused(name):
 def test_codebooks_that_do_not_fit(codebooks, message):
     with pytest.raises(ValueError, match=message):
         rvq(normal(3, 6), codebooks)
+    with pytest.raises(TypeError, match=r"^rvq: codebooks .*sequence.*NoneType"):
+        rvq(normal(3, 6), None)
 
 
 @pytest.mark.parametrize(
@@ -242,7 +245,9 @@ def test_codebooks_that_do_not_fit(codebooks, message):
     [
         ({"estimator": "tilted"}, "^rvq: estimator 'tilted'"),
         ({"codebook_weight": torch.inf}, "^rvq: codebook_weight.*finite.*inf"),
+        ({"codebook_weight": torch.ones(2)}, "^rvq: codebook_weight.*finite"),
         ({"metric": "l1"}, "^rvq: metric 'l1'"),
+        ({"precision": np.ones(2)}, "^rvq: precision .*exact"),
     ],
 )
 def test_options_that_are_not_known(options, message):

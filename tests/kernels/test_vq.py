@@ -382,8 +382,9 @@ def test_errors_name_the_op():
 
 @pytest.mark.parametrize("weight", [float("nan"), -float("inf"), "1", torch.ones(2)], ids=str)
 def test_a_weight_that_is_no_finite_number(weight):
-    with pytest.raises(ValueError, match=r"^vq: commitment_weight.*finite"):
-        vq(normal(4, 6), normal(5, 3), commitment_weight=weight)
+    for name in ("commitment_weight", "codebook_weight"):
+        with pytest.raises(ValueError, match=rf"^vq: {name}.*finite"):
+            vq(normal(4, 6), normal(5, 3), **{name: weight})
 
 
 def test_weights_that_change_under_compile(full_graph):

@@ -17,16 +17,19 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-_FUNCTIONS: dict[Any, str] = dict.fromkeys(  # function -> the argument that switches it on
-    (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout), "training"
+_FUNCTIONS: dict[Any, tuple[str, ...]] = dict.fromkeys(  # function -> its arguments by position
+    (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout),
+    ("input", "p", "training", "inplace"),
 ) | dict.fromkeys(
     (
         *(torch.dropout, torch.feature_dropout, torch.alpha_dropout, torch.feature_alpha_dropout),
         *(torch.dropout_, torch.feature_dropout_, torch.alpha_dropout_, torch.feature_alpha_dropout_),
         torch.native_dropout,
     ),
-    "train",
+    ("input", "p", "train"),
 )
+_FUNCTIONS[F.scaled_dot_product_attention] = ("query", "key", "value", "attn_mask", "dropout_p")
+_FUNCTIONS[F.multi_head_attention_forward] = (*inspect.signature(F.multi_head_attention_forward).parameters,)
 _VIEWS = (
     *("view", "view_as", "reshape", "flatten", "unflatten", "transpose", "swapaxes", "permute", "movedim"),
     *("t", "squeeze", "unsqueeze", "select", "narrow", "expand", "chunk", "split", "unbind", "detach"),
@@ -46,24 +49,36 @@ _ASSIGNMENTS = (
 
 
 class FunctionalDropoutMode(TorchFunctionMode):
-    """Switch functional dropouts on, and remember whether one was called."""
+    """Switch functional dropouts on, and remember whether one was called, and whether one had the rate 0."""
 
-    training, called = True, False
+    training, called, idle = True, False, False
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if function in _FUNCTIONS:
+            bound, rate = _arguments(function, args, kwargs)
+            switch = next((name for name in ("training", "train") if name in _FUNCTIONS[function]), None)
             # never read here: for each value that is read, torch.compile would compile the model again
-            self.called = True
-            switch = _FUNCTIONS[function]
-            bound = dict(zip(("input", "p", switch, "inplace"), args, strict=False)) | kwargs
-            _require_rate(function, bound.get("p"))
-            if not bound["input"].is_floating_point():
+            if rate != 0:
+                self.called = True
+            elif bound.get(switch or "", switch or "dropout_p" in bound):  # not an nn.Dropout(0)
+                self.idle = True
+            _require_rate(function, rate)
+            value = bound["input" if "input" in bound else "query"]
+            if not value.is_floating_point():
                 raise TypeError(
-                    f"MCDropout: a dropout got a tensor of {bound['input'].dtype}, expected floating point"
+                    f"MCDropout: a dropout got a tensor of {value.dtype}, expected floating point"
                 )
-            return function(**bound | {switch: self.training})
+            setting = {switch: self.training} if switch else {"dropout_p": rate if self.training else 0.0}
+            return function(**bound | setting)
         return function(*args, **kwargs)
+
+
+def _arguments(function: Any, args: Any, kwargs: Any) -> tuple[dict[str, Any], Any]:
+    """Return the arguments of a functional dropout by name, and its rate."""
+    bound = dict(zip(_FUNCTIONS[function], args, strict=False)) | dict(kwargs)
+    attention = "query" in _FUNCTIONS[function]
+    return bound, bound.get("dropout_p", 0.0) if attention else bound.get("p", 0.5)
 
 
 def _require_rate(dropout: Any, rate: Any) -> None:
@@ -74,8 +89,8 @@ def _require_rate(dropout: Any, rate: Any) -> None:
 def drops(module: nn.Module) -> bool:
     """Return whether a module is an active dropout, or a module of torch.nn with an active built-in one."""
     rate: Any = 0.0
-    if isinstance(module, _DropoutNd):
-        rate = module.p
+    if isinstance(module, _DropoutNd) or "Dropout" in getattr(module, "original_name", ""):  # scripted
+        rate = getattr(module, "p", 0.0)  # torch.jit.trace fixed the mode of what has no p
     elif isinstance(module, nn.MultiheadAttention) or (
         isinstance(module, nn.RNNBase) and module.num_layers > 1
     ):
@@ -207,8 +222,8 @@ def no_dropout(model: nn.Module) -> NoDropoutError:
             error.inactive = True
             return error
     return NoDropoutError(
-        "MCDropout: the model has no dropout with p > 0; add nn.Dropout (dropout_p of"
-        " F.scaled_dot_product_attention is not switched on) or give insert=0.1"
+        "MCDropout: the model calls no dropout with p > 0 in evaluation mode; add nn.Dropout, call it also"
+        " if self.training is False, or give insert=0.1"
     )
 
 
@@ -253,9 +268,9 @@ class _Tracer(fx.Tracer):
         self.rates, self.called = rates, set[nn.Module]()
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Return True also for our own layers, which take no proxies."""
-        own = type(m).__module__.startswith(__package__)
-        return own or super().is_leaf_module(m, module_qualified_name)
+        """Return True also for our own layers and scripted modules, which take no proxies."""
+        whole = type(m).__module__.startswith(__package__) or isinstance(m, torch.jit.ScriptModule)
+        return whole or super().is_leaf_module(m, module_qualified_name)
 
     def call_module(self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if m in self.rates and args:
@@ -338,6 +353,10 @@ def _traced(model: nn.Module, tracer: _Tracer) -> tuple[str, fx.Graph | None]:
     problem, graph = "its forward stores tensors in the model", None
     try:
         graph = tracer.trace(model)
+        if idle := _idle(graph, model):
+            for module in idle:
+                module.training = True
+            graph = tracer.trace(model)
     except Exception as error:  # the forward of a model may raise any error for a proxy
         problem = (str(error).strip() or type(error).__name__).splitlines()[0]
     finally:
@@ -347,6 +366,15 @@ def _traced(model: nn.Module, tracer: _Tracer) -> tuple[str, fx.Graph | None]:
             (values.extend if isinstance(values, list) else values.update)(before)
         restore(modes)
     return problem, None if stored else graph
+
+
+def _idle(graph: fx.Graph, model: nn.Module) -> list[nn.Module]:
+    """Return the modules that call a functional dropout with rate 0, which may depend on their mode."""
+    return [
+        model.get_submodule(next(reversed(node.meta.get("nn_module_stack", {"": None}))))
+        for node in graph.nodes
+        if node.target in _FUNCTIONS and not _draws(node, model)
+    ]
 
 
 def _attribute(model: nn.Module, name: str) -> Any:
@@ -363,7 +391,7 @@ def _draws(node: fx.Node, model: nn.Module) -> bool:
         return any(map(drops, model.get_submodule(str(node.target)).modules()))
     if node.op != "call_function" or node.target not in _FUNCTIONS:
         return False
-    rate: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("p", 0.5)
+    rate = _arguments(node.target, node.args, node.kwargs)[1]
     _require_rate(node.target, rate)
     return bool(rate != 0)
 

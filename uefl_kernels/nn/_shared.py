@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
@@ -14,6 +15,7 @@ from operator import index
 from types import MethodType
 from typing import Any, NamedTuple, TypeVar, cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -21,7 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from .._checks import check_dense, check_tensor
 from .._dtypes import vector_of
-from .._numbers import is_count
+from .._numbers import as_integer, is_count
 
 HALF = (torch.float16, torch.bfloat16)
 _INDICES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32)
@@ -345,18 +347,52 @@ def project(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return result
 
 
+_SEQUENCE = (
+    lambda value: hasattr(value, "__len__") and getattr(value, "ndim", 1) == 1 and not isinstance(value, str),
+    "a sequence",
+)
+_KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {  # annotation -> what fits
+    "None": (lambda value: value is None, "None"),
+    "bool": (
+        lambda value: value is None or (isinstance(value, (bool, int, np.bool_)) and value in (0, 1)),
+        "True or False",
+    ),
+    "int": (lambda value: as_integer(value) is not None, "an int"),
+    "float": (
+        lambda value: isinstance(value, (Real, torch.Tensor)) and not isinstance(value, bool),
+        "a number",
+    ),
+    "str": (lambda value: isinstance(value, str), "a string"),
+    "Sequence": _SEQUENCE,
+    "tuple": _SEQUENCE,
+    "nn.Module": (lambda value: isinstance(value, nn.Module), "a torch.nn.Module"),
+    "Callable": (callable, "a function"),
+}
+
+
 class Layer(nn.Module):
-    """A module with tensors that can be trained and loaded, even if it is made in inference mode."""
+    """A module with tensors that can be trained and loaded, even if it is made in inference mode.
+
+    The kinds of its arguments are checked by the annotations of ``__init__``.
+    """
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if "__init__" in vars(cls):
-            cls.__init__ = _outside_inference_mode(cls.__init__)  # type: ignore[method-assign]
+            cls.__init__ = _checked(cls.__init__)  # type: ignore[method-assign]
 
 
-def _outside_inference_mode(init: Callable[..., None]) -> Callable[..., None]:
+def _checked(init: Callable[..., None]) -> Callable[..., None]:
+    names = [*inspect.signature(init).parameters]
+
     @functools.wraps(init)
     def run(*args: Any, **options: Any) -> None:
+        for name, value in (dict(zip(names, args, strict=False)) | options).items():
+            annotation = str(init.__annotations__.get(name, "Any")).split(" | ")
+            kinds = [_KINDS.get(kind.partition("[")[0]) for kind in annotation]
+            if all(kinds) and not any(kind and kind[0](value) for kind in kinds):
+                expected = " or ".join(dict.fromkeys(kind[1] for kind in kinds if kind))
+                raise ValueError(f"{type(args[0]).__name__}: {name} is {value!r}, expected {expected}")
         active = torch.is_inference_mode_enabled()
         with torch.inference_mode(False) if active else contextlib.nullcontext():
             init(*args, **options)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensor
 
 from .._checks import check_dense
-from ._shared import ConstantBuffers, absent, as_indices, counts, fixed
+from ._shared import ConstantBuffers, absent, as_indices, counts, fixed, no_torchscript
 
 NAT = math.log(2)
 
@@ -32,6 +32,8 @@ class BinaryMapper(ConstantBuffers):
     """
 
     _power_two: torch.Tensor
+
+    __prepare_scriptable__ = no_torchscript
 
     def __init__(
         self, bits: int = 1, kl_loss_threshold: float = NAT, deterministic_on_eval: bool = False

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
 
+from ._shared import at_least_float32
 from .residual_vq import ResidualVQ
 from .vector_quantize import VectorQuantize
 
@@ -30,6 +31,7 @@ __all__ = [
 ]
 
 StateDict = Mapping[str, torch.Tensor]
+_Quantizer = TypeVar("_Quantizer", ResidualVQ, VectorQuantize)
 _LEARNED: dict[str, Any] = {"learnable_codebook": True, "rotation_trick": False}
 _AVERAGED: dict[str, Any] = {
     "decay": 0.99,
@@ -60,21 +62,21 @@ def from_encodec(state: StateDict, **options: Any) -> ResidualVQ:
     layers = _numbered("from_encodec", state, pattern, "layers.")
     codebooks = [
         {
-            "initted": codebook["inited"].bool().reshape(()),
+            "initted": _of_shape("from_encodec", "inited", codebook["inited"].view(-1), 1)[0].bool(),
             "cluster_size": codebook["cluster_size"].unsqueeze(0),
             "embed": codebook["embed"].unsqueeze(0),
             "embed_avg": codebook["embed_avg"].unsqueeze(0),
         }
         for codebook in layers
     ]
-    size, dim = layers[0]["embed"].shape
+    size, dim = _size("from_encodec", layers[0]["embed"])
     arguments: dict[str, Any] = {
         "dim": dim,
         "num_quantizers": len(codebooks),
         "codebook_size": size,
         "channel_last": False,
     }
-    return _with_codebooks(ResidualVQ(**arguments | _AVERAGED | options), codebooks)
+    return _with_codebooks("from_encodec", ResidualVQ(**arguments | _AVERAGED | options), codebooks)
 
 
 def to_encodec(
@@ -134,21 +136,23 @@ def _from_half(state: StateDict, half: str, options: dict[str, Any]) -> Residual
     start = rf"{half}_residual_vector_quantizer\."
     pattern = rf"{start}layers\.(\d+)\.codebook\.(initialized|cluster_usage|embed_sum)"
     layers = _numbered("from_mimi", state, pattern, f"{half}_residual_vector_quantizer.layers.")
+    size, inner = _size("from_mimi", layers[0]["embed_sum"])
     codebooks = []
     for codebook in layers:
-        total, usage = codebook["embed_sum"], codebook["cluster_usage"]
+        total = _of_shape("from_mimi", "embed_sum", codebook["embed_sum"], size, inner)
+        usage = _of_shape("from_mimi", "cluster_usage", codebook["cluster_usage"], size)
         # the model divides in the dtype of the state, too
         codewords = total / usage.clamp(min=_LEAST_USAGE).unsqueeze(-1)
         buffers = {"cluster_size": usage, "embed": codewords, "embed_avg": total}
         codebooks.append({name: value.unsqueeze(0) for name, value in buffers.items()})
-        codebooks[-1]["initted"] = codebook["initialized"].bool().reshape(())
-    size, inner = layers[0]["embed_sum"].shape
+        flag = _of_shape("from_mimi", "initialized", codebook["initialized"].view(-1), 1)
+        codebooks[-1]["initted"] = flag[0].bool()
     names = [f"{half}_residual_vector_quantizer.{name}_proj." for name in ("input", "output")]
     projections = _named("from_mimi", state, rf"{start}(input_proj|output_proj)\.weight", *names)
     if len(projections) == 1:
         (only,) = projections
         raise ValueError(f"from_mimi: {half} has only {only}, expected input_proj and output_proj, or none")
-    dim = projections["input_proj"].shape[1] if projections else inner
+    dim = max(1, projections["output_proj"].shape[:1].numel()) if projections else inner
     arguments: dict[str, Any] = {
         "dim": dim,
         "codebook_dim": inner,
@@ -158,9 +162,10 @@ def _from_half(state: StateDict, half: str, options: dict[str, Any]) -> Residual
     layer = ResidualVQ(**arguments | {"channel_last": False} | _AVERAGED | options)
     if projections:
         layer.project_in, layer.project_out = (
-            _linear(projections[name]) for name in ("input_proj", "output_proj")
+            _linear("from_mimi", name, rows, columns, projections[name])
+            for name, rows, columns in (("input_proj", inner, dim), ("output_proj", dim, inner))
         )
-    return _with_codebooks(layer, codebooks)
+    return _with_codebooks("from_mimi", layer, codebooks)
 
 
 def to_mimi(
@@ -215,8 +220,8 @@ def from_dac(state: StateDict, **options: Any) -> ResidualVQ:
     """
     pattern = r"quantizers\.(\d+)\.((?:in_proj|out_proj|codebook)\..+)"
     layers = _numbered("from_dac", state, pattern, "quantizers.")
-    size, inner = layers[0]["codebook.weight"].shape
-    dim = layers[0]["out_proj.bias"].shape[0]
+    size, inner = _size("from_dac", layers[0]["codebook.weight"])
+    dim = max(1, layers[0]["out_proj.bias"].numel())
     defaults: dict[str, Any] = {"cosine_search": True, "commitment_weight": 0.25, "codebook_loss_weight": 1.0}
     arguments: dict[str, Any] = {
         "dim": dim,
@@ -229,9 +234,17 @@ def from_dac(state: StateDict, **options: Any) -> ResidualVQ:
     codebooks = [_learned_state(tensors["codebook.weight"]) for tensors in layers]
     for quantizer, tensors in zip(layer._quantizers, layers, strict=True):
         quantizer.project_in, quantizer.project_out = (
-            _linear(_weight(tensors, name), tensors[f"{name}.bias"]) for name in ("in_proj", "out_proj")
+            _linear(
+                "from_dac",
+                name,
+                rows,
+                columns,
+                _weight(tensors, name, rows, columns),
+                tensors[f"{name}.bias"],
+            )
+            for name, rows, columns in (("in_proj", inner, dim), ("out_proj", dim, inner))
         )
-    return _with_codebooks(layer, codebooks)
+    return _with_codebooks("from_dac", layer, codebooks)
 
 
 def to_dac(
@@ -265,8 +278,8 @@ def to_dac(
     return found
 
 
-def _weight(state: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
-    """Return the weight ``[out, in, 1]`` of a convolution.
+def _weight(state: Mapping[str, torch.Tensor], name: str, rows: int, columns: int) -> torch.Tensor:
+    """Return the weight ``[rows, columns, 1]`` of a convolution.
 
     It may be stored as length and direction.
     """
@@ -275,7 +288,12 @@ def _weight(state: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
         ("parametrizations.weight.original0", "parametrizations.weight.original1"),
     ):
         if f"{name}.{length}" in state:
-            return torch._weight_norm(state[f"{name}.{direction}"], state[f"{name}.{length}"], 0)
+            lengths = _of_shape("from_dac", f"{name}.{length}", state[f"{name}.{length}"], rows, 1, 1)
+            vectors = _of_shape(
+                "from_dac", f"{name}.{direction}", state[f"{name}.{direction}"], rows, columns, 1
+            )
+            vectors = at_least_float32(vectors)
+            return torch._weight_norm(vectors, lengths.to(vectors.dtype), 0)
     return state[f"{name}.weight"]
 
 
@@ -304,16 +322,12 @@ def from_vqmodel(state: StateDict, beta: float = 0.25, legacy: bool = True, **op
     if not found:
         raise ValueError("from_vqmodel: found no name like 'quantize.embedding.weight' in the state dict")
     codewords = found["embedding"]
+    size, dim = _size("from_vqmodel", codewords)
     weights = (1.0, beta) if legacy else (beta, 1.0)
-    arguments: dict[str, Any] = {
-        "dim": codewords.shape[1],
-        "codebook_size": codewords.shape[0],
-        "accept_image_fmap": True,
-    }
+    arguments: dict[str, Any] = {"dim": dim, "codebook_size": size, "accept_image_fmap": True}
     arguments |= dict(zip(("commitment_weight", "codebook_loss_weight"), weights, strict=True))
     layer = VectorQuantize(**arguments | _LEARNED | options)
-    layer._codebook.load_state_dict(_learned_state(codewords))
-    return layer
+    return _with_codebooks("from_vqmodel", layer, [_learned_state(codewords)])
 
 
 def to_vqmodel(layer: VectorQuantize, prefix: str = "quantize.") -> dict[str, torch.Tensor]:
@@ -380,13 +394,21 @@ def _matches(
     ValueError also if another name has the same beginning, followed by one of ``own``, because the layer
     would lose this part of the quantizer.
     """
-    matches = [(re.fullmatch(rf"(.*\.)?{pattern}", name), value) for name, value in state.items()]
+    if not isinstance(state, Mapping):
+        raise TypeError(
+            f"{where}: state must be a state dict, got {type(state).__name__}; give model.state_dict()"
+        )
+    matches = [(re.fullmatch(rf"(.*\.)?{pattern}", str(name)), value) for name, value in state.items()]
+    for match, value in matches:
+        kind = value.dtype if isinstance(value, torch.Tensor) else type(value).__name__
+        if match and (not isinstance(value, torch.Tensor) or value.is_complex() or value.is_meta):
+            raise TypeError(f"{where}: {match[0]} must be a tensor of real numbers with values, got {kind}")
     found = [(match, value) for match, value in matches if match is not None]
     starts = sorted({match[1] or "" for match, _ in found})
     if len(starts) > 1:
         raise ValueError(f"{where}: found several models, {starts}; give the state dict of one")
     begins = tuple(starts[0] + name for name in own) if starts else ()
-    unread = {name for name in state if name.startswith(begins)} - {match[0] for match, _ in found}
+    unread = {name for name in map(str, state) if name.startswith(begins)} - {match[0] for match, _ in found}
     if unread:
         raise ValueError(
             f"{where}: the layer has no equivalent of {sorted(unread)}; omit it from the state dict to"
@@ -406,15 +428,43 @@ def _learned_state(codewords: torch.Tensor) -> dict[str, torch.Tensor]:
     return {"initted": torch.tensor(True), "cluster_size": usage, "embed": codewords, "embed_avg": codewords}
 
 
-def _with_codebooks(layer: ResidualVQ, codebooks: Sequence[StateDict]) -> ResidualVQ:
+def _with_codebooks(where: str, layer: _Quantizer, codebooks: Sequence[StateDict]) -> _Quantizer:
     """Load the state of each codebook, and return the layer."""
-    for codebook, state in zip(_codebooks(layer), codebooks, strict=True):
-        codebook.load_state_dict(state)
+    quantizers = layer._quantizers if isinstance(layer, ResidualVQ) else [layer]
+    for quantizer, state in zip(quantizers, codebooks, strict=True):
+        try:
+            quantizer._codebook.load_state_dict(state)
+        except RuntimeError as error:
+            problem = str(error).splitlines()[-1].strip()
+            raise ValueError(
+                f"{where}: the state dict does not fit itself or the options: {problem}"
+            ) from None
     return layer
 
 
-def _linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> nn.Linear:
-    """Make a linear layer from the weight ``[out, in, 1]`` of a convolution, in the dtype of codewords."""
+def _size(where: str, codewords: torch.Tensor) -> tuple[int, int]:
+    """Return K and the length of codewords."""
+    if codewords.dim() != 2 or codewords.numel() == 0:
+        raise ValueError(f"{where}: codewords must have shape [K, d], got {list(codewords.shape)}")
+    return codewords.shape[0], codewords.shape[1]
+
+
+def _of_shape(where: str, name: str, tensor: torch.Tensor, *shape: int) -> torch.Tensor:
+    if tensor.shape != shape:
+        raise ValueError(f"{where}: {name} must have shape {list(shape)}, got {list(tensor.shape)}")
+    return tensor
+
+
+def _linear(
+    where: str, name: str, rows: int, columns: int, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> nn.Linear:
+    """Make a linear layer from the weight ``[rows, columns, 1]`` of a convolution.
+
+    It has the dtype of codewords.
+    """
+    _of_shape(where, f"{name}.weight", weight, rows, columns, 1)
+    if bias is not None:
+        _of_shape(where, f"{name}.bias", bias, rows)
     dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
     made = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, dtype=dtype)
     with torch.no_grad():
@@ -430,6 +480,8 @@ def _require(where: str, layer: ResidualVQ, projections: bool | None) -> None:
     ``projections``: True if each quantizer of the codec has projections, False if there are none, None if
     there may be one pair for the layer.
     """
+    if not isinstance(layer, ResidualVQ):
+        raise TypeError(f"{where}: layer must be a ResidualVQ, got {type(layer).__name__}")
     learned = projections is True  # DAC: projections of each quantizer, cosine search
     _refuse(
         where,
@@ -444,6 +496,8 @@ def _require(where: str, layer: ResidualVQ, projections: bool | None) -> None:
 
 def _require_quantizer(where: str, quantizer: VectorQuantize, learned: bool) -> None:
     """Raise ValueError for a quantizer that the codec does not have, or has with other codewords."""
+    if not isinstance(quantizer, VectorQuantize):
+        raise TypeError(f"{where}: layer must be a VectorQuantize, got {type(quantizer).__name__}")
     codebook, projections = quantizer._codebook, (quantizer.project_in, quantizer.project_out)
     biased = all(isinstance(module, nn.Linear) and module.bias is not None for module in projections)
     _refuse(

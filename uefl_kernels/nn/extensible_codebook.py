@@ -52,7 +52,7 @@ class ExtensibleCodebook(Float32Module):
                 f"ExtensibleCodebook: shared must have shape [1 to capacity={capacity}, d], got"
                 f" {list(shared.shape)}"
             )
-        if isinstance(clients, str) or not clients or len(set(clients)) != len(clients):
+        if isinstance(clients, str) or len(clients) == 0 or len(set(clients)) != len(clients):
             raise ValueError(
                 f"ExtensibleCodebook: clients must be distinct names, at least one, got {clients!r}"
             )

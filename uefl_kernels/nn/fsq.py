@@ -311,7 +311,8 @@ class ResidualScalarQuantizer(ResidualQuantizer):
     project_out: nn.Module
 
     def _project(self, dim: int, inner: int) -> None:
-        self._dim, same = dim, dim == inner
+        (self._dim,) = counts(type(self).__name__, dim=dim)
+        same = dim == inner
         self.project_in = nn.Identity() if same else nn.Linear(dim, inner)
         self.project_out = nn.Identity() if same else nn.Linear(inner, dim)
 

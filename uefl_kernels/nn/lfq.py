@@ -140,7 +140,7 @@ class LFQ(ConstantBuffers, Coder):
         self._keep = num_codebooks > 1 if keep_num_codebooks_dim is None else keep_num_codebooks_dim
         self._codebook_scale, self._orthogonal_rotation = codebook_scale, orthogonal_rotation
         self._check_options(codebook_size, frac_per_sample_entropy, soft_clamp_input_value)
-        self._dim = self._bits * num_codebooks if dim is None else dim
+        (self._dim,) = counts("LFQ", dim=self._bits * num_codebooks if dim is None else dim)
         self.channel_first, self.spherical = channel_first, spherical
         self.activation = (
             nn.Identity() if straight_through_activation is None else straight_through_activation

@@ -56,11 +56,11 @@ class MCDropout(nn.Module):
     once per pass, and a warning says so.
 
     During a call, all modules except the dropouts are in evaluation mode (batch norm uses its running
-    statistics). After the call, every mode is as before. Functional dropouts (``F.dropout`` and its like)
-    count as dropouts and are switched on, with any argument ``training``; their rates are fixed when the
-    model is traced. Modules of torch.nn that hold dropouts (attention, recurrent and transformer layers) are
-    run in training mode as a whole. Not switched on: ``dropout_p`` of a model's own
-    ``F.scaled_dot_product_attention``, and layers with their own random draws.
+    statistics). After the call, every mode is as before. Functional dropouts (``F.dropout`` and its like, and
+    ``F.scaled_dot_product_attention``) count as dropouts and are switched on, with any argument ``training``;
+    their rates are fixed when the model is traced, and are those of training mode if they depend on it.
+    Modules of torch.nn that hold dropouts (attention, recurrent and transformer layers) are run in training
+    mode as a whole. Not switched on: layers with their own random draws, as for stochastic depth.
 
     The next call traces the model again if its modules are replaced or get hooks, if a dropout is switched on
     or off, or if a parameter or buffer that its own ``forward`` reads is replaced, as by
@@ -222,7 +222,7 @@ class MCDropout(nn.Module):
                 "MCDropout: the model must return logits [B, ..., C], got"
                 f" {output.dtype} {list(output.shape)}"
             )
-        if not -dims < self.class_dim < dims:
+        if not -dims < self.class_dim < dims or self.class_dim == 0:
             raise TypeError(
                 f"MCDropout: class_dim={self.class_dim} is not a dimension of the logits {list(output.shape)}"
                 f" behind the batch; expected 1 to {dims - 1}, or {1 - dims} to -1"
@@ -272,6 +272,12 @@ class MCDropout(nn.Module):
                 and all(isinstance(m, _DropoutNd) for m in self.model.modules() if drops(m))
             ):
                 raise no_dropout(self.model)
+        if cut is None and functional.idle:
+            warnings.warn(
+                "MCDropout: the model calls a functional dropout with rate 0 in evaluation mode; if the rate"
+                " depends on self.training, pass the same rate in both modes: MCDropout switches it on",
+                stacklevel=6,
+            )
 
     def _whole(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Return the logits of the whole model, with the dropouts of ``insert``."""

@@ -25,12 +25,14 @@ from ._shared import (
     Layout,
     as_indices,
     check_codebooks,
+    count_of_each,
     counts,
     differentiable,
     directional,
     fixed,
     indices_of_each,
     no_autocast,
+    numbers,
     project,
     refuse_together,
     without_padding,
@@ -77,9 +79,9 @@ class ResidualQuantizer(Coder):
 
     @quantize_dropout_cutoff_index.setter
     def quantize_dropout_cutoff_index(self, place: int) -> None:
-        if not 0 <= place < self._num_quantizers:
+        if as_integer(place) is None or not 0 <= place < self._num_quantizers:
             raise ValueError(
-                f"{type(self).__name__}: quantize_dropout_cutoff_index={place} must be 0 to"
+                f"{type(self).__name__}: quantize_dropout_cutoff_index={place!r} must be an int from 0 to"
                 f" {self._num_quantizers - 1}"
             )
         self._cutoff = place
@@ -282,7 +284,10 @@ class ResidualVQ(ResidualQuantizer):
         super().__init__(
             len(sizes), quantize_dropout, quantize_dropout_cutoff_index, quantize_dropout_multiple_of
         )
-        self._dim, self._codebook_dim = dim, dim if codebook_dim is None else codebook_dim
+        self._dim, self._codebook_dim = counts(
+            "ResidualVQ", dim=dim, codebook_dim=dim if codebook_dim is None else codebook_dim
+        )
+        numbers("ResidualVQ", None, quant_grad_frac=quant_grad_frac)
         self.channel_last, self.accept_image_fmap = channel_last, accept_image_fmap
         self.return_zeros_for_masked_padding = return_zeros_for_masked_padding
         self.quant_grad_frac = 1.0 if diveq else quant_grad_frac
@@ -638,7 +643,9 @@ def _sizes_of(codebook_size: int | Sequence[int], number: int | None, shared: bo
     if number is None and same is not None:
         raise ValueError("ResidualVQ: give num_quantizers, or one codebook_size for each quantizer")
     count = 0 if number is None else counts("ResidualVQ", num_quantizers=number)[0]
-    sizes = [same] * count if same is not None else list(cast("Sequence[int]", codebook_size))
+    sizes = (
+        [same] * count if same is not None else count_of_each("ResidualVQ", "codebook_size", codebook_size)
+    )
     refuse_together(
         "ResidualVQ",
         (

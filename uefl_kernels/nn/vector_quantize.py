@@ -1229,7 +1229,7 @@ def _refuse_of_gradients(given: dict[str, Any]) -> None:
             "learnable_codebook=True excludes straight_through=True; use one of them",
         ),
         (
-            given["rotation_trick"] + directed + given["straight_through"] > 1,
+            sum(map(bool, (given["rotation_trick"], directed, given["straight_through"]))) > 1,
             (
                 "rotation_trick, directional_reparam and straight_through exclude each other; set"
                 " rotation_trick=False to use another one"

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -198,15 +198,19 @@ def kmeans_batched(
     if any((x.shape[1], x.dtype, x.device) != (xs[0].shape[1], xs[0].dtype, xs[0].device) for x in xs):
         raise ValueError(f"{op}: the problems must have the same number of columns, dtype and device")
     clusters, seeds = (_for_each(op, name, value, len(xs)) for name, value in (("k", k), ("seed", seed)))
-    for name, values in (("k", clusters), ("seed", seeds), ("weights", weights), ("init", init)):
-        if values is not None and not isinstance(values, str) and len(values) != len(xs):
+    several: dict[str, Any] = {} if weights is None else {"weights": weights}
+    several |= {} if isinstance(init, str) else {"init": init}
+    for name, tensors in several.items():
+        if isinstance(tensors, str) or not hasattr(tensors, "__len__") or getattr(tensors, "ndim", 1) == 0:
+            raise TypeError(f"{op}: {name} must be one tensor for each problem, got {tensors!r}")
+    for name, values in ({"k": clusters, "seed": seeds} | several).items():
+        if len(values) != len(xs):
             raise ValueError(f"{op}: {name} has {len(values)} entries for {len(xs)} problems")
-    for name, tensors in (("weights", weights), ("init", init)):
-        if tensors is not None and not isinstance(tensors, str):
-            for i, (tensor, x) in enumerate(zip(tensors, xs, strict=True)):
-                check_tensor(op, f"{name}[{i}]", tensor)
-                expected = [x.shape[0]] if name == "weights" else [clusters[i], x.shape[1]]
-                check_shape(op, f"{name}[{i}]", tensor.shape, expected)
+    for name, tensors in several.items():
+        for i, (tensor, x) in enumerate(zip(tensors, xs, strict=True)):
+            check_tensor(op, f"{name}[{i}]", tensor)
+            expected = [x.shape[0]] if name == "weights" else [clusters[i], x.shape[1]]
+            check_shape(op, f"{name}[{i}]", tensor.shape, expected)
     given = init if isinstance(init, str) else torch.cat(list(init))
     mass = None if weights is None else torch.cat(list(weights))
     return _call(

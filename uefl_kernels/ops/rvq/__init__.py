@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from ..._checks import check_reverse_mode, check_search, check_weights, needs_gradient, packed
 from ..._dtypes import result_dtype
+from ..._kmeans_checks import check_choice
 from ..._library import call, define, define_autograd, define_composed, define_vmap, once_differentiable
 from ..._snapshot import snapshot
 from ..vq import ESTIMATORS, grad_codebook
@@ -249,12 +250,11 @@ def _call(
     estimator: str,
 ) -> tuple[RVQOutput, tuple[torch.Tensor, ...]]:
     stages = _checked(x, codebooks, metric, precision)
+    check_weights("rvq", codebook_weight=codebook_weight, commitment_weight=commitment_weight)
     if with_sums is None:  # then only for the gradient of the codebooks, as in vq
         traced = not torch.compiler.is_compiling()
         with_sums = codebook_weight != 0 and needs_gradient(*stages, traced=traced)
-    if estimator not in ESTIMATORS:
-        raise ValueError(f"rvq: estimator {estimator!r} is not known, expected one of {ESTIMATORS}")
-    check_weights("rvq", codebook_weight=codebook_weight, commitment_weight=commitment_weight)
+    check_choice("rvq", "estimator", estimator, ESTIMATORS)
     out, sums = run(
         composed.Arguments(
             x,
@@ -298,8 +298,12 @@ def _checked(
                 f" {list(codebooks.shape)}"
             )
         stages = list(codebooks.unbind())
-    else:
+    elif isinstance(codebooks, Iterable):
         stages = list(codebooks)
+    else:
+        raise TypeError(
+            f"rvq: codebooks must be a tensor or a sequence of tensors, got {type(codebooks).__name__}"
+        )
     if not stages:
         raise ValueError("rvq: codebooks is empty, expected at least one")
     first = stages[0]

@@ -10,6 +10,7 @@ import torch
 from ..._checks import check_reverse_mode, check_search, check_weights, needs_gradient, packed
 from ..._dtypes import result_dtype
 from ..._gather import gather
+from ..._kmeans_checks import check_choice
 from ..._library import (
     call,
     define,
@@ -314,13 +315,12 @@ def _call(
     estimator: str,
 ) -> tuple[VQOutput, torch.Tensor]:
     check_search("vq", x, codebook, metric, precision)
+    check_weights("vq", codebook_weight=codebook_weight, commitment_weight=commitment_weight)
     compiling = torch.compiler.is_compiling()
     if with_sums is None:  # only the gradient of the codebook needs the sums
         with_sums = codebook_weight != 0 and needs_gradient(codebook, traced=not compiling)
-    if estimator not in ESTIMATORS:
-        raise ValueError(f"vq: estimator {estimator!r} is not known, expected one of {ESTIMATORS}")
+    check_choice("vq", "estimator", estimator, ESTIMATORS)
     check_reverse_mode("vq", x, codebook)
-    check_weights("vq", codebook_weight=codebook_weight, commitment_weight=commitment_weight)
     differentiable = needs_gradient(x, codebook)
     if compiling and differentiable:
         # the caller may update it in place before the backward pass; eager autograd refuses that
