@@ -24,7 +24,7 @@ from rich.console import Console
 from typer.core import TyperCommand, TyperGroup
 
 from . import config
-from .errors import RunError, UserError, one_line
+from .errors import RunError, UserError, listed, one_line
 from .paths import check_name, command, expanded, has_file, resolved
 from .terminal import (
     OUTPUT,
@@ -740,7 +740,7 @@ def report(
     check_arm(read, against)
     console = _console()
     if files:
-        say(f"note: ignored files, which are not run folders: {', '.join(map(str, files))}")
+        say(f"note: ignored files, which are not run folders: {listed(files)}")
     if len(once) < len(runs):
         say("note: a folder is given twice; it counts once")
     for run in read:

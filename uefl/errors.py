@@ -8,6 +8,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+_MOST = 5  # words of a list in a message
+
 
 class UserError(Exception):
     """The request cannot be carried out.
@@ -53,6 +55,12 @@ def first_line(error: BaseException) -> str:
 def one_line(text: str) -> str:
     """Return a text with ? for each line end and other character that is not printed, as in file names."""
     return "".join(character if character.isprintable() else "?" for character in text)
+
+
+def listed(words: Iterable[object], separator: str = ", ") -> str:
+    """Return words in one line, or only the first five of many, with the number of the others."""
+    whole = list(map(str, words))
+    return separator.join(whole[:_MOST] + ([f"and {len(whole) - _MOST} more"] if len(whole) > _MOST else []))
 
 
 def nearest(word: str, words: Iterable[str]) -> str:

@@ -336,6 +336,19 @@ def test_live_progress_counts_every_client_and_keeps_notices(fake_run):
     assert "extended [silo]" in console.export_text()
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_progress_without_a_limit_shows_no_total(terminal):
+    """An arm of the published code ends when all clients are certain."""
+    console = Console(force_terminal=terminal, width=120, record=True, file=io.StringIO())
+    with progress.watch(console) as observer:
+        observer.start(["uefl-published"], 0, 3)
+        observer.arm("uefl-published", 0)
+        observer.client("uefl-published", 52, "a")
+        observer.round("uefl-published", 52, [{"accuracy": 0.5}])
+        shown = observer._progress.tasks[0].fields["round"] if terminal else console.export_text()
+    assert re.search(r"round 53(\s|$)", shown)
+
+
 def test_report_of_one_run_shows_clients_and_rewrites(tmp_path):
     sample_runs.write(tmp_path / "a")
     output = accepted("report", tmp_path / "a")

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from ..errors import UserError
+from ..errors import UserError, listed
 from ..isolation import isolate
 from . import labeled
 from .dataset import DataSet, classes_of, numbered
@@ -141,7 +141,7 @@ def _numbered(
             unknown = sorted(set(part) - set(known))
             if unknown:
                 raise UserError(
-                    f"{where}: label {unknown[0]!r} is not a class; expected one of {', '.join(known)}"
+                    f"{where}: label {unknown[0]!r} is not a class; expected one of {listed(known)}"
                 )
         return numbered([text for _, part in named for text in part], known)
     known = classes_of(integers, classes or ())

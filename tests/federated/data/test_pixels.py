@@ -494,6 +494,15 @@ def test_all_damaged_files_are_named(tmp_path):
     assert "\n" not in str(error.value)
 
 
+def test_many_damaged_files_are_counted(tmp_path):
+    root = tmp_path / "silos"
+    for i in range(200):
+        write(root / "a/cat" / f"{i:03}.tif", Image.fromarray(np.zeros((4, 4), np.float32)))
+    with pytest.raises(UserError, match=r"\b200 images.*004.tif.*; and 195 more") as error:
+        labeled(root)
+    assert "005.tif" not in str(error.value)
+
+
 def test_huge_image_is_noted_without_a_warning(tmp_path, monkeypatch, recwarn):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 47)
     federation = labeled(folder(tmp_path, "color"))
