@@ -64,6 +64,7 @@ def listed(words: Iterable[object], separator: str = ", ") -> str:
 
 
 def nearest(word: str, words: Iterable[str]) -> str:
-    """Return `` (did you mean 'x'?)``, or an empty string."""
-    close = difflib.get_close_matches(word, list(words), 1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+    """Return `` (did you mean 'x'?)`` for a word that differs little, or in case only, or an empty string."""
+    folded = {each.casefold(): each for each in words}
+    close = difflib.get_close_matches(word.casefold(), folded, 1)
+    return f" (did you mean {folded[close[0]]!r}?)" if close else ""

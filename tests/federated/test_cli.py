@@ -308,6 +308,25 @@ def test_an_empty_argument_is_not_the_current_folder(arguments):
     assert result.stderr.count("\n") == 1
 
 
+def test_keys_lists_the_section_of_a_key():
+    output = accepted("keys", "local_epochs")
+    assert "`local_epochs`" in output
+    assert "`passes`" not in output
+    assert cli("keys", "epoch").exit_code == 2
+
+
+def test_a_name_in_other_capitals_is_suggested():
+    assert "did you mean 'demo'" in cli("presets", "DEMO").stderr
+
+
+def test_the_page_of_several_runs_needs_a_folder(tmp_path):
+    sample_runs.write(tmp_path / "a")
+    sample_runs.write(tmp_path / "b")
+    (tmp_path / "file").write_text("x")
+    result = cli("report", tmp_path / "a", tmp_path / "b", "--out", tmp_path / "file")
+    assert (result.exit_code, "not a folder" in result.stderr) == (2, True)
+
+
 def test_a_value_may_end_with_an_equals_sign():
     result = cli("report", "--against=a=", "absent")
     assert result.exit_code == 2

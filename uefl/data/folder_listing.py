@@ -19,7 +19,7 @@ _LITTER = frozenset(
 )
 """files of operating systems and network drives in folders and archives, in lower case"""
 
-FORMATS = "read are PNG, JPEG, TIFF and other formats of Pillow; convert others, such as DICOM, to PNG"
+FORMATS = "PNG, JPEG, TIFF and other formats of Pillow are read; convert others, such as DICOM, to PNG"
 
 
 def visible(folder: Path) -> list[Path]:

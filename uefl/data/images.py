@@ -231,8 +231,8 @@ class DamagedImages(UserError):
         """Return the message."""
         count, files = len(self.found), listed((f"{path} ({why})" for path, why in self.found.items()), "; ")
         if count == 1:
-            return f"cannot read image {files}; repair or remove it"
-        return f"cannot read {count} images: {files}; repair or remove them"
+            return f"cannot read image {files}; repair, convert or remove it"
+        return f"cannot read {count} images: {files}; repair, convert or remove them"
 
     @contextmanager
     def noted(self, place: str, file: File) -> Iterator[None]:
@@ -242,7 +242,7 @@ class DamagedImages(UserError):
         except _UNREADABLE as error:
             reason = getattr(error, "strerror", None) or str(error)
             if isinstance(error, UnidentifiedImageError):
-                reason = "of no format that Pillow reads; convert it to PNG"
+                reason = "of no known format"
             self.found[str(Path(place) / file.name)] = reason
 
     @contextmanager
