@@ -198,6 +198,8 @@ def resume(
             return _prepare(cfg, preset, out, where, data_root, observer, federation, network, deployment)
 
         if more_rounds:
+            if has_file(out / "summary.json"):
+                read_run(out)  # edited files are an error before the further rounds are trained
             run = _with_more_rounds(out, cfg, more_rounds, preset, prepared)
         elif has_file(out / "summary.json"):
             summary = _written_summary(out)
