@@ -66,7 +66,7 @@ class Observer(Protocol):
     """An object that receives the progress of a run."""
 
     def start(self, arms: list[str], rounds: int, clients: int) -> None:
-        """Handle the start of a run with at most ``rounds`` for each arm; 0: an arm has no limit."""
+        """Handle the start of a run with this number of rounds for each arm, or 0 without a limit."""
 
     def arm(self, name: str, done_rounds: int) -> None:
         """Handle the start of an arm, or its continuation after ``done_rounds`` measured rounds."""

@@ -316,7 +316,7 @@ def test_keys_lists_the_section_of_a_key():
 
 
 def test_a_name_in_other_capitals_is_suggested():
-    assert "did you mean 'demo'" in cli("presets", "DEMO").stderr
+    assert "'demo'" in cli("presets", "DEMO").stderr
 
 
 def test_the_page_of_several_runs_needs_a_folder(tmp_path):
@@ -324,7 +324,7 @@ def test_the_page_of_several_runs_needs_a_folder(tmp_path):
     sample_runs.write(tmp_path / "b")
     (tmp_path / "file").write_text("x")
     result = cli("report", tmp_path / "a", tmp_path / "b", "--out", tmp_path / "file")
-    assert (result.exit_code, "not a folder" in result.stderr) == (2, True)
+    assert (result.exit_code, str(tmp_path / "file") in result.stderr) == (2, True)
 
 
 def test_a_value_may_end_with_an_equals_sign():

@@ -220,7 +220,7 @@ def from_files(place: str, files: Sequence[File]) -> ImageList:
 
 
 class DamagedImages(UserError):
-    """Image files that cannot be read; the message has the first ones and their number."""
+    """Image files that cannot be read, with the first ones and their number in the message."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -258,7 +258,7 @@ def test_arrays_of_labels_that_are_no_integers_are_refused(tmp_path, labels):
         (LABELS > 1, r"labels\.astype\(int\)$"),
         (LABELS / 2, r"float64 \[24\]$"),
         (np.eye(24), r"float64 \[24, 24\]$"),
-        (set(range(24)), "got set$"),
+        (set(range(24)), r"\bset$"),
         (torch.from_numpy(LABELS).bfloat16(), r"labels\.long\(\)$"),
         (torch.from_numpy(LABELS) / 2, r"float32 \[24\]$"),
         ([1.0] * 24, r"int\(label\)$"),
@@ -500,7 +500,7 @@ def test_many_damaged_files_are_counted(tmp_path):
     root = tmp_path / "silos"
     for i in range(200):
         write(root / "a/cat" / f"{i:03}.tif", Image.fromarray(np.zeros((4, 4), np.float32)))
-    with pytest.raises(UserError, match=r"\b200 images.*004.tif.*; and 195 more") as error:
+    with pytest.raises(UserError, match=r"\b200 .*004\.tif.*\b195 more") as error:
         labeled(root)
     assert "005.tif" not in str(error.value)
 
