@@ -24,7 +24,7 @@ from rich.console import Console
 from typer.core import TyperCommand, TyperGroup
 
 from . import config
-from .errors import RunError, UserError, one_line
+from .errors import RunError, UserError, listed, one_line
 from .paths import check_name, command, expanded, has_file, resolved
 from .terminal import (
     OUTPUT,
@@ -627,19 +627,22 @@ def keys(
     section: Annotated[
         str,
         typer.Argument(
-            metavar="SECTION", help="Word in the title of sections, such as training.", show_default=False
+            metavar="WORD",
+            help="Word in the title of sections, such as training, or a key, such as lr.",
+            show_default=False,
         ),
     ] = "",
 ) -> None:
     """List the keys of a configuration.
 
-    With a word, list only the sections with this word in their title.
+    With a word, list only the sections with this word in their title, or with this key.
     """
     from .config.docs import sections
 
     found = [text for title, text in sections() if section.lower() in title.lower()]
+    found = found or [text for _, text in sections() if f"| `{section.lower()}` |" in text]
     if not found:
-        raise UserError(f"{section!r} is not in the title of any section; `uefl keys` lists all sections")
+        raise UserError(f"{section!r} is no key, nor in the title of any section; `uefl keys` lists them")
     say("\n".join(found))
 
 
@@ -736,11 +739,13 @@ def report(
         raise UserError("--out is the folder for the page of several runs; name at least two runs")
     if out is not None:
         check_name(out, "the folder of the page")
+        if out.exists() and not out.is_dir():
+            raise UserError(f"{out} is not a folder; expected a folder for the page")
     read = [_written(folder) for folder in once]
     check_arm(read, against)
     console = _console()
     if files:
-        say(f"note: ignored files, which are not run folders: {', '.join(map(str, files))}")
+        say(f"note: ignored files, which are not run folders: {listed(files)}")
     if len(once) < len(runs):
         say("note: a folder is given twice; it counts once")
     for run in read:

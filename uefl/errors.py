@@ -8,6 +8,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+_MOST = 5  # words of a list in a message
+
 
 class UserError(Exception):
     """The request cannot be carried out.
@@ -55,7 +57,14 @@ def one_line(text: str) -> str:
     return "".join(character if character.isprintable() else "?" for character in text)
 
 
+def listed(words: Iterable[object], separator: str = ", ") -> str:
+    """Return words in one line, or only the first five of many, with the number of the others."""
+    whole = list(map(str, words))
+    return separator.join(whole[:_MOST] + ([f"and {len(whole) - _MOST} more"] if len(whole) > _MOST else []))
+
+
 def nearest(word: str, words: Iterable[str]) -> str:
-    """Return `` (did you mean 'x'?)``, or an empty string."""
-    close = difflib.get_close_matches(word, list(words), 1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+    """Return `` (did you mean 'x'?)`` for a word that differs little, or in case only, or an empty string."""
+    folded = {each.casefold(): each for each in words}
+    close = difflib.get_close_matches(word.casefold(), folded, 1)
+    return f" (did you mean {folded[close[0]]!r}?)" if close else ""

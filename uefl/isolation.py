@@ -22,8 +22,10 @@ import torch
 import torch.utils.deterministic
 from PIL import ImageFile
 from torch import backends, utils
+from torch._guards import detect_fake_mode
 
 from .devices import is_gpu
+from .errors import UserError
 from .seeds import deterministic
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -36,7 +38,12 @@ _CPU = torch.device("cpu")
 
 @contextmanager
 def plain_torch() -> Iterator[None]:
-    """Compute in this thread as a new process does, and restore the caller's contexts."""
+    """Compute in this thread as a new process does, and restore the caller's contexts.
+
+    Raises:
+        UserError: the caller's context replaces tensors, which a run cannot leave.
+    """
+    _check_context()
     with ExitStack() as stack:
         for context in (
             torch.inference_mode(False),
@@ -50,6 +57,13 @@ def plain_torch() -> Iterator[None]:
         ):
             stack.enter_context(context)
         yield
+
+
+def _check_context() -> None:
+    if detect_fake_mode() is not None or torch._C._functorch.peek_interpreter_stack() is not None:
+        raise UserError(
+            "uefl cannot compute within torch.func, such as grad and vmap, or FakeTensorMode; call it outside"
+        )
 
 
 @contextmanager
@@ -107,6 +121,7 @@ def isolated() -> Iterator[None]:
     instead. Afterwards these settings, the number of threads, the states of the global random generators of
     torch, NumPy and Python, the warning filters and the environment are as before.
     """
+    _check_context()
     lock = _ONE_RUN
     if not lock.acquire(blocking=False):
         logging.getLogger("uefl").info("another thread of this process trains; this run begins after it")

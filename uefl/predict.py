@@ -15,11 +15,11 @@ import torch
 
 from .checkpoint import write_text
 from .data import pixels
-from .data.folder_listing import is_image, visible
+from .data.folder_listing import FORMATS, is_image, visible
 from .data.images import ImageList, Rows, on_files
 from .data.sources import own_table
 from .data.vectors import Vectors, joined
-from .errors import UserError, one_line
+from .errors import UserError, listed, one_line
 from .folder import check_no_file_of_a_run, run_around, writing
 from .models.saved import SavedModel
 from .paths import check_name, check_place, resolved, special
@@ -188,7 +188,7 @@ def _images_of(paths: Sequence[Path], skipped: list[Path]) -> ImageList:
     """Return the images of files and folders, and add other files of the folders to ``skipped``."""
     files = list(dict.fromkeys(file for path in paths for file in _files(path, skipped)))
     if not files:
-        raise UserError(f"{', '.join(map(str, paths))}: no image found")
+        raise UserError(f"{listed(paths)}: no image found; {FORMATS}")
     return on_files(files)
 
 
@@ -226,4 +226,4 @@ def _files(path: Path, skipped: list[Path]) -> Iterator[Path]:
 def _expected(model: SavedModel) -> str:
     if not model.clients:
         return "all clients share all parts of the model; omit --client"
-    return f"expected one of {', '.join(model.clients)}, or none, for a client that was not trained"
+    return f"expected one of {listed(model.clients)}, or none, for a client that was not trained"

@@ -27,19 +27,20 @@ class PlainProgress:
     def start(self, arms: list[str], rounds: int, clients: int) -> None:
         """Show that the run begins."""
         self._rounds = rounds
-        self.notice(f"{', '.join(arms)}: {count(rounds, 'round')} over {count(clients, 'client')}")
+        planned = f"{count(rounds, 'round')} over " if rounds else ""
+        self.notice(f"{', '.join(arms)}: {planned}{count(clients, 'client')}")
 
     def arm(self, name: str, done_rounds: int) -> None:
         """Show that an arm begins or continues."""
         if done_rounds:
-            self.notice(f"{name} continues after round {done_rounds}/{self._rounds}")
+            self.notice(f"{name} continues after {_place(done_rounds, self._rounds)}")
 
     def client(self, arm: str, round: int, client: str) -> None:
         """Do nothing when a client begins."""
 
     def round(self, arm: str, round: int, records: list[dict[str, Any]]) -> None:
         """Show the metrics of a round."""
-        self.notice(f"{arm} round {round + 1}/{self._rounds}  {means(records)}")
+        self.notice(f"{arm} {_place(round + 1, self._rounds)}  {means(records)}")
 
 
 class LiveProgress:
@@ -59,7 +60,7 @@ class LiveProgress:
         """Show that an arm begins or continues."""
         self._progress.reset(
             self._task,
-            total=len(self._arms) * self._rounds * self._clients,
+            total=len(self._arms) * self._rounds * self._clients or None,
             completed=self._steps(name, done_rounds),
             description=escape(name),
             round="",
@@ -69,7 +70,7 @@ class LiveProgress:
 
     def client(self, arm: str, round: int, client: str) -> None:
         """Show that a client begins, after the earlier ones of a round, which may only be measured."""
-        place = f"round {min(round + 1, self._rounds)}/{self._rounds}"
+        place = _place(min(round + 1, self._rounds or round + 1), self._rounds)
         self._begun = self._begun + 1 if self._progress.tasks[0].fields["round"] == place else 0
         steps = min(
             self._steps(arm, round) + min(self._begun, self._clients - 1), self._steps(arm, self._rounds)
@@ -86,6 +87,10 @@ class LiveProgress:
 
     def _steps(self, arm: str, rounds: int) -> int:
         return (self._arms.index(arm) * self._rounds + rounds) * self._clients
+
+
+def _place(round: int, rounds: int) -> str:
+    return f"round {round}/{rounds}" if rounds else f"round {round}"
 
 
 def _columns(place: str) -> tuple[ProgressColumn, ...]:

@@ -66,7 +66,7 @@ class Observer(Protocol):
     """An object that receives the progress of a run."""
 
     def start(self, arms: list[str], rounds: int, clients: int) -> None:
-        """Handle the start of a run with this number of rounds for each arm."""
+        """Handle the start of a run with this number of rounds for each arm, or 0 without a limit."""
 
     def arm(self, name: str, done_rounds: int) -> None:
         """Handle the start of an arm, or its continuation after ``done_rounds`` measured rounds."""
@@ -198,6 +198,8 @@ def resume(
             return _prepare(cfg, preset, out, where, data_root, observer, federation, network, deployment)
 
         if more_rounds:
+            if has_file(out / "summary.json"):
+                read_run(out)  # edited files are an error before the further rounds are trained
             run = _with_more_rounds(out, cfg, more_rounds, preset, prepared)
         elif has_file(out / "summary.json"):
             summary = _written_summary(out)
@@ -410,6 +412,13 @@ class _Run:
             "notes": list(self.federation.notes),
         }
 
+    def _most_rounds(self) -> int:
+        """Return the number of rounds of each arm, or 0 if an arm has no limit."""
+        iterations = self.cfg.training.iterations()
+        bound = [find(arm.algorithm)(arm.parameters).bound(self.context) for arm in self.cfg.arms.values()]
+        endless = any(algorithm.rounds(len(iterations)) is not None for algorithm in bound)
+        return 0 if endless else sum(iterations)
+
     def workspace(self, name: str) -> Workspace:
         """Return the resident network of an arm, built unless the last call was for the same arm."""
         if self._resident is None or self._resident[0] != name:
@@ -432,9 +441,7 @@ class _Run:
         if self.cfg.run.privacy != "none":
             self.clients.key = privacy.key_of(self.out, begun="made_with" in plain)
             self.privacy = privacy.Privacy(self.cfg.run, self.clients.key)
-        self.observer.start(
-            list(self.cfg.arms), sum(self.cfg.training.iterations()), len(self.federation.clients)
-        )
+        self.observer.start(list(self.cfg.arms), self._most_rounds(), len(self.federation.clients))
         self.observer.notice(self.federation.describe())
         if self.privacy is not None:
             self.observer.notice(self.privacy.notice(sum(self.cfg.training.iterations())))

@@ -308,6 +308,25 @@ def test_an_empty_argument_is_not_the_current_folder(arguments):
     assert result.stderr.count("\n") == 1
 
 
+def test_keys_lists_the_section_of_a_key():
+    output = accepted("keys", "local_epochs")
+    assert "`local_epochs`" in output
+    assert "`passes`" not in output
+    assert cli("keys", "epoch").exit_code == 2
+
+
+def test_a_name_in_other_capitals_is_suggested():
+    assert "'demo'" in cli("presets", "DEMO").stderr
+
+
+def test_the_page_of_several_runs_needs_a_folder(tmp_path):
+    sample_runs.write(tmp_path / "a")
+    sample_runs.write(tmp_path / "b")
+    (tmp_path / "file").write_text("x")
+    result = cli("report", tmp_path / "a", tmp_path / "b", "--out", tmp_path / "file")
+    assert (result.exit_code, str(tmp_path / "file") in result.stderr) == (2, True)
+
+
 def test_a_value_may_end_with_an_equals_sign():
     result = cli("report", "--against=a=", "absent")
     assert result.exit_code == 2
@@ -334,6 +353,19 @@ def test_live_progress_counts_every_client_and_keeps_notices(fake_run):
         assert (task.completed, task.fields["round"]) == (12, "round 2/2")
         observer.notice("extended [silo]")
     assert "extended [silo]" in console.export_text()
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_progress_without_a_limit_shows_no_total(terminal):
+    """An arm of the published code ends when all clients are certain."""
+    console = Console(force_terminal=terminal, width=120, record=True, file=io.StringIO())
+    with progress.watch(console) as observer:
+        observer.start(["uefl-published"], 0, 3)
+        observer.arm("uefl-published", 0)
+        observer.client("uefl-published", 52, "a")
+        observer.round("uefl-published", 52, [{"accuracy": 0.5}])
+        shown = observer._progress.tasks[0].fields["round"] if terminal else console.export_text()
+    assert re.search(r"round 53(\s|$)", shown)
 
 
 def test_report_of_one_run_shows_clients_and_rewrites(tmp_path):

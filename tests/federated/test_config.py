@@ -193,6 +193,17 @@ def test_files_that_cannot_be_used_are_named(tmp_path):
         assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("table", [{1: {}}, {"run": {1: 2}}, {"data": {"partition": {None: 1}}}], ids=str)
+def test_keys_must_be_text(table):
+    with pytest.raises(UserError, match=r"key (1|None): expected .*text"):
+        config.load(table)
+
+
+def test_tables_inside_each_other_have_a_limit(tmp_path):
+    with pytest.raises(UserError, match=r"tables|TOML"):
+        config.load(written(tmp_path, f"[{'.'.join(3000 * 'a')}]\nb = 1\n"))
+
+
 def test_a_truncated_or_foreign_configuration_is_refused(tmp_path):
     path, text = tmp_path / "config.toml", config.load("demo").to_toml()
     for damaged, message in (

@@ -173,11 +173,20 @@ def test_a_run_with_another_configuration_is_not_extended(tmp_path):
     check_refused(out, r"config\.toml")
 
 
-def test_a_run_that_lost_metrics_is_not_extended(tmp_path):
+@pytest.mark.parametrize(
+    "edited",
+    [
+        lambda text: "".join(text.splitlines(keepends=True)[1:]),
+        lambda text: text.replace("silo-1", "silo-9"),
+        lambda text: "".join(text.splitlines(keepends=True)[::-1]),
+    ],
+    ids=["lost", "renamed", "reversed"],
+)
+def test_a_run_with_edited_metrics_is_not_extended(tmp_path, edited):
     out = tmp_path / "run"
     start(out, "arms=fedavg", "rounds=[2]")
     path = out / "metrics.jsonl"
-    path.write_text("".join(path.read_text().splitlines(keepends=True)[1:]))
+    path.write_text(edited(path.read_text()))
     check_refused(out, r"metrics\.jsonl")
 
 

@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch._subclasses import FakeTensorMode
 
 import uefl
 from tests import fresh
+from uefl.errors import UserError
 from uefl.isolation import _ATTRIBUTES, isolated, plain_torch
 from uefl.progress import PlainProgress
 from uefl.seeds import make_repeatable
@@ -155,6 +157,22 @@ def test_caller(tmp_path, alone, caller):
 
 def test_caller_of_many_contexts(tmp_path, alone):
     check(tmp_path, alone, *CALLERS)
+
+
+def with_fake_tensors(function):
+    with FakeTensorMode():
+        function(None)
+
+
+def with_gradient(function):
+    torch.func.grad(function)(torch.ones(()))
+
+
+@pytest.mark.parametrize("context", [with_fake_tensors, with_gradient])
+def test_contexts_that_replace_tensors_are_refused(tmp_path, context):
+    with pytest.raises(UserError, match=r"torch\.func.*FakeTensorMode"):
+        context(lambda _: small(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
 
 
 def test_resumed_in_a_context(tmp_path, alone):

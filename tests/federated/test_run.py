@@ -214,6 +214,14 @@ def test_devices(tmp_path):
     assert not (tmp_path / "a").exists()
 
 
+@pytest.mark.parametrize(("capped", "rounds"), [(0, 0), (1, 2)])
+def test_an_arm_without_a_limit_has_no_total(tmp_path, capped, rounds):
+    observer, keys = Watcher(error=RuntimeError, stop_after=0), ("passes=20", f"max_iterations={capped}")
+    with pytest.raises(RuntimeError):
+        start(tmp_path / "run", "arms=uefl-published", *keys, observer=observer)
+    assert observer.calls[0] == ("start", ["uefl-published"], rounds, 3)
+
+
 @pytest.mark.parametrize("name", ["fedper", "fedbn", "fedcr", "uefl-published"])
 def test_clients_that_predict_alone_have_no_best_model(tmp_path, name):
     with pytest.raises(UserError, match=r"run\.select = 'holdout' .*'last'"):

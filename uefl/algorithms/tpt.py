@@ -12,6 +12,7 @@ of ``uefl.collapse``, and ``own [6]``, the metrics of the client.
 
 from __future__ import annotations
 
+import copy
 from typing import ClassVar
 
 import torch
@@ -66,14 +67,20 @@ class TPT(Algorithm):
         """iterations of the phase, as a multiple of the iterations before it"""
 
     def check(self, federation: Federation, arm: str, net: nn.Module) -> None:
-        """Refuse a network that does not end with a linear layer, which takes the features."""
+        """Refuse a network with F.dropout, or without a last linear layer, which takes the features."""
         if not linear_layers(net):
             raise UserError(
                 f"arm {arm!r}: neural collapse is measured on the input of the last linear layer, and the"
                 " network has no linear layer; choose another network"
             )
         super().check(federation, arm, net)
-        check_last(net.eval(), linear_layers(net)[-1], base.probe(2, federation, net), arm)
+        probe = base.probe(2, federation, net)
+        check_last(net.eval(), linear_layers(net)[-1], probe, arm)
+        if _draws(net, probe):
+            raise UserError(
+                f"arm {arm!r}: the network draws random numbers in training, as F.dropout does, and this"
+                " algorithm trains without dropout; use modules such as nn.Dropout, which it turns off"
+            )
 
     def build_model(self, spec: ModelSpec) -> nn.Module:
         """Build the usual network with every dropout at 0."""
@@ -81,6 +88,8 @@ class TPT(Algorithm):
         for module in net.modules():
             if isinstance(module, nn.modules.dropout._DropoutNd):
                 module.p = 0.0
+            elif isinstance(module, (nn.MultiheadAttention, nn.RNNBase)):
+                module.dropout = 0.0
         return net
 
     # --- the server's half ---------------------------------------------------------------------------------
@@ -195,6 +204,14 @@ class TPT(Algorithm):
             "geometry": geometry(total, layer.weight),
             "own": torch.tensor(own, dtype=torch.float64),
         }
+
+
+def _draws(net: nn.Module, images: torch.Tensor) -> bool:
+    """Return True if a network draws random numbers in training."""
+    before = torch.get_rng_state()
+    with torch.no_grad():
+        copy.deepcopy(net).cpu().train()(images.cpu())
+    return not torch.equal(before, torch.get_rng_state())
 
 
 def _features(work: Work) -> tuple[torch.Tensor, torch.Tensor]:

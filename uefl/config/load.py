@@ -76,16 +76,25 @@ def load(
     Raises:
         UserError: unknown preset or key, an ambiguous key, a value of the wrong type or out of its range.
     """
-    table = _read(source) if isinstance(source, str) else {k: _copy(v) for k, v in source.items()}
+    try:
+        return _load(source, overrides or [], given, keys)
+    except RecursionError:
+        raise UserError("the configuration has too many tables or lists inside each other") from None
+
+
+def _load(
+    source: str | Mapping[str, Any], overrides: list[str], given: bool, keys: Mapping[str, Any]
+) -> Config:
+    table = _read(source) if isinstance(source, str) else _copy(source)
     if given and isinstance(source, str) and source in presets():
         table.pop("model", None)
     table = _with_base(table, given)
-    _override(table, overrides or [])
+    _override(table, overrides)
     for key, value in keys.items():
         if key == "arms" and isinstance(value, Mapping):
             table["arms"] = _picked(value, {})
         elif key in SECTIONS and isinstance(value, Mapping):
-            table[key] = merged(table.get(key, {}), dict(value))
+            table[key] = merged(table.get(key, {}), _copy(value))
         elif value is not None:
             _put(table, key, value)
     if given and isinstance(table.get("model", {}), Mapping):
@@ -197,7 +206,8 @@ def _put_arm(table: dict[str, Any], rest: str, value: Any) -> None:
 def _picked(value: Any, arms: dict[str, Any]) -> dict[str, Any]:
     """Return the arms of ``value``, a mapping or a list of names in ``arms``, as a mapping."""
     if isinstance(value, Mapping):
-        return {str(name): _copy(keys) for name, keys in value.items()}
+        copied: dict[str, Any] = _copy(value)
+        return copied
     # a shell may have removed the quotes of a list
     if isinstance(value, str) and ("," in value or value.startswith("[")):
         listed = ",".join('"{}"'.format(name.strip(" '\"")) for name in value.strip("[ ]").split(","))
@@ -263,7 +273,13 @@ def merged(before: Any, now: Any) -> Any:
 
 
 def _copy(value: Any) -> Any:
-    return {k: _copy(v) for k, v in value.items()} if isinstance(value, Mapping) else value
+    """Copy a table with the tables in it, whose keys must be text."""
+    if not isinstance(value, Mapping):
+        return value
+    for key in value:
+        if not isinstance(key, str):
+            raise UserError(f"key {shown(key)}: expected the name of a key as text, got {type(key).__name__}")
+    return {key: _copy(inner) for key, inner in value.items()}
 
 
 def _absent(whole: Mapping[str, Any], table: Mapping[str, Any], place: str = "") -> Iterator[str]:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 
-from ..errors import one_line
+from ..errors import listed, one_line
 from .inputs import IMAGES, Inputs
 
 DataKind = Literal["labeled", "sets"]
@@ -175,7 +175,7 @@ class Federation:
                 f" {max(sizes)}, {test or 'no'} test {self.inputs.noun}"
             )
         if self.unseen:
-            texts.append(f"; not trained on: {', '.join(client.name for client in self.unseen)}")
+            texts.append(f"; not trained on: {listed(client.name for client in self.unseen)}")
         if self.kind == "sets" or self.server is not None:
             held = self.server or ServerData(None, None)
             counts = ", ".join(

@@ -19,6 +19,8 @@ _LITTER = frozenset(
 )
 """files of operating systems and network drives in folders and archives, in lower case"""
 
+FORMATS = "PNG, JPEG, TIFF and other formats of Pillow are read; convert others, such as DICOM, to PNG"
+
 
 def visible(folder: Path) -> list[Path]:
     """Return the visible entries of a folder, sorted by name.

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from PIL import Image, UnidentifiedImageError
 
-from ..errors import UserError
+from ..errors import UserError, listed
 from ..paths import check_file, opened
 from . import pixels
 from .rotate import resize
@@ -220,7 +220,7 @@ def from_files(place: str, files: Sequence[File]) -> ImageList:
 
 
 class DamagedImages(UserError):
-    """Image files that cannot be read, all named in the message."""
+    """Image files that cannot be read, with the first ones and their number in the message."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -228,13 +228,11 @@ class DamagedImages(UserError):
         """for each damaged file, by path, why it cannot be read"""
 
     def __str__(self) -> str:
-        """Name the files."""
-        count, shown = len(self.found), list(self.found.items())[:_MOST_NAMED]
-        listed = "; ".join(f"{path} ({reason})" for path, reason in shown)
+        """Return the message."""
+        count, files = len(self.found), listed((f"{path} ({why})" for path, why in self.found.items()), "; ")
         if count == 1:
-            return f"cannot read image {listed}; repair or remove it"
-        more = f"; and {count - len(shown)} more" if count > len(shown) else ""
-        return f"cannot read {count} images: {listed}{more}; repair or remove them"
+            return f"cannot read image {files}; repair, convert or remove it"
+        return f"cannot read {count} images: {files}; repair, convert or remove them"
 
     @contextmanager
     def noted(self, place: str, file: File) -> Iterator[None]:
@@ -289,5 +287,4 @@ def _decode(file: File, size: int) -> torch.Tensor:
     return resize(decoded, size) if size else decoded
 
 
-_MOST_NAMED = 100  # damaged files in a message
 _UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)

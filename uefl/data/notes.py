@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import UserError
+from ..errors import UserError, listed
 from . import pixels
 from .images import ImageList
 from .inputs import IMAGES, Inputs
@@ -18,7 +18,6 @@ ClassCounts = npt.NDArray[np.int64]
 """``[clients, classes]`` images"""
 
 _LONGEST_NAME = 64
-_MOST_WORDS = 8
 _DARK = 64  # a value that some training image should reach
 
 
@@ -100,15 +99,17 @@ def of_classes(
     untrained = train.sum(0) == 0
     only_tested = [classes[k] for k in np.flatnonzero(untrained & (test.sum(0) > 0))]
     if only_tested:
-        found.append(f"only test images have class {listed(only_tested)}: no model can learn it")
+        found.append(f"only test images have class {listed(map(repr, only_tested))}: no model can learn it")
     absent = [classes[k] for k in np.flatnonzero(untrained & (test.sum(0) == 0))]
     if absent:
-        found.append(f"no image has class {listed(absent)}")
+        found.append(f"no image has class {listed(map(repr, absent))}")
     lacking = [(c, np.flatnonzero((row == 0) & ~untrained)) for c, row in enumerate(train)]
     lacking = [(c, missing) for c, missing in lacking if len(missing)]
     if lacking:
         c, missing = lacking[0]
-        first = f"client {names[c]!r} has no training image of class {listed([classes[k] for k in missing])}"
+        first = (
+            f"client {names[c]!r} has no training image of class {listed(repr(classes[k]) for k in missing)}"
+        )
         more = f", and {len(lacking) - 1} more of {len(names)} clients lack a class"
         found.append(first + (more if len(lacking) > 1 else ""))
     return found
@@ -128,9 +129,3 @@ def of_twins(twins: Sequence[tuple[str, str]], inputs: Inputs = IMAGES) -> list[
 def of_clients(count: int) -> list[str]:
     """Return a note if there is a single client."""
     return ["one client only: its model is averaged with no other"] if count == 1 else []
-
-
-def listed(words: Sequence[str]) -> str:
-    """Return words in one line, or only the first ones of many."""
-    more = f" and {len(words) - _MOST_WORDS} more" if len(words) > _MOST_WORDS else ""
-    return ", ".join(map(repr, words[:_MOST_WORDS])) + more

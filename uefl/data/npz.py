@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..errors import UserError, first_line
+from ..errors import UserError, first_line, listed
 from ..paths import check_file, memory, other_capitals
 from .dataset import DataSet, classes_of, two_parts
 from .images import ImageList, in_memory
@@ -77,7 +77,7 @@ def _check_sizes(file: zipfile.ZipFile, names: tuple[str, ...]) -> None:
 def held(path: Path) -> str:
     """Return the names of all arrays of a readable .npz, for a message."""
     with zipfile.ZipFile(path) as file:
-        return ", ".join(sorted(name.removesuffix(".npy") for name in file.namelist())) or "nothing"
+        return listed(sorted(name.removesuffix(".npy") for name in file.namelist())) or "nothing"
 
 
 def images(path: Path, arrays: Mapping[str, npt.NDArray[np.generic]], x: str) -> ImageList:
@@ -138,7 +138,7 @@ def find_pool(name: str, root: Path, pattern: str, classes: tuple[str, ...], adv
         )
     if len(found) > 1:
         raise UserError(
-            f"{root} holds {', '.join(path.name for path in found)}; keep one of them, or give the path of"
+            f"{root} holds {listed(path.name for path in found)}; keep one of them, or give the path of"
             " one as source"
         )
     arrays = read(found[0], POOL)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from ..errors import UserError
+from ..errors import UserError, first_line, listed
 from ..isolation import isolate
 from . import labeled
 from .dataset import DataSet, classes_of, numbered
@@ -141,7 +141,7 @@ def _numbered(
             unknown = sorted(set(part) - set(known))
             if unknown:
                 raise UserError(
-                    f"{where}: label {unknown[0]!r} is not a class; expected one of {', '.join(known)}"
+                    f"{where}: label {unknown[0]!r} is not a class; expected one of {listed(known)}"
                 )
         return numbered([text for _, part in named for text in part], known)
     known = classes_of(integers, classes or ())
@@ -195,7 +195,11 @@ def _read(
         raise UserError(f"{where} has no image")
     items, labels = [], []
     for i in range(len(part)):
-        item = part[i]
+        try:
+            item = part[i]
+        except Exception as error:  # of the user's own code
+            why = f"{type(error).__name__}: {first_line(error)}"
+            raise UserError(f"{where}: item {i} of {len(part)} cannot be read ({why})") from error
         if not isinstance(item, (tuple, list)) or len(item) != 2:
             raise UserError(
                 f"{where}: item {i} is {type(item).__name__}; expected a pair of an image and an integer"

@@ -235,8 +235,8 @@ def as_labels(labels: Any, count: int, where: str) -> torch.Tensor:
         if array.dtype == np.uint64 and array.size and array.max() >= 2**63:
             raise UserError(f"{where}: label {array.max()} is above 2**63 - 1; number the labels from 0")
         if array.dtype.kind not in "iu":
-            advice = _conversion(array, "labels.astype(int)")
-            raise UserError(f"{expected}, got {array.dtype} {list(array.shape)}{advice}")
+            advice = _conversion(array, "labels.astype(int)") if array.shape == (count,) else ""
+            raise UserError(f"{expected}, got {described(array if array.ndim else labels)}{advice}")
         found = torch.from_numpy(array.astype(np.int64))
     if (
         found.is_floating_point()

@@ -13,7 +13,7 @@ import reprlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..errors import InvalidPriors
+from ..errors import InvalidPriors, listed
 from ..paths import check_fits, other_capitals, read_text
 
 
@@ -115,10 +115,11 @@ def _read_json(path: Path) -> PriorTable:
     classes = tuple(next(iter(next(iter(named.values())).values())))
     for client, rows in named.items():
         for name, row in rows.items():
-            if set(row) != set(classes):
+            differing = [k for k in (*row, *classes) if (k in row) != (k in classes)]
+            if differing:
                 raise InvalidPriors(
-                    f"{path}: client {client!r}, set {name!r} names {', '.join(row)}; expected"
-                    f" {', '.join(classes)}"
+                    f"{path}: client {client!r}, set {name!r}: expected the classes of the first set; only"
+                    f" one of the two has {listed(differing)}"
                 )
 
     def shares(client: str, name: str) -> list[float]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import InvalidPriors, UserError
+from ..errors import InvalidPriors, UserError, listed
 
 if TYPE_CHECKING:
     from .federation import Split
@@ -239,7 +239,7 @@ def notes(
         )
     absent = [classes[k] for k in np.flatnonzero(priors.sum(0) == 0)]
     if absent:
-        found.append(f"client {client!r} has no image of class {', '.join(absent)}")
+        found.append(f"client {client!r} has no image of class {listed(absent)}")
     _, first, inverse = np.unique(priors, axis=0, return_index=True, return_inverse=True)
     for m, same in enumerate(first[inverse.ravel()]):
         if same != m:

@@ -14,13 +14,12 @@ import torch
 from ..config import Config
 from ..data import manifest as record
 from ..data.federation import ClientData, Federation, LabeledData, ServerData, SetData
-from ..data.notes import listed
 from ..data.partitions.leave_one_out import LeaveOneOut
 from ..data.partitions.natural import Natural
 from ..data.prepare import Preparation
 from ..data.sources import own_sets
 from ..data.unlabeled_sets import LabeledRows, check_notes, notes_of_all
-from ..errors import UserError
+from ..errors import UserError, listed
 
 if TYPE_CHECKING:
     from .report import SiloReport
@@ -100,7 +99,7 @@ def agree(reports: Reports, cfg: Config, place: str) -> Federation:
     apart = scheme.domain if isinstance(scheme, LeaveOneOut) else None
     if apart is not None and (apart not in reports or len(reports) == 1):
         raise UserError(
-            f"key 'domain': expected one of the connected silos, {', '.join(reports)}; got {apart!r}"
+            f"key 'domain': expected one of the connected silos, {listed(reports)}; got {apart!r}"
         )
     classes = (
         example.classes
@@ -167,8 +166,8 @@ def _notes(
     exact = [name for name, report in reports.items() if report.precision == "fp32"]
     if 0 < len(exact) < len(reports):
         found.append(
-            f"{listed(exact)} compute{'s' if len(exact) == 1 else ''} in float32, the others in bfloat16:"
-            " with run.precision = 'fp32' all do the same"
+            f"{listed(map(repr, exact))} compute{'s' if len(exact) == 1 else ''} in float32, the others in"
+            " bfloat16: with run.precision = 'fp32' all do the same"
         )
     if len(versions) > 1:
         found.append(

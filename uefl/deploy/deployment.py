@@ -23,7 +23,7 @@ from ..engines.flower.address import Address, Unreachable
 from ..engines.flower.engine import ClientNodes, FlowerEngine
 from ..engines.flower.link import Link, connect
 from ..engines.processes import Processes
-from ..errors import RunError, UnfitClient, UserError
+from ..errors import RunError, UnfitClient, UserError, listed
 from ..folder import Silos
 from ..server.checks import printable
 from .agreement import agree, check_asked, fitting
@@ -231,9 +231,9 @@ def gather(
                 notice(f"refused: {why}")
         reported = dict(roster.refused)
         if len(together) < silos and time.monotonic() > end:
-            refused = ", ".join(dict.fromkeys([*roster.refused.values(), *unfit.values()]))
+            refused = listed(dict.fromkeys([*roster.refused.values(), *unfit.values()]))
             raise UserError(
-                f"{', '.join(sorted(together)) or 'none'} of {silos} silos came to {address.place} in"
+                f"{listed(sorted(together)) or 'none'} of {silos} silos came to {address.place} in"
                 f" {patience:g} s"
                 + (f"; refused: {refused}; remove the cause" if refused else "; start the others")
                 + ", or lower --silos"

@@ -22,7 +22,7 @@ from ..data.partitions.base import Deal
 from ..data.partitions.leave_one_out import LeaveOneOut, measured_only
 from ..data.partitions.natural import Natural
 from ..data.sources import own_folder, own_sets, own_table
-from ..errors import UserError
+from ..errors import UserError, listed
 from ..paths import resolved
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ class OwnSets(ClientSource):
         names = [client.name for client in self._made.clients]
         if len(names) > 1:
             raise UserError(
-                f"{path / 'clients'} holds {', '.join(names)}; a silo is one client: give each client its"
+                f"{path / 'clients'} holds {listed(names)}; a silo is one client: give each client its"
                 " own folder"
             )
         if self._made.labeled is not None or self._made.validation is not None:

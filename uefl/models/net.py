@@ -11,7 +11,7 @@ from torch import nn
 from ..data.inputs import IMAGES, Inputs
 from ..errors import UserError
 from .heads import Head
-from .networks.base import NETWORKS, find, listed, with_usual_head
+from .networks.base import NETWORKS, find, quoted, with_usual_head
 
 if TYPE_CHECKING:
     from ..config import Model
@@ -83,7 +83,7 @@ class Net(TokenNet):
         super().__init__()
         made = find(model.encoder)(model, shape, inputs)
         if made.inputs != inputs.kind:
-            fitting = listed(name for name in NETWORKS if NETWORKS[name].inputs == inputs.kind)
+            fitting = quoted(name for name in NETWORKS if NETWORKS[name].inputs == inputs.kind)
             raise UserError(
                 f"key 'model.encoder': {model.encoder!r} takes {made.inputs}, and the data are {inputs.kind};"
                 f" set {fitting}"

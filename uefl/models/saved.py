@@ -29,7 +29,7 @@ from ..data.notes import check_names
 from ..data.pixels import as_bytes
 from ..data.vectors import Vectors, is_frame, of_array
 from ..engines.base import member
-from ..errors import UserError, first_line
+from ..errors import UserError, first_line, listed
 from ..fields import Section, parse
 from ..isolation import for_prediction, isolate
 from ..json_text import parse_json
@@ -76,7 +76,7 @@ class SavedModel:
 
     def __repr__(self) -> str:
         networks = f"{len(self.members)} x {type(self.members[0].net).__name__}"
-        private = f" with parts of {', '.join(self.clients)}" if self.clients else ""
+        private = f" with parts of {listed(self.clients)}" if self.clients else ""
         return f"SavedModel({networks}{private}: {list(self.shape)} -> {len(self.classes)} classes)"
 
     @property
@@ -286,7 +286,7 @@ class SavedModel:
         return found
 
     def _expected(self) -> str:
-        return f"one of {', '.join(self.clients)}" if self.clients else "None, its clients share all of it"
+        return f"one of {listed(self.clients)}" if self.clients else "None, its clients share all of it"
 
     def _pixels(self, images: Samples) -> torch.Tensor:
         """Check images, because another scale would give a wrong result, and return ``[B, C, H, W]``."""

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..config import Config
-from ..errors import UserError
+from ..errors import UserError, listed
 from ..text_table import Table
 from .run_folder import RunFolder
 from .tables import last_rounds, number
@@ -94,15 +94,15 @@ def compare(runs: Sequence[RunFolder], against: str | None = None) -> Comparison
         tables += [paired] if paired is not None else []
     notes = []
     if len(groups) > 1:
-        listed = "; ".join(", ".join(str(run.path) for run in group.runs) for group in groups)
-        notes.append(f"runs on different data are compared separately: {listed}")
+        folders = "; ".join(listed(run.path for run in group.runs) for group in groups)
+        notes.append(f"runs on different data are compared separately: {folders}")
     notes += [
         f"not in the mean: {path} has the configuration and the seed of {like}"
         for path, like in repeats.items()
     ]
     unfinished = [str(run.path) for run in runs if not run.finished]
     if unfinished:
-        notes.append(f"not in the mean, unfinished: {', '.join(unfinished)}")
+        notes.append(f"not in the mean, unfinished: {listed(unfinished)}")
     keys = differing_keys(runs)
     if keys:
         notes.append(f"note: these runs differ in more than the seed: {', '.join(keys)}")

@@ -100,6 +100,20 @@ def test_a_network_without_a_linear_layer_is_refused():
         TPT().check(None, "arm", torch.nn.Conv2d(1, 3, 3))
 
 
+class DropsInItsForward(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.last = torch.nn.Linear(64, 3)
+
+    def forward(self, images):
+        return self.last(torch.nn.functional.dropout(images.flatten(1), 0.5, self.training))
+
+
+def test_functional_dropout_is_refused():
+    with pytest.raises(UserError, match=r"arm 'arm': .*F\.dropout.*nn\.Dropout"):
+        TPT().check(federation(), "arm", DropsInItsForward())
+
+
 def test_a_saved_model_predicts_as_it_was_measured(tmp_path):
     run = run_of(tmp_path, {"tpt": {}})
     saved, measured = saved_accuracy(run, "tpt")

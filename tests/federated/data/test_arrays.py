@@ -161,6 +161,7 @@ GOOD = (PIXELS[:20], LABELS[:20])
         ({"a": ((PIXELS[:0], LABELS[:0]), None)}, "a/train: .*image"),
         ({"a": ([], None)}, "a/train .*image"),
         ({"a": ("images", None)}, "a/train: .*Dataset.*str"),
+        ({"a": (torch.utils.data.Subset([(PIXELS[0], 1)], [7]), None)}, "a/train: item 0 .*IndexError"),
         ({"a": (Endless(), None)}, "a/train: .*Dataset .*length; .*Endless"),
         ({"a": ([1, 2, 3], None)}, "a/train: item 0 .*int;.*pair"),
         ({"a": GOOD}, r"a/train: item 0 .*ndarray;.*\(train, test\)"),

@@ -38,6 +38,13 @@ def test_a_stray_file_next_to_the_classes_of_a_split_is_noted(make_images):
     assert "a/test/notes.txt" in read(root).notes[0]
 
 
+def test_a_folder_of_another_format_names_the_formats(tmp_path):
+    (tmp_path / "a/cat").mkdir(parents=True)
+    (tmp_path / "a/cat/scan.dcm").write_bytes(b"DICM")
+    with pytest.raises(UserError, match=r"\ba .*PNG.*convert .*DICOM"):
+        read(tmp_path)
+
+
 @pytest.mark.parametrize("place", ["a/cat", "b/train/dog"])
 def test_a_text_among_images_is_noted(make_images, place):
     root = make_images("a/cat", "a/dog", "b/train/cat", "b/train/dog", "b/test/dog", count=3)

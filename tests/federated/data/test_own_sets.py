@@ -189,7 +189,7 @@ def a(**shares):
         ("{}", ': .*{"CLIENT": .*; .*nothing$'),
         ('{"berlin": 1}', r": .*; .*\b1 .*client 'berlin'$"),
         ('{"berlin": {"a": [["cat", 1], ["dog", 0]]}}', ": .*; .*client 'berlin', set 'a'$"),
-        ('{"berlin": {"a": {"cat": 1}, "b": {"dog": 1}}}', ": client 'berlin', set 'b' .*dog; .*cat"),
+        ('{"berlin": {"a": {"cat": 1}, "b": {"dog": 1}}}', ": client 'berlin', set 'b': .*dog, cat"),
         (f'{{"berlin": {{{A}}}, "berlin": {{{A}}}}}', ": client 'berlin' .*twice"),
         (f'{{"berlin": {{{A}, {A}}}}}', ": set 'a' .*twice.*client 'berlin'$"),
         (

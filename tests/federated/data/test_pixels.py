@@ -257,6 +257,8 @@ def test_arrays_of_labels_that_are_no_integers_are_refused(tmp_path, labels):
         (LABELS * 1.0, r"labels\.astype\(int\)$"),
         (LABELS > 1, r"labels\.astype\(int\)$"),
         (LABELS / 2, r"float64 \[24\]$"),
+        (np.eye(24), r"float64 \[24, 24\]$"),
+        (set(range(24)), r"\bset$"),
         (torch.from_numpy(LABELS).bfloat16(), r"labels\.long\(\)$"),
         (torch.from_numpy(LABELS) / 2, r"float32 \[24\]$"),
         ([1.0] * 24, r"int\(label\)$"),
@@ -492,6 +494,15 @@ def test_all_damaged_files_are_named(tmp_path):
         str(path) in str(error.value) for path in [*cut, root / "b/cat/0.png", root / "b/cat/gone.png"]
     )
     assert "\n" not in str(error.value)
+
+
+def test_many_damaged_files_are_counted(tmp_path):
+    root = tmp_path / "silos"
+    for i in range(200):
+        write(root / "a/cat" / f"{i:03}.tif", Image.fromarray(np.zeros((4, 4), np.float32)))
+    with pytest.raises(UserError, match=r"\b200 .*004\.tif.*\b195 more") as error:
+        labeled(root)
+    assert "005.tif" not in str(error.value)
 
 
 def test_huge_image_is_noted_without_a_warning(tmp_path, monkeypatch, recwarn):

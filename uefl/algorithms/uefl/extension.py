@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ...errors import RunError
+from ...errors import RunError, listed
 from ...seeds import derive
 from ...server.turn import Turn
 from ..base import Record
@@ -22,7 +22,7 @@ def deciding(records: list[Record], needed: Sequence[str], turn: Turn) -> list[R
     lacking = [record["client"] for record in records if any(record.get(key) is None for key in needed)]
     if lacking:  # a client may send no metrics, or wrong ones
         turn.notice(
-            f"after iteration {turn.iteration + 1}: {', '.join(lacking)} sent no {needed[0]}, and cannot"
+            f"after iteration {turn.iteration + 1}: {listed(lacking)} sent no {needed[0]}, and cannot"
             " be extended"
         )
     if len(lacking) == len(records):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from pydantic import Field
 
-from ...errors import UserError, nearest
+from ...errors import UserError, listed, nearest
 from .base import Deal, Scheme, Share, client_names, generator, partition
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class LeaveOneOut(Scheme):
         if self.domain not in table.groups:
             raise UserError(
                 f"key 'domain': {self.domain!r} is not a domain of"
-                f" {table.name}{nearest(self.domain, table.groups)}; it has {', '.join(table.groups)}"
+                f" {table.name}{nearest(self.domain, table.groups)}; it has {listed(table.groups)}"
             )
         sources = [group for group in table.groups if group != self.domain]
         if not sources:

@@ -8,7 +8,7 @@ import numpy as np
 
 from ...errors import UserError
 from ..dataset import DataSet, numbered
-from ..folder_listing import case_conflicts, labeled, subfolders, unused_paths, visible
+from ..folder_listing import FORMATS, case_conflicts, labeled, subfolders, unused_paths, visible
 from ..images import on_disk
 
 LAYOUT = "expected FOLDER/CLIENT/CLASS/image.png or FOLDER/CLIENT/train|test/CLASS/image.png"
@@ -87,7 +87,7 @@ def _parts(client: Path, layout: str) -> dict[str, list[tuple[Path, str]]]:
     )
     for name, part in parts.items():
         if not part:
-            raise UserError(f"{client / name if split else client} holds no image; {layout}")
+            raise UserError(f"{client / name if split else client} holds no image; {layout}; {FORMATS}")
     return parts
 
 

@@ -21,11 +21,11 @@ from pathlib import Path
 
 import numpy as np
 
-from ...errors import InvalidPriors, UserError
+from ...errors import InvalidPriors, UserError, listed
 from ...paths import other_capitals
 from .. import npz, prior_table
 from ..dataset import classes_of, numbered
-from ..folder_listing import case_conflicts, labeled, unused_paths, visible
+from ..folder_listing import FORMATS, case_conflicts, labeled, unused_paths, visible
 from ..images import ImageList, Rows, on_disk
 from ..pixels import as_labels
 from ..priors import Matrix
@@ -69,7 +69,7 @@ def read(root: Path) -> UnlabeledData:
     for who in table.rows.keys() - read_in.keys():
         place = next(iter(table.rows[who].values())).place
         raise InvalidPriors(
-            f"{root}: client {who!r} ({place}) is not in {root / 'clients'}, which holds {', '.join(read_in)}"
+            f"{root}: client {who!r} ({place}) is not in {root / 'clients'}, which holds {listed(read_in)}"
         )
     clients = []
     for name, (images, sets, names) in sorted(read_in.items()):
@@ -97,7 +97,7 @@ def _client(root: Path, path: Path) -> tuple[ImageList, Rows, list[str]]:
     if path.is_dir():
         files = labeled(path, LAYOUT)
         if not files:
-            raise UserError(f"{path} holds no image; {LAYOUT}")
+            raise UserError(f"{path} holds no image; {LAYOUT}; {FORMATS}")
         images, ids = on_disk(root, [file for file, _ in files]), np.array([name for _, name in files])
     else:
         arrays = npz.read(path, ("images", "set"))
@@ -168,13 +168,13 @@ def _labeled(
     if (root / part).is_dir():
         files = labeled(root / part, LAYOUT)
         if not files:
-            raise UserError(f"{root / part} holds no image; {LAYOUT}")
+            raise UserError(f"{root / part} holds no image; {LAYOUT}; {FORMATS}")
         names = classes or tuple(sorted({name for _, name in files}))
         for _, name in files:
             if name not in names:
                 raise UserError(
                     f"class {name!r} of the folder {root / part} is not a class of {named_by}"
-                    f" ({', '.join(names)}); write it the same in both"
+                    f" ({listed(names)}); write it the same in both"
                 )
         images = on_disk(root, [file for file, _ in files])
         labels, _ = numbered([name for _, name in files], names)
@@ -200,8 +200,6 @@ def _unused_files(root: Path, clients: list[Path], table: str) -> tuple[str, ...
         for path in visible(root)
         if path not in known and (path.is_dir() or path.suffix.lower() == ".npz")
     ]
-    misnamed = (
-        (f"ignored: {', '.join(map(str, others))}; expected test, labeled or validation",) if others else ()
-    )
+    misnamed = (f"ignored: {listed(others)}; expected test, labeled or validation",) if others else ()
     folders = (root, root / "clients", *(path for path in clients + parts if path.is_dir()))
     return *misnamed, *unused_paths(folders, {root / table, *clients, *parts, *others})

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ...errors import UserError, first_line
+from ...errors import UserError, first_line, listed
 from ...paths import check_file, check_fits, opened
 from ..dataset import DataSet, fixed_order, numbered
 from ..folder_listing import case_conflicts, visible
@@ -211,7 +211,7 @@ def _table(path: Path, frame: pandas.DataFrame, data: Data, client: str | None) 
     if data.label not in frame.columns:
         raise UserError(
             f"{path} has no column {data.label!r}; name the column with the classes as data.label. It has"
-            f" {', '.join(map(str, frame.columns[:20]))}"
+            f" {listed(frame.columns)}"
         )
     labels = _texts(frame, data.label, path)
     _check_labels(path, data.label, labels)

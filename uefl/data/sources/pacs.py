@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from ...errors import UserError
+from ...errors import UserError, listed
 from ...paths import opened
 from ..dataset import DataSet, numbered
 from ..folder_listing import labeled, unused_paths
@@ -38,7 +38,7 @@ def pacs(root: Path | None) -> DataSet:
         path for path in root.glob("[pP][aA][cC][sS]*") if path.is_dir() or path.suffix.lower() == ".tar"
     )
     if len(found) != 1:
-        raise UserError(f"{root} holds {', '.join(path.name for path in found) or 'no PACS'}: {ADVICE}")
+        raise UserError(f"{root} holds {listed(path.name for path in found) or 'no PACS'}: {ADVICE}")
     images = _archive(found[0]) if found[0].suffix.lower() == ".tar" else _folder(found[0])
     places = [PurePosixPath(name).parts for name in images.files]
     labels, classes = numbered([place[-2] for place in places])

@@ -71,15 +71,15 @@ def find(name: str) -> type[Network]:
     """
     if name not in NETWORKS:
         hint = nearest(name, NETWORKS)
-        raise UserError(f"key 'model.encoder': expected {listed(NETWORKS)} or 'given'; got {name!r}{hint}")
+        raise UserError(f"key 'model.encoder': expected {quoted(NETWORKS)} or 'given'; got {name!r}{hint}")
     return NETWORKS[name]
 
 
 def with_usual_head() -> str:
     """Return the names of the networks with the usual head, for messages."""
-    return listed(name for name in NETWORKS if NETWORKS[name].head is Network.head)
+    return quoted(name for name in NETWORKS if NETWORKS[name].head is Network.head)
 
 
-def listed(names: Iterable[str]) -> str:
+def quoted(names: Iterable[str]) -> str:
     """Return names in quotation marks, with commas."""
     return ", ".join(map(repr, names))
