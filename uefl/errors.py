@@ -8,8 +8,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-_MOST = 5  # words of a list in a message
-
 
 class UserError(Exception):
     """The request cannot be carried out.
@@ -57,10 +55,10 @@ def one_line(text: str) -> str:
     return "".join(character if character.isprintable() else "?" for character in text)
 
 
-def listed(words: Iterable[object], separator: str = ", ") -> str:
-    """Return words in one line, or only the first five of many, with the number of the others."""
+def listed(words: Iterable[object], separator: str = ", ", most: int = 10) -> str:
+    """Return words in one line, or only the first ones of many, with the number of the others."""
     whole = list(map(str, words))
-    return separator.join(whole[:_MOST] + ([f"and {len(whole) - _MOST} more"] if len(whole) > _MOST else []))
+    return separator.join(whole[:most] + ([f"and {len(whole) - most} more"] if len(whole) > most else []))
 
 
 def nearest(word: str, words: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""The tables of docs/reproduction.md have the numbers of the saved results."""
+"""The tables of docs/reproduction.md and docs/demo.md have the numbers of the saved results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import pytest
 from uefl.suites import suite
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8")
+PAGE, DEMO = (
+    (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("reproduction", "demo")
+)
 NUMBER = re.compile(r"± |\[.*\]$")  # a mean with its deviation, or a difference with its interval
 BRIDGE = [("fedavg", 2), ("fedavg", 4), ("fedper", 2), ("personal", 2), ("uefl", 2), ("uefl", 3)]
 
@@ -48,6 +50,14 @@ def test_means_of_every_other_table_are_saved() -> None:
     found = {cell for table in tables(PAGE) for row in table for cell in row if "± " in cell}
     assert len(found) > 300
     assert found <= saved
+
+
+def test_tables_of_the_demos_are_saved() -> None:
+    for name, table in zip(("demo", "fedul-demo"), tables(DEMO), strict=True):
+        saved = {row[0].rpartition(" / ")[2]: row for row in SAVED[name][0]}
+        for label, *cells in table[1:]:
+            expected = " ".join(saved[label.split("`")[1]]).replace("\\", "")
+            assert all(cell in expected for cell in cells), label
 
 
 def test_the_bridge_has_the_means_of_its_arms() -> None:

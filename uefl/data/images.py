@@ -220,7 +220,7 @@ def from_files(place: str, files: Sequence[File]) -> ImageList:
 
 
 class DamagedImages(UserError):
-    """Image files that cannot be read, with the first ones and their number in the message."""
+    """Image files that cannot be read, all named in the message up to a hundred."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -229,7 +229,8 @@ class DamagedImages(UserError):
 
     def __str__(self) -> str:
         """Return the message."""
-        count, files = len(self.found), listed((f"{path} ({why})" for path, why in self.found.items()), "; ")
+        count, reasons = len(self.found), (f"{path} ({why})" for path, why in self.found.items())
+        files = listed(reasons, "; ", most=100)
         if count == 1:
             return f"cannot read image {files}; repair, convert or remove it"
         return f"cannot read {count} images: {files}; repair, convert or remove them"
