@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch.autograd import forward_ad
 
-from ._kmeans_checks import METRICS, check_choice
+from ._kmeans_checks import METRICS, unknown
 
 PRECISIONS = ("exact", "fast")
 _TODO = {
@@ -138,8 +138,10 @@ def check_search(op: str, x: torch.Tensor, codebook: torch.Tensor, metric: str, 
     """Validate the arguments of a search, or raise TypeError or ValueError before any work."""
     check_tensor(op, "x", x)
     check_tensor(op, "codebook", codebook)
-    check_choice(op, "metric", metric, METRICS)
-    check_choice(op, "precision", precision, PRECISIONS)
+    if not isinstance(metric, str) or metric not in METRICS:
+        raise unknown(op, "metric", metric, METRICS)
+    if not isinstance(precision, str) or precision not in PRECISIONS:
+        raise unknown(op, "precision", precision, PRECISIONS)
     if x.device != codebook.device:
         raise ValueError(f"{op}: x is on {x.device} and codebook on {codebook.device}; move one of them")
     if x.dim() < 1:

@@ -38,10 +38,9 @@ class FitIntegers(NamedTuple):
     seed: int
 
 
-def check_choice(op: str, name: str, value: Any, known: tuple[str, ...]) -> None:
-    """Raise ValueError for a word that is not known, or no word."""
-    if not isinstance(value, str) or value not in known:
-        raise ValueError(f"{op}: {name} {value!r} is not known, expected one of {known}")
+def unknown(op: str, name: str, value: Any, known: tuple[str, ...]) -> ValueError:
+    """Return the error for a word that is not known, or no word."""
+    return ValueError(f"{op}: {name} {value!r} is not known, expected one of {known}")
 
 
 def check_request(
@@ -83,7 +82,8 @@ def check_request(
         )
     if not -(2**63) <= seed < 2**63:
         raise ValueError(f"{op}: {seed_name} must be from -2^63 to 2^63 - 1, got {seed}")
-    check_choice(op, "metric", metric, METRICS)
+    if not isinstance(metric, str) or metric not in METRICS:
+        raise unknown(op, "metric", metric, METRICS)
     return FitIntegers(k, min(max_iter, 2**63 - 1), seed)
 
 

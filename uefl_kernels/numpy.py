@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _host
-from ._kmeans_checks import METRICS, check_choice, check_method, check_request, check_shape, native, starts
+from ._kmeans_checks import METRICS, check_method, check_request, check_shape, native, starts, unknown
 from ._numbers import as_integer
 
 __all__ = ["NumpyKMeansResult", "kmeans", "vq_assign"]
@@ -67,8 +67,9 @@ def vq_assign(
         rows = x.reshape(*x.shape[:-1], -1, 1, d).astype(float)
         ((rows - codebook) ** 2).sum(-1).argmin(-1)
     """
-    check_choice("vq_assign", "metric", metric, METRICS)
-    check_choice("vq_assign", "precision", precision, ("exact", "fast"))
+    for name, word, known in (("metric", metric, METRICS), ("precision", precision, ("exact", "fast"))):
+        if not isinstance(word, str) or word not in known:
+            raise unknown("vq_assign", name, word, known)
     threads = _threads("vq_assign", threads)
     x, codebook = _floats("vq_assign", "x", x), _floats("vq_assign", "codebook", codebook)
     try:  # make the copy here, because pybind11 would hide the MemoryError

@@ -420,6 +420,6 @@ def test_the_progress_line_has_epsilon():
     shown.round("fedavg", 0, [{"accuracy": 0.5, "entropy": 1.0, "epsilon": 3.25}])
     shown.round("fedavg", 0, [{"accuracy": 0.5, "entropy": 1.0}])
     assert lines == [
-        "fedavg round 1/0  accuracy 0.500  entropy 1.000  epsilon 3.250",
-        "fedavg round 1/0  accuracy 0.500  entropy 1.000",
+        "fedavg round 1  accuracy 0.500  entropy 1.000  epsilon 3.250",
+        "fedavg round 1  accuracy 0.500  entropy 1.000",
     ]

@@ -10,9 +10,7 @@ import pytest
 from uefl.suites import suite
 
 ROOT = Path(__file__).parents[2]
-PAGE, DEMO = (
-    (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("reproduction", "demo")
-)
+PAGE, DEMO = ((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("reproduction", "demo"))
 NUMBER = re.compile(r"± |\[.*\]$")  # a mean with its deviation, or a difference with its interval
 BRIDGE = [("fedavg", 2), ("fedavg", 4), ("fedper", 2), ("personal", 2), ("uefl", 2), ("uefl", 3)]
 

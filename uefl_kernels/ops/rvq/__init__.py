@@ -9,7 +9,7 @@ import torch
 
 from ..._checks import check_reverse_mode, check_search, check_weights, needs_gradient, packed
 from ..._dtypes import result_dtype
-from ..._kmeans_checks import check_choice
+from ..._kmeans_checks import unknown
 from ..._library import call, define, define_autograd, define_composed, define_vmap, once_differentiable
 from ..._snapshot import snapshot
 from ..vq import ESTIMATORS, grad_codebook
@@ -254,7 +254,8 @@ def _call(
     if with_sums is None:  # then only for the gradient of the codebooks, as in vq
         traced = not torch.compiler.is_compiling()
         with_sums = codebook_weight != 0 and needs_gradient(*stages, traced=traced)
-    check_choice("rvq", "estimator", estimator, ESTIMATORS)
+    if not isinstance(estimator, str) or estimator not in ESTIMATORS:
+        raise unknown("rvq", "estimator", estimator, ESTIMATORS)
     out, sums = run(
         composed.Arguments(
             x,

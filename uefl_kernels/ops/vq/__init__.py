@@ -10,7 +10,7 @@ import torch
 from ..._checks import check_reverse_mode, check_search, check_weights, needs_gradient, packed
 from ..._dtypes import result_dtype
 from ..._gather import gather
-from ..._kmeans_checks import check_choice
+from ..._kmeans_checks import unknown
 from ..._library import (
     call,
     define,
@@ -319,7 +319,8 @@ def _call(
     compiling = torch.compiler.is_compiling()
     if with_sums is None:  # only the gradient of the codebook needs the sums
         with_sums = codebook_weight != 0 and needs_gradient(codebook, traced=not compiling)
-    check_choice("vq", "estimator", estimator, ESTIMATORS)
+    if not isinstance(estimator, str) or estimator not in ESTIMATORS:
+        raise unknown("vq", "estimator", estimator, ESTIMATORS)
     check_reverse_mode("vq", x, codebook)
     differentiable = needs_gradient(x, codebook)
     if compiling and differentiable:
