@@ -90,7 +90,7 @@ def drops(module: nn.Module) -> bool:
     """Return whether a module is an active dropout, or a module of torch.nn with an active built-in one."""
     rate: Any = 0.0
     if isinstance(module, _DropoutNd) or "Dropout" in getattr(module, "original_name", ""):  # scripted
-        rate = getattr(module, "p", 0.0)  # torch.jit.trace fixed the mode of what has no p
+        rate = getattr(module, "p", 0.0)  # a dropout without p comes from torch.jit.trace; its mode is fixed
     elif isinstance(module, nn.MultiheadAttention) or (
         isinstance(module, nn.RNNBase) and module.num_layers > 1
     ):
