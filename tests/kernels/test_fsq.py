@@ -68,7 +68,7 @@ def test_equals_the_reference(levels, symmetric, clamp, dtype):
 
 @pytest.mark.parametrize(
     ("levels", "symmetric", "clamp"),
-    [pytest.param(*form, marks=[pytest.mark.slow] if max(form[0]) > 2000 else []) for form in FORMS],
+    [pytest.param(*form, marks=[pytest.mark.slow] if max(form[0]) > 900 else []) for form in FORMS],
     ids=str,
 )
 def test_triton_equals_the_reference(monkeypatch, levels, symmetric, clamp):

@@ -363,13 +363,13 @@ class Attending(nn.Module):
 @pytest.mark.parametrize("constant", [False, True])
 def test_rates_that_depend_on_the_mode(constant, function, dropout):
     model, x = Attending(constant, function, dropout).eval(), torch.randn(1, 4, 4)
-    layer = MCDropout(model, 4000)
+    few, layer = MCDropout(model, 20), MCDropout(model, 1000)
     with torch.no_grad():
+        torch.testing.assert_close(few(x, seed=1), few(x, seed=1), rtol=0, atol=0)
         found = layer(x, seed=1)
-        torch.testing.assert_close(layer(x, seed=1), found, rtol=0, atol=0)
         probs = model.train()(x.expand(4000, -1, -1)).softmax(-1)
-    torch.testing.assert_close(found.mean_probs[0], probs.mean(0), atol=0.02, rtol=0)
-    torch.testing.assert_close(found.variance[0], probs.var(0, correction=0), atol=0, rtol=0.15)
+    torch.testing.assert_close(found.mean_probs[0], probs.mean(0), atol=0.03, rtol=0)
+    torch.testing.assert_close(found.variance[0], probs.var(0, correction=0), atol=0, rtol=0.2)
 
 
 def test_a_rate_of_0_outside_training_is_noted():
