@@ -38,11 +38,14 @@ class Mean(Protocol):
 
 
 class WeightedMean:
-    """Compute sum of w_k x_k over sum of w_k, adding clients one by one, or ``old`` without clients."""
+    """Compute sum of w_k x_k over sum of w_k, adding clients one by one, or ``old`` without clients.
+
+    The mean of equal values is this value without rounding, so that frozen weights stay as they are.
+    """
 
     def __init__(self, old: torch.Tensor) -> None:
         self.old = old
-        self._sum = torch.zeros_like(old, dtype=torch.float32)
+        self._mean = torch.zeros_like(old, dtype=torch.float32)
         self._weight = 0.0
 
     def add(self, x: torch.Tensor, weight: float) -> None:
@@ -56,12 +59,13 @@ class WeightedMean:
                 f"the weight of an update: expected a number of 0 or more, got {weight!r}; see"
                 " Algorithm.weight"
             )
-        self._sum.add_(x, alpha=weight)
-        self._weight += weight
+        if weight > 0:
+            self._weight += weight
+            self._mean.lerp_(x.to(self._mean.dtype), weight / self._weight)
 
     def result(self) -> torch.Tensor:
         """Return the mean in float32."""
-        return self._sum / self._weight if self._weight > 0 else self.old
+        return self._mean if self._weight > 0 else self.old
 
 
 class Updates:
