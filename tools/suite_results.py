@@ -5,7 +5,8 @@ tables of the report, and NAME.png the curve of a sweep or the accuracy over the
 Pareto front, or the perplexity or a loss over the rounds, these pictures are NAME-KEY.png.
 
 If the averages of a suite or the numbers of a paper have changed, ``python tools/suite_results.py
-reproduction/results/NAME.json`` writes the tables of NAME.md again from the saved numbers.
+reproduction/results/NAME.json`` writes the tables of NAME.md, the curve of a sweep and the Pareto front again
+from the saved numbers.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ import re
 import shutil
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from PIL import Image
 
+from uefl.report.plots import save
 from uefl.suites import report
 from uefl.suites.suite import load
 
@@ -91,7 +94,7 @@ class SavedResult(report.SuiteResult):
 
 
 def again(path: Path) -> None:
-    """Write the tables of a saved page from its numbers, and keep the rest of the page."""
+    """Write the tables and the sweep of a saved page from its numbers, and keep the rest of the page."""
     found = json.loads(path.read_text(encoding="utf-8"))
     result = SavedResult(
         load(found["suite"]),
@@ -111,6 +114,10 @@ def again(path: Path) -> None:
     page.write_text(
         re.sub(r"(?:^\|.*\n)+", lambda _: next(tables).markdown(), text, flags=re.MULTILINE), encoding="utf-8"
     )
+    with TemporaryDirectory() as folder:
+        for picture in save(report.draw_means(result), Path(folder)):
+            kind = picture.name.replace("sweep.png", "").replace("front.png", "-front.png") or ".png"
+            _kept(Path(folder) / "plots" / picture.name, path.with_name(path.stem + kind))
 
 
 def _short(found: dict[str, Any]) -> str:

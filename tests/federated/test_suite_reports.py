@@ -267,6 +267,14 @@ def test_tables_of_a_saved_page_match_its_numbers(name: str, tmp_path: Path) -> 
     assert [
         line for line in (tmp_path / f"{name}.md").read_text().splitlines() if line.startswith("|")
     ] == tables
+    assert not list(tmp_path.glob("*.png"))
+
+
+def test_a_sweep_and_a_front_are_drawn_again(tmp_path: Path) -> None:
+    for kind in ("md", "json"):
+        shutil.copy(REPRODUCTION / "results" / f"fedul-h.{kind}", tmp_path)
+    _tool().again(tmp_path / "fedul-h.json")
+    assert {path.name for path in tmp_path.glob("*.png")} == {"fedul-h.png", "fedul-h-front.png"}
 
 
 def test_saved_results_are_small_and_complete(written: Path, tmp_path: Path) -> None:

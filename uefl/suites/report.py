@@ -369,9 +369,8 @@ def _spread(values: Sequence[float]) -> str:
 # --- pictures ---------------------------------------------------------------------------------------------
 
 
-def _draw(result: SuiteResult) -> Iterator[Drawing]:
-    if not result.runs:
-        return
+def draw_means(result: SuiteResult) -> Iterator[Drawing]:
+    """Draw the sweep and the Pareto front of a suite that has them, from the means over the seeds."""
     suite, measure = result.suite, result.suite.measures[0]
     if suite.axis is not None:
         caption = (
@@ -386,6 +385,13 @@ def _draw(result: SuiteResult) -> Iterator[Drawing]:
         )
         alt = f"{' and '.join(suite.front)} of every case"
         yield Picture("front.png", alt, caption), _draw_front(result, suite.front)
+
+
+def _draw(result: SuiteResult) -> Iterator[Drawing]:
+    if not result.runs:
+        return
+    suite = result.suite
+    yield from draw_means(result)
     marks = "triangles: before this round, the algorithm gave a client something, such as codewords"
     caption = (
         f"Lines: mean over clients and seeds; bands: from the least to the largest of the seeds; {marks}."
