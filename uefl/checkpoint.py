@@ -39,7 +39,8 @@ def save(directory: Path, tensors: dict[str, torch.Tensor], plain: dict[str, Any
     found = digest(new)
     name = f"checkpoint-{found[:16]}.safetensors"
     os.replace(new, directory / name)
-    write_json(directory / _INDEX, {"schema": SCHEMA, "tensors": name, "sha256": found, "state": plain})
+    index = {"schema": SCHEMA, "tensors": name, "sha256": found, "state": plain}
+    write_json(directory / _INDEX, index | {"state_sha256": _digest_of(plain)})
     for other in directory.glob("checkpoint-*.safetensors"):
         if other.name != name:
             other.unlink()
@@ -187,7 +188,13 @@ def read_index(directory: Path) -> dict[str, Any]:
         )
     if not {"tensors", "sha256", "state"} <= set(index) or not _TENSORS.fullmatch(str(index["tensors"])):
         raise UserError(f"{path} is incomplete or altered; start again in another folder")
+    if index.get("state_sha256", whole := _digest_of(index["state"])) != whole:  # earlier versions wrote none
+        raise UserError(f"{path} is altered (its checksum does not match); start again in another folder")
     return dict(index)
+
+
+def _digest_of(state: Any) -> str:
+    return hashlib.sha256(json.dumps(json.loads(json.dumps(state)), sort_keys=True).encode()).hexdigest()
 
 
 @contextmanager

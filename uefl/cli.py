@@ -114,7 +114,12 @@ class _Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if any(not arg or (arg.startswith("--") and arg.find("=") == len(arg) - 1) for arg in args):
             raise UserError("an argument is empty; look for a variable of the shell that is not set")
-        rest = super().parse_args(ctx, args)
+        try:
+            rest = super().parse_args(ctx, args)
+        except _UsageError as error:
+            if "extra argument" in error.message and any(p.name == "settings" for p in self.params):
+                error.message += "; set keys with --set, as in --set data.source=FOLDER"
+            raise
         for name, value in ctx.params.items():
             if isinstance(value, Path):
                 ctx.params[name] = expanded(value)
@@ -596,7 +601,7 @@ def _ended(end: BaseException, folder: Path, resume: str) -> typer.Exit:
             f"; continue with: {resume}" if (folder / "config.toml").is_file() else " before the run began"
         )
     say(f"{what}{advice}", error=True)
-    return typer.Exit(_exit_code(end))
+    return typer.Exit(_OUTPUT_CLOSED if isinstance(end, BrokenPipeError) else _exit_code(end))
 
 
 def _silence_stdout() -> None:
@@ -640,7 +645,8 @@ def keys(
     from .config.docs import sections
 
     found = [text for title, text in sections() if section.lower() in title.lower()]
-    found = found or [text for _, text in sections() if f"| `{section.lower()}` |" in text]
+    place, _, key = section.lower().rpartition(".")  # also by its full name, as training.lr
+    found = found or [text for title, text in sections() if place in title and f"| `{key}` |" in text]
     if not found:
         raise UserError(f"{section!r} is no key, nor in the title of any section; `uefl keys` lists them")
     say("\n".join(found))
@@ -749,6 +755,8 @@ def report(
     if len(once) < len(runs):
         say("note: a folder is given twice; it counts once")
     for run in read:
+        if run.edited:
+            say(f"note: {run.path}: {run.edited}", error=True)
         _show(console, arm_table(run))
     if len(read) == 1:
         paired = paired_table(read, against)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from .errors import UserError
 from .folder import MetricsFile
 from .json_text import parse_json
 from .paths import command, has_file, opened, read_text
+from .server.private import StateFiles
 
 _FOLDER, _LONGER, _STAGED, _INDEX = "ends", "longer", "longer.tmp", "checkpoint.json"
 Checkpoint = tuple[dict[str, torch.Tensor], dict[str, Any]]
@@ -48,6 +50,17 @@ def kept(out: Path, name: str) -> Checkpoint | None:
         UserError: the checkpoint is damaged.
     """
     return checkpoint.load(out / _FOLDER / name)
+
+
+def check_private(out: Path, states: Iterable[Checkpoint | None]) -> None:
+    """Check the private states of clients that checkpoints name, before a run continues from them.
+
+    Raises:
+        UserError: a file is missing or damaged.
+    """
+    members = [member for state in states if state for member in state[1]["state"]["members"]]
+    for client, name in {item for member in members for item in member["private"].items()}:
+        StateFiles(out / "private").read(name, client)
 
 
 def private_files(out: Path, cfg: Config) -> set[str]:

@@ -17,6 +17,7 @@ from .paths import (
     check_name,
     check_regular,
     command,
+    has_file,
     named,
     neighbor,
     read_bytes,
@@ -225,15 +226,14 @@ class MetricsFile:
         Raises:
             UserError: the file is shorter than ``size``, or damaged.
         """
-        check_regular(self._path)
-        with named(self._path):
-            self._path.touch()
-        if self.bytes < size:
+        if (self.bytes if has_file(self._path) else 0) < size:
             raise UserError(
                 f"{self._path} is shorter than when the checkpoint was written; restore it, or start a"
                 " new run"
             )
-        os.truncate(self._path, size)
+        with named(self._path):
+            self._path.touch()
+            os.truncate(self._path, size)
         try:
             self.lines()
         except ValueError:

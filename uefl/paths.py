@@ -140,7 +140,7 @@ def check_regular(path: Path) -> None:
     """
     kind = _other_kind(path)
     if kind is not None:
-        raise UnusableFile(errno.EINVAL, f"it is {kind}", str(path))
+        raise UnusableFile(errno.EINVAL, f"it is {kind}, and a file is expected", str(path))
 
 
 def has_file(path: Path) -> bool:

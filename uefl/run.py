@@ -22,7 +22,7 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -50,7 +50,7 @@ from .folder import MetricsFile, Silos, check_free, lock, read_silos
 from .isolation import isolate
 from .json_text import parse_json
 from .models import custom, saved
-from .paths import check_name, command, has_file, other_capitals, read_text, special
+from .paths import check_name, check_regular, command, has_file, other_capitals, read_text, special
 from .report import samples
 from .report.events import EventWriter, event_writer
 from .report.run_folder import outcomes, own_columns, parted, read_run
@@ -230,12 +230,14 @@ def _with_more_rounds(
         then = extend.stage(out, cfg, rounds, preset)
         run = prepared(longer, then)
         run.check_origin(then)
+        run.check_files([extend.kept(out, name) for name in cfg.arms])
         extend.commit(out)
     finally:
         extend.discard(out)
     return run
 
 
+_FILES = ("manifest.json", "metrics.jsonl", "summary.json", "silos.json", "report.md", "report.html")
 _START: dict[str, Any] = {"arm": 0, "seconds": {}, "cpu_seconds": {}, "metrics_bytes": 0}
 
 
@@ -431,6 +433,9 @@ class _Run:
     def go(self, tensors: dict[str, torch.Tensor], plain: dict[str, Any], pages: bool) -> dict[str, Any]:
         """Finish the arm that the checkpoint is in, then the arms after it."""
         self.check_origin(plain.get("made_with", self.made_with))
+        later = list(self.cfg.arms)[plain["arm"] + 1 :]
+        ends = [extend.kept(self.out, name) for name in later]
+        self.check_files([(tensors, plain), *ends] if "state" in plain else ends)
         if "made_with" in plain:  # the report at the end needs it, and it may be damaged
             checkpoint.write_json(self.out / "manifest.json", self.federation.manifest)
         self.seconds: dict[str, float] = dict(plain["seconds"])
@@ -504,6 +509,26 @@ class _Run:
                 "the results may differ in the last bits from a run without interruption, because these"
                 f" changed: {', '.join(changed)}"
             )
+
+    def check_files(self, states: Iterable[extend.Checkpoint | None]) -> None:
+        """Check files that the rest of the run reads or replaces, before the first one is written.
+
+        Args:
+            states: the checkpoints that the run continues from.
+
+        Raises:
+            UserError: a file is damaged, or a folder is in the place of a file.
+        """
+        models = (f"model-{arm}.safetensors" for arm in self.cfg.arms)
+        for path in (*(self.out / name for name in (*_FILES, *models)), *(self.out / "plots").glob("*.png")):
+            check_regular(path)
+        for path in (self.out / name for name in ("plots", "private", "ends")):
+            if path.exists() and not path.is_dir():
+                raise UserError(f"{path} is a file; expected a folder of the run, move the file")
+        samples.check(self.out, self.cfg.arms)
+        extend.private_files(self.out, self.cfg)
+        if not self._clients_keep_states:
+            extend.check_private(self.out, states)
 
     def _check_models(self, arms: list[str]) -> None:
         """Note models of ended arms that cannot be read, because no turn writes them again."""

@@ -67,8 +67,9 @@ def test_a_kill_at_any_rename_leaves_a_whole_pair(tmp_path, monkeypatch, renames
         ("checkpoint.json", lambda data: data[:20], r"/checkpoint\.json "),
         ("checkpoint.json", lambda data: data.replace(b": 4,", b": 99,"), "schema 99, .*schema 4"),
         ("checkpoint.json", lambda data: data.replace(b'"state"', b'"other"'), r"/checkpoint\.json "),
+        ("checkpoint.json", lambda data: data.replace(b"round", b"rounc"), r"/checkpoint\.json .*altered"),
     ],
-    ids=["truncated tensors", "missing tensors", "truncated index", "other version", "no state"],
+    ids=["truncated tensors", "missing tensors", "truncated index", "other version", "no state", "altered"],
 )
 def test_damaged_checkpoint_error_has_advice(tmp_path, file, change, message):
     checkpoint.save(tmp_path, TENSORS, {"round": 3})

@@ -18,7 +18,7 @@ from uefl.errors import RunError, UserError
 from uefl.folder import check_free
 
 from . import sample_runs
-from .command_line import accepted, cli
+from .command_line import accepted, cli, refused
 
 LOCALES = ({}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"})
 
@@ -243,7 +243,7 @@ def test_commands_in_messages_are_for_a_shell(fake_run, tmp_path):
 
 def test_sigterm_and_closed_pipe_name_the_resume_command(fake_run, tmp_path):
     sample_runs.write(tmp_path / "runs/demo", finished=False)
-    for error, code, why in ((_Terminated(), 143, "interrupted"), (BrokenPipeError(), 130, "output")):
+    for error, code, why in ((_Terminated(), 143, "interrupted"), (BrokenPipeError(), 141, "output")):
         fake_run.fails = error
         result = cli("train", "demo")
         assert result.exit_code == code
@@ -312,7 +312,26 @@ def test_keys_lists_the_section_of_a_key():
     output = accepted("keys", "local_epochs")
     assert "`local_epochs`" in output
     assert "`passes`" not in output
-    assert cli("keys", "epoch").exit_code == 2
+    assert accepted("keys", "training.local_epochs") == output
+    assert cli("keys", "epoch").exit_code == cli("keys", "run.local_epochs").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["train", "data"], "uefl train own-silos --set data.source=data"),
+        (["train", "own-silos", "data"], "--set data.source=FOLDER"),
+        (["train", "run"], "uefl train --resume run"),
+        (["train", "suite.toml"], "uefl suite suite.toml"),
+        (["suite", "run/config.toml"], "uefl train run/config.toml"),
+    ],
+)
+def test_an_argument_of_another_kind_names_its_command(tmp_path, monkeypatch, arguments, said):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "suite.toml").write_text("[cases.a]")
+    sample_runs.write(tmp_path / "run")
+    assert said in refused(*arguments)
 
 
 def test_a_name_in_other_capitals_is_suggested():

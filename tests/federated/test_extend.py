@@ -190,6 +190,30 @@ def test_a_run_with_edited_metrics_is_not_extended(tmp_path, edited):
     check_refused(out, r"metrics\.jsonl")
 
 
+@pytest.mark.parametrize(
+    ("arm", "damaged", "size"),
+    [
+        ("fedper", "private/*", 9),
+        ("fedavg", "samples.safetensors", 9),
+        ("fedavg", "model-*", 0),
+        ("fedavg", "report.md", 0),
+        ("fedavg", "plots", None),
+    ],
+    ids=["private", "samples", "model", "report", "plots"],
+)
+def test_a_run_with_a_damaged_file_is_not_extended(tmp_path, arm, damaged, size):
+    """The file is read or replaced at the end, when the results of the finished run are gone."""
+    out = tmp_path / "run"
+    start(out, f"arms={arm}", "rounds=[1]")
+    path = next(out.glob(damaged))
+    path.rename(tmp_path / "kept")
+    path.write_bytes(b"?" * (size or 1))
+    if size == 0:
+        path.unlink()
+        path.mkdir()
+    check_refused(out, re.escape(str(path)))
+
+
 def test_states_of_arms_without_a_checkpoint_are_not_taken(tmp_path):
     out = tmp_path / "run"
     start(out, "arms=fedavg", "rounds=[1]")

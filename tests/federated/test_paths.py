@@ -26,7 +26,7 @@ from uefl.deploy import choices
 from uefl.deploy.privacy_floor import PrivacyFloor
 from uefl.deploy.silo_folder import SiloFolder
 from uefl.engines.processes import temporary
-from uefl.errors import UnusableFile, UserError
+from uefl.errors import UnusableFile, UserError, listed
 from uefl.folder import read_silos
 from uefl.models import pretrained, saved
 from uefl.paths import opened, read_bytes, read_text
@@ -614,3 +614,8 @@ def test_folders_that_killed_processes_left_are_removed(tmp_path, monkeypatch):
             left = {*tmp_path.iterdir()}
     assert left == {new, other, tmp_path / "uefl-silo-link", used, mine}
     assert {*tmp_path.iterdir()} == {new, other, tmp_path / "uefl-silo-link"}
+
+
+@pytest.mark.parametrize(("words", "shown"), [("abc", "a, b, c"), ("abcd", "a, b, c, and 1 more")])
+def test_a_long_list_has_its_first_words(words, shown):
+    assert listed(words, most=3) == shown

@@ -119,7 +119,7 @@ def test_a_run_that_repeats_another_is_found(tmp_path):
 
 def test_a_folder_of_runs_is_not_a_run(tmp_path):
     sample_runs.write(tmp_path / "a")
-    with pytest.raises(UserError, match=rf"config\.toml; .* report {tmp_path}/\*"):
+    with pytest.raises(UserError, match=rf"config\.toml; .* as {tmp_path}/\*"):
         read_run(tmp_path)
 
 

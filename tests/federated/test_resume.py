@@ -14,7 +14,9 @@ import uefl
 from uefl import folder, run
 from uefl.data import build
 from uefl.errors import UserError
+from uefl.report.run_folder import read_run
 
+from .command_line import cli
 from .whole_run import Watcher, go_on, interrupted, killed, outcome, start
 
 
@@ -151,6 +153,15 @@ def test_metrics_that_differ_from_the_checkpoint_are_rejected(stopped, damage):
         metrics.write_text(text[:-200] if damage == "short" else "?" * len(text))
     with pytest.raises(UserError, match=f"{metrics} "):
         go_on(stopped)
+    assert metrics.exists() == (damage != "gone")
+
+
+def test_a_folder_in_the_place_of_a_file_is_named(stopped):
+    """The advice to continue the run would lead nowhere."""
+    (stopped / "manifest.json").unlink()
+    (stopped / "manifest.json").mkdir()
+    with pytest.raises(UserError, match=r"manifest\.json .*\bfolder"):
+        go_on(stopped)
 
 
 def test_a_lost_checkpoint_drops_no_results(tmp_path):
@@ -171,9 +182,13 @@ def test_a_truncated_configuration_is_rejected(stopped):
 
 def test_a_configuration_that_was_changed_is_refused(stopped):
     path = stopped / "config.toml"
+    assert not read_run(stopped).edited
     path.write_text(path.read_text().replace("gamma = 0.0", "gamma = 0.5"))
     with pytest.raises(UserError, match=r"config\.toml .*changed"):
         go_on(stopped)
+    report = cli("report", stopped)
+    assert (report.exit_code, report.stderr.count(read_run(stopped).edited)) == (0, 1)
+    assert read_run(stopped).edited in (stopped / "report.html").read_text()
 
 
 def test_other_images_are_refused(stopped, monkeypatch):

@@ -18,7 +18,7 @@ from typing import Any
 
 from ..errors import UnknownAlgorithm, UserError, nearest
 from ..fields import shown, unknown
-from ..paths import check_file, expanded, read_text
+from ..paths import check_file, command, expanded, read_text
 from .config import SECTIONS, Config, from_table
 from .keys import all_keys, named, places, sections_with, whole_keys
 
@@ -232,12 +232,28 @@ def _files(group: str) -> list[Traversable]:
 def _read(source: str) -> dict[str, Any]:
     path = expanded(source)
     if path.suffix.lower() != ".toml":
+        if source not in presets() and path.exists():
+            raise _not_configuration(path)
         return tomllib.loads(preset_text(source))
     check_file(path, "the configuration", "expected a .toml file")
     try:
-        return tomllib.loads(read_text(path, "utf-8-sig"))
+        table = tomllib.loads(read_text(path, "utf-8-sig"))
     except (ValueError, RecursionError) as error:  # not TOML or UTF-8, or a number with too many digits
         raise UserError(f"{path} is not valid TOML: {error}") from None
+    if "cases" in table:
+        raise UserError(f"{path} is a suite, with cases; run it with: {command('suite', path)}")
+    return table
+
+
+def _not_configuration(path: Path) -> UserError:
+    """Return an error with the command for a path that is neither a preset nor a .toml file."""
+    if (path / "config.toml").is_file():
+        return UserError(
+            f"{path} is a run folder; continue it with: {command('train', '--resume', path)}, or give its"
+            " config.toml and another --out"
+        )
+    own = command("train", "own-silos", "--set", f"data.source={path}")
+    return UserError(f"{path} is no preset and no .toml file; to train on your own data, run: {own}")
 
 
 def _with_base(table: dict[str, Any], given: bool = False) -> dict[str, Any]:

@@ -63,10 +63,10 @@ def read(
             raise UserError(
                 f"{raw}: {stem} images {x.shape} and labels {y.shape} do not belong together; {advice}"
             )
-        if not len(x) or int(y.min()) < first_label or int(y.max()) >= first_label + len(classes):
+        if int(y.min()) < first_label or int(y.max()) >= first_label + len(classes):
             raise UserError(
-                f"{raw}: {stem} has labels outside {first_label} to {first_label + len(classes) - 1}, or"
-                f" none; {advice}"
+                f"{raw}: {stem} has labels outside {first_label} to {first_label + len(classes) - 1};"
+                f" {advice}"
             )
         pixels.append(x)
         labels.append(y.astype(np.int64) - first_label)
@@ -92,9 +92,9 @@ def _array(path: Path, advice: str) -> npt.NDArray[np.uint8]:
     try:
         data = read_bytes(found)
         data = gzip.decompress(data) if found is compressed else data
-        if data[:3] != _BYTES:
-            raise ValueError("no IDX file of bytes")
         begin = 4 + 4 * data[3]
+        if data[:3] != _BYTES or len(data) <= begin:
+            raise ValueError("no IDX file with bytes")
         return np.frombuffer(data, np.uint8, offset=begin).reshape(np.frombuffer(data[4:begin], ">u4"))
     except FileNotFoundError:
         raise UserError(f"no {compressed}: {advice}") from None

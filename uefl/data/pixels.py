@@ -170,10 +170,9 @@ def as_bytes(images: Any, where: str) -> tuple[torch.Tensor, str | None]:
             raise UserError(
                 f"{where}: {missing} of {tensor.numel()} values are NaN; fill them, or remove their images"
             )
-        found = f"{tensor.min():g} to {tensor.max():g}"
-        raise UserError(
-            f"{where}: floats must lie in [0, 1], found {found}; do not normalize them, uefl does"
-        )
+        low, high = float(tensor.min()), float(tensor.max())
+        advice = "divide them by 255" if low >= 0 and high <= 255 else "do not normalize them, uefl does"
+        raise UserError(f"{where}: floats must lie in [0, 1], found {low:g} to {high:g}; {advice}")
     return (tensor * 255).round().to(torch.uint8), FLOATS
 
 
@@ -235,7 +234,7 @@ def as_labels(labels: Any, count: int, where: str) -> torch.Tensor:
         if array.dtype == np.uint64 and array.size and array.max() >= 2**63:
             raise UserError(f"{where}: label {array.max()} is above 2**63 - 1; number the labels from 0")
         if array.dtype.kind not in "iu":
-            advice = _conversion(array, "labels.astype(int)") if array.shape == (count,) else ""
+            advice = _conversion(array, "labels.astype(int)") if array.shape[:1] == (count,) else ""
             raise UserError(f"{expected}, got {described(array if array.ndim else labels)}{advice}")
         found = torch.from_numpy(array.astype(np.int64))
     if (
@@ -244,10 +243,9 @@ def as_labels(labels: Any, count: int, where: str) -> torch.Tensor:
         or found.dtype == torch.bool
         or found.shape != (count,)
     ):
-        advice = "" if found.is_complex() else _conversion(found.double().numpy(), "labels.long()")
-        raise UserError(
-            f"{expected}, got {found.dtype} {list(found.shape)}{advice if found.shape == (count,) else ''}"
-        )
+        fits = found.shape[:1] == (count,) and not found.is_complex()
+        advice = _conversion(found.double().numpy(), "labels.long()") if fits else ""
+        raise UserError(f"{expected}, got {found.dtype} {list(found.shape)}{advice}")
     return found.long()
 
 
@@ -270,10 +268,13 @@ def as_label(label: Any, where: str) -> int:
 
 
 def _conversion(labels: np.ndarray[Any, Any], call: str) -> str:
-    """Return the advice to convert floats or bools by a call, or an empty string if this changes values."""
-    return (
-        f"; convert with {call}" if labels.dtype.kind in "fb" and (labels == np.floor(labels)).all() else ""
-    )
+    """Return the advice to convert labels, floats or bools by a call, or an empty string."""
+    if labels.dtype.kind in "SU":
+        return "; number the classes, as with numpy.unique(labels, return_inverse=True)"
+    if labels.ndim == 2:
+        return "; convert with labels.reshape(-1), or one-hot rows with labels.argmax(1)"
+    whole = labels.dtype.kind in "fb" and (labels == np.floor(labels)).all()
+    return f"; convert with {call}" if whole else ""
 
 
 def dense(values: torch.Tensor, where: str) -> torch.Tensor:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -124,11 +126,15 @@ def of_frame(frame: pandas.DataFrame, where: str, vocabulary: int = 0) -> Vector
             " not write row numbers with index=False)"
         )
     for i, (name, dtype) in enumerate(zip(names, frame.dtypes, strict=True)):
-        # pandas keeps integers of more than 64 bits as objects
-        if dtype.kind not in "iufb" and not all(type(value) is int for value in frame.iloc[:, i]):
+        if dtype.kind in "iufb":
+            continue
+        cells = enumerate(frame.iloc[:, i].astype(object).where(frame.iloc[:, i].notna(), None))
+        # pandas keeps decimals, and integers of more than 64 bits, as objects
+        others = [cell for cell in cells if not isinstance(cell[1], (int, float, Decimal, NoneType))]
+        for row, value in sorted(others, key=lambda cell: _is_number(cell[1]))[:1]:
             raise UserError(
-                f"{where}: column {name!r} has {dtype} values; encode categories as numbers, as with"
-                " pandas.get_dummies, or remove the column"
+                f"{where}: column {name!r} has {value!r:.40} in row {row + 1}; expected a number: encode"
+                " categories, as with pandas.get_dummies, or remove the column"
             )
     try:
         values = torch.from_numpy(np.array(frame.to_numpy(dtype=np.float64, na_value=np.nan)))
@@ -149,6 +155,15 @@ def of_frame(frame: pandas.DataFrame, where: str, vocabulary: int = 0) -> Vector
     return _tokens(values.long(), where, vocabulary, names)
 
 
+def _is_number(value: Any) -> bool:
+    """Return True for a text of a number, which stands in a column with other texts."""
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
 def _columns(values: torch.Tensor, where: str, names: tuple[str, ...]) -> Vectors:
     missing = (~(values.abs() <= _LARGEST)).nonzero()
     if len(missing):
@@ -167,10 +182,12 @@ def _tokens(values: torch.Tensor, where: str, vocabulary: int, names: tuple[str,
     low, high = int(values.min()), int(values.max())
     most = vocabulary or MOST_TOKENS
     if low < 0 or high >= most:
-        raise UserError(
-            f"{where}: tokens {low} to {high}; expected 0 to {most - 1}. Integers are tokens: give the"
-            " numbers of a table as floats"
+        advice = (
+            "set data.vocabulary to the highest token plus 1"
+            if vocabulary and low >= 0
+            else ("integers are tokens: give the numbers of a table as floats")
         )
+        raise UserError(f"{where}: tokens {low} to {high}; expected 0 to {most - 1}; {advice}")
     return Vectors(values.contiguous(), Inputs("tokens", names, vocabulary or high + 1), where)
 
 

@@ -195,7 +195,7 @@ def _usual_legend(run: RunFolder) -> str:
 
 
 def _warnings(run: RunFolder) -> list[str]:
-    notes = []
+    notes = [run.edited] if run.edited else []
     if not run.finished:
         notes.append(
             "Unfinished: the numbers are from the finished rounds;"

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from .. import config as configuration
 from ..algorithms.base import Algorithm, find
-from ..checkpoint import digest
+from ..checkpoint import digest, read_index
 from ..errors import UserError
 from ..findings import Findings, History
 from ..json_text import parse_json
@@ -66,6 +66,8 @@ class RunFolder:
     """content of made.json: date, host, versions, notes on the data; empty if there is no such file"""
     rejected: list[Record] = field(default_factory=list)
     """lines of rejected replies, each with its reason"""
+    edited: str = ""
+    """a warning, if config.toml has other values than at the last checkpoint"""
 
     @property
     def measured_clients(self) -> list[str]:
@@ -187,7 +189,7 @@ def read_run(path: Path) -> RunFolder:
     for name in ("config.toml", "metrics.jsonl"):
         if not has_file(path / name):
             held = (
-                f"{what}: uefl report {path}/{runs}"
+                f"{what}: name runs in it, as {path}/{runs}"
                 for runs, what in _FOLDERS.items()
                 if any(path.glob(f"{runs}/config.toml"))
             )
@@ -218,7 +220,18 @@ def read_run(path: Path) -> RunFolder:
         _read_manifest(path / "manifest.json"),
         _read_made(path),
         rejected,
+        _edited(path, config),
     )
+
+
+def _edited(path: Path, config: configuration.Config) -> str:
+    """Return a warning if the checkpoint of a run can be read and is of another configuration."""
+    try:
+        same = read_index(path)["state"]["made_with"]["config"] == config.digest()
+    except (OSError, UserError, KeyError, TypeError):
+        same = True  # there is nothing to compare with
+    changed = "config.toml has been changed since the last checkpoint, and the report shows its new values"
+    return "" if same else f"{changed}; restore it."
 
 
 def parted(lines: Iterable[Record]) -> tuple[list[Record], list[Record]]:

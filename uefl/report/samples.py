@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -73,6 +73,16 @@ def write_uncertain(
         tensors[f"{i}.entropy"] = prediction.entropy[chosen].contiguous()
     if tensors:
         checkpoint.save_tensors(folder / _uncertain(arm), tensors)
+
+
+def check(folder: Path, arms: Iterable[str]) -> None:
+    """Check that a report can read the images that are there already.
+
+    Raises:
+        UserError: a file is damaged.
+    """
+    for name in (_FILE, *map(_uncertain, arms)):
+        _read(folder / name)
 
 
 def draw(run: RunFolder) -> Iterator[Drawing]:

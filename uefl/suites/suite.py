@@ -35,12 +35,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from .. import config
 from ..config import Config
-from ..config.config import NAME
+from ..config.config import NAME, SECTIONS
 from ..config.keys import named
 from ..config.load import merged
 from ..errors import UserError, nearest
 from ..fields import parse, shown
-from ..paths import check_file, expanded, read_text
+from ..paths import check_file, command, expanded, read_text
 
 Scale = Literal["cpu", "paper"]
 Sections = dict[str, Any]
@@ -220,6 +220,8 @@ def load(name: str) -> Suite:
             )
         path = files[name]
     text, table = _read(path)
+    if {*SECTIONS, "arms"} & table.keys():
+        raise UserError(f"{path} is a configuration, not a suite; run it with: {command('train', path)}")
     suite = parse(Suite, path.stem, {"name": path.stem, "about": _about(text), **table})
     if suite.cpu_base is not None:
         suite = suite.model_copy(update={"cpu": merged(_read(path.parent / suite.cpu_base)[1], suite.cpu)})

@@ -96,6 +96,7 @@ def test_npz_pool_keeps_its_pairs_in_one_random_order(make_npz):
             r"images: .*\[0, 1, 6, 6\]",
         ),
         ({"labels": np.arange(40) % 4 * 1.0}, r"labels .*\b40 integers.*float64"),
+        ({"labels": np.array(["a", "b"] * 20)}, r"labels .*\b40 integers.*numpy\.unique"),
         ({"labels": np.arange(39) % 4}, r"labels .*\b40 integers.*\[39\]"),
         ({"labels": np.arange(40) % 4 - 1}, "labels: label -1 .*negative"),
         ({"labels": np.arange(40) % 2 * 20240101}, "labels: label 20240101 .* 2;"),

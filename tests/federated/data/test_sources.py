@@ -180,8 +180,9 @@ def test_files_that_are_absent_are_described(tmp_path, name, there, message):
         lambda data: gzip.compress(b"\0\0\x0d" + gzip.decompress(data)[3:]),
         lambda data: gzip.compress(b""),
         lambda data: gzip.compress(gzip.decompress(data)[:6]),
+        lambda data: gzip.compress(gzip.decompress(data)[:8] + bytes(8)),
     ],
-    ids=["truncated", "not-gzip", "one-byte-short", "floats", "empty", "half-a-header"],
+    ids=["truncated", "not-gzip", "one-byte-short", "floats", "empty", "half-a-header", "no-pixels"],
 )
 def test_damaged_idx_file_is_named(idx_root, damage):
     path = idx_root / "MNIST/raw/t10k-images-idx3-ubyte.gz"

@@ -5,6 +5,7 @@ import io
 import json
 import re
 import zipfile
+from decimal import Decimal
 
 import numpy as np
 import pandas
@@ -302,7 +303,8 @@ def test_a_table_has_clients_in_a_column_or_is_dealt(tmp_path):
         ("a,b\n1,2\n", "column 'label'"),
         ("a,label\n1,x\n2,\n", "'label' .*row 2"),
         ("a,label\n,x\n2,y\n", "'a' .*row 1"),
-        ("a,label\nred,x\n2,y\n", "'a' has"),
+        ("a,label\n2,x\nred,y\n", "'a' .*'red' .*row 2"),
+        ("a, label\n1,x\n2,y\n", "'label' .*' label'"),
         ("a,label,test\n1,x,perhaps\n2,y,true\n", "'perhaps'"),
         ("a,label\n", r"t\.csv .*\brows"),
         ("", r"t\.csv .*: .*columns"),
@@ -341,6 +343,15 @@ def test_another_number_of_columns():
     parts = [(each.drop(columns="label"), each["label"]) for each in (frame(0), fewer)]
     with pytest.raises(UserError, match=r"b/train .*\b4 .* a/train.*\b5\b"):
         from_arrays({name: (part, None) for name, part in zip("ab", parts, strict=True)})
+
+
+def test_decimals_are_numbers_and_null_has_no_value():
+    values, labels = [Decimal("0.5"), Decimal(2)] * 10, [0, 1] * 10
+    fed = from_arrays({"a": ((pandas.DataFrame({"a": values}), labels), None)})
+    assert set(fed.clients[0].load().train.images.flatten().tolist()) == {0.5, 2.0}
+    values[2] = None
+    with pytest.raises(UserError, match=r"'a' .*row 3"):
+        from_arrays({"a": ((pandas.DataFrame({"a": values}), labels), None)})
 
 
 def test_integers_of_more_than_64_bits(tmp_path):
@@ -542,6 +553,9 @@ def test_empty_cells_at_the_end_of_tokens_are_padding(tmp_path):
     assert rows <= {(3, 4, 0), (5, 0, 0), (1, 2, 3), (4, 4, 4)}
     path.write_text("p,q,label\n,4,a\n5,5,b\n")
     with pytest.raises(UserError, match=r"t\.csv.*\btoken"):
+        labeled(path, vocabulary=6, clients=1)
+    path.write_text("p,q,label\n1,6,a\n5,5,b\n")
+    with pytest.raises(UserError, match=r"tokens .*\b6; .*data\.vocabulary"):
         labeled(path, vocabulary=6, clients=1)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ...errors import UserError, first_line, listed
+from ...errors import UserError, first_line, listed, nearest
 from ...paths import check_file, check_fits, opened
 from ..dataset import DataSet, fixed_order, numbered
 from ..folder_listing import case_conflicts, visible
@@ -210,8 +210,8 @@ class _Columns(NamedTuple):
 def _table(path: Path, frame: pandas.DataFrame, data: Data, client: str | None) -> _Columns:
     if data.label not in frame.columns:
         raise UserError(
-            f"{path} has no column {data.label!r}; name the column with the classes as data.label. It has"
-            f" {listed(frame.columns)}"
+            f"{path} has no column {data.label!r}{nearest(data.label, map(str, frame.columns))}; name the"
+            f" column with the classes as data.label. It has {listed(frame.columns)}"
         )
     labels = _texts(frame, data.label, path)
     _check_labels(path, data.label, labels)
