@@ -29,11 +29,13 @@ from ._recompute import Memory
 from ._search import count_and_sum
 from ._shared import (
     HALF,
+    INNER,
     ConstantBuffers,
     Float32Module,
     Layer,
     absent,
     by_codebook,
+    explained,
     fixed,
     no_autocast,
     no_torchscript,
@@ -765,6 +767,12 @@ class Coder(Layer):
     """A layer that encodes vectors by indices and decodes them."""
 
     __prepare_scriptable__ = no_torchscript
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        INNER.add(cls.__name__)
+        if "forward" in vars(cls):
+            cls.forward = explained(cls.forward)  # type: ignore[method-assign]
 
     def encode(self, x: torch.Tensor, **options: Any) -> torch.Tensor:
         """Return the indices of x as ``forward`` does in evaluation mode.

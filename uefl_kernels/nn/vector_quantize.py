@@ -537,7 +537,9 @@ class VectorQuantize(Coder):
 
         # 2. Project. Between the projections, choose codewords, update them and measure the losses.
         x = layout.inward(x)
-        found: Quantized = self._codebook(self.project_in(without_padding(x, mask)), self._quantize, call)
+        found: Quantized = self._codebook(
+            self.project_in(x if mask is None else without_padding(x, mask)), self._quantize, call
+        )
         quantized, chosen = self.project_out(found.values), found.indices
 
         # 3. Fill in the padding, and move the channels back.
@@ -736,7 +738,10 @@ class VectorQuantize(Coder):
         return by_codebook(at_least_float32(rows), len(codebook), codebook.shape[2])
 
     def _by_codebook(self, indices: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
-        """Reshape indices as the caller has them to ``[h, n]``."""
+        """Reshape indices as the caller has them to ``[h, n]``, or raise ValueError for another number."""
+        expected = [*given.shape[:-1], *([self.heads] if self.heads > 1 else [])]
+        if indices.numel() != math.prod(expected):
+            raise ValueError(f"VectorQuantize: indices must have shape {expected}, got {list(indices.shape)}")
         indices = indices.reshape(*given.shape[:-1], self.heads)
         return by_codebook(indices, len(self._codebook.embed), 1).squeeze(-1)
 
