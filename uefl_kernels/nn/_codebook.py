@@ -377,7 +377,14 @@ class Codebook(ConstantBuffers, Float32Module):
         if weight is not None:
             if not isinstance(weight, torch.Tensor):
                 weight = weight(sums.to(dtype), counts.to(dtype))
-            weight = weight.to(state[1]).expand(counts.shape)
+            try:
+                weight = weight.to(state[1]).expand(counts.shape)
+            except (AttributeError, RuntimeError):
+                got = list(weight.shape) if isinstance(weight, torch.Tensor) else type(weight).__name__
+                raise ValueError(
+                    f"VectorQuantize: ema_update_weight must be or return a tensor {list(counts.shape)}, got"
+                    f" {got}"
+                ) from None
         sizes, averages, codewords = state
         step, eps, unit = 1 - self.decay, self.eps, self._use_cosine_sim
         given = Arguments(sizes, averages, codewords, counts, sums, weight, step, eps, unit)

@@ -537,6 +537,9 @@ class VectorQuantize(Coder):
 
         # 2. Project. Between the projections, choose codewords, update them and measure the losses.
         x = layout.inward(x)
+        if indices is not None and indices.numel() != math.prod(x.shape[:-1]) * self.heads:
+            expected = [*x.shape[:-1], *([self.heads] if self.heads > 1 else [])]
+            raise ValueError(f"VectorQuantize: indices must have shape {expected}, got {list(indices.shape)}")
         found: Quantized = self._codebook(
             self.project_in(x if mask is None else without_padding(x, mask)), self._quantize, call
         )
@@ -685,7 +688,14 @@ class VectorQuantize(Coder):
         split, searched = self._searched(rows, codebook)
         near, own = None, None
         if call.transform is not None:
-            own = call.transform(codebook).flatten(1, -3)
+            own = call.transform(codebook)
+            if not isinstance(own, torch.Tensor) or own.shape[1:-2].numel() != split.shape[1]:
+                got = list(own.shape) if isinstance(own, torch.Tensor) else type(own).__name__
+                raise ValueError(
+                    "VectorQuantize: codebook_transform_fn must return a tensor [h, ..., K, d], with"
+                    f" codewords for each of {split.shape[1]} rows, got {got}"
+                )
+            own = own.flatten(1, -3)
             own = F.normalize(own, dim=-1, eps=1e-6) if self.use_cosine_sim else own
             near = _search.own_distances(
                 split, F.normalize(own, dim=-1) if self.cosine_search else own, cosine
@@ -738,10 +748,7 @@ class VectorQuantize(Coder):
         return by_codebook(at_least_float32(rows), len(codebook), codebook.shape[2])
 
     def _by_codebook(self, indices: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
-        """Reshape indices as the caller has them to ``[h, n]``, or raise ValueError for another number."""
-        expected = [*given.shape[:-1], *([self.heads] if self.heads > 1 else [])]
-        if indices.numel() != math.prod(expected):
-            raise ValueError(f"VectorQuantize: indices must have shape {expected}, got {list(indices.shape)}")
+        """Reshape indices as the caller has them to ``[h, n]``."""
         indices = indices.reshape(*given.shape[:-1], self.heads)
         return by_codebook(indices, len(self._codebook.embed), 1).squeeze(-1)
 
