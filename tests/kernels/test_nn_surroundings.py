@@ -265,8 +265,6 @@ PROJECTED = {
     "LFQ": lambda: layers.LFQ(dim=8, codebook_size=16),
     "ResidualLFQ": lambda: layers.ResidualLFQ(dim=8, codebook_size=16, num_quantizers=2),
     "FSP": lambda: layers.FSP([8, 5, 5], dim=8),
-        dim=8, codebook_size=16, codebook_dim=4
-    ),
 }
 
 
