@@ -418,7 +418,9 @@ def explained(forward: _Forward) -> _Forward:
             return forward(*args, **options)
         except Exception as error:
             inner, found, rest = str(error).partition(": ")
-            if found and inner in INNER:
+            if torch.compiler.is_compiling():
+                pass  # Dynamo cannot trace this
+            elif found and inner in INNER:
                 error.args = (f"{type(args[0]).__name__}: {rest}",)
             elif not inner.isidentifier():
                 _find_cause(args[0], _check_kinds(forward, args, options))
