@@ -279,7 +279,7 @@ def test_an_error_of_torch_gets_the_words_of_the_layer(name):
         layer(x)
 
 
-def test_an_error_of_an_inner_layer_gets_the_name_of_the_outer_one():
+def test_an_error_of_an_inner_layer_names_the_outer_one():
     layer = layers.ResidualVQ(dim=8, codebook_size=4, num_quantizers=2, kmeans_init=True)
     with pytest.raises(RuntimeError, match=r"^ResidualVQ: .*k-means.*NaN"):
         layer(torch.full((2, 6, 8), torch.nan))

@@ -513,7 +513,7 @@ class VectorQuantize(Coder):
         layout = self.layout
         layout.check(x, mask)
         mask = layout.mask_of(x, mask, lens)
-        indices = None if indices is None else self._indices(indices)
+        indices = None if indices is None else self._targets(indices, layout.inward(x))
         topk = None if topk is None else self._check_topk(topk)
         temperature = (
             self._codebook.sample_codebook_temp if sample_codebook_temp is None else sample_codebook_temp
@@ -537,9 +537,6 @@ class VectorQuantize(Coder):
 
         # 2. Project. Between the projections, choose codewords, update them and measure the losses.
         x = layout.inward(x)
-        if indices is not None and indices.numel() != math.prod(x.shape[:-1]) * self.heads:
-            expected = [*x.shape[:-1], *([self.heads] if self.heads > 1 else [])]
-            raise ValueError(f"VectorQuantize: indices must have shape {expected}, got {list(indices.shape)}")
         found: Quantized = self._codebook(
             self.project_in(x if mask is None else without_padding(x, mask)), self._quantize, call
         )
@@ -557,6 +554,14 @@ class VectorQuantize(Coder):
         if indices is not None:
             return quantized, found.cross_entropy
         return (quantized, chosen, loss, found.terms) if return_loss_breakdown else (quantized, chosen, loss)
+
+    def _targets(self, indices: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """Return indices as int64, or raise ValueError if they are not one for each head of each vector."""
+        indices = self._indices(indices)
+        expected = [*x.shape[:-1], *([self.heads] if self.heads > 1 else [])]
+        if indices.numel() != math.prod(expected):
+            raise ValueError(f"VectorQuantize: indices must have shape {expected}, got {list(indices.shape)}")
+        return indices
 
     def _fill_padding(
         self,
