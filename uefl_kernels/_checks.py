@@ -9,6 +9,7 @@ import torch
 from torch.autograd import forward_ad
 
 from ._kmeans_checks import METRICS, unknown
+from ._numbers import as_integer
 
 PRECISIONS = ("exact", "fast")
 _TODO = {
@@ -42,6 +43,8 @@ def check_dense(op: str, name: str, tensor: torch.Tensor, dtypes: tuple[torch.dt
         if masked:
             kind, todo = "masked", "leave out those rows, or fill them by to_tensor(value)"
         raise TypeError(f"{op}: {name} is a {kind} tensor, expected a dense one; {todo}")
+    if tensor.is_quantized:
+        raise TypeError(f"{op}: {name} is a quantized tensor; call dequantize() on it")
     if tensor.dtype not in dtypes:
         *others, last = (str(dtype).removeprefix("torch.") for dtype in dtypes)
         expected = f"{', '.join(others)} or {last}" if others else last
@@ -174,14 +177,13 @@ def check_transition(
     log_transition: torch.Tensor,
     groups: torch.Tensor | None,
     log_marginal: torch.Tensor | None,
-    targets: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Validate arguments of the transition ops.
 
     Return the matrix as [G, M, K] and its column sums as [G, K], both in log space.
     """
     _check_logits(op, logits, "B")
-    b, k = logits.shape
+    k = logits.shape[1]
     _check_constant(op, "log_transition", log_transition, logits)
     shape = list(log_transition.shape)
     if log_transition.dim() not in (2, 3) or shape[-1] != k or 0 in shape:
@@ -192,13 +194,8 @@ def check_transition(
     if (log_transition.dim() == 3) != (groups is not None):
         wanted = "groups [B], the group of each row" if groups is None else "no groups"
         raise ValueError(f"{op}: log_transition {shape} needs {wanted}")
-    for name, index in (("targets", targets), ("groups", groups)):
-        if index is not None:
-            _check_index(op, name, index, logits)
-            if index.shape != (b,):
-                raise ValueError(
-                    f"{op}: {name} must have shape [{b}], one for each row of logits, got {list(index.shape)}"
-                )
+    if groups is not None:
+        _check_of_rows(op, "groups", groups, logits)
     matrix = log_transition if log_transition.dim() == 3 else log_transition.unsqueeze(0)
     if log_marginal is None:
         return matrix, matrix.logsumexp(1)
@@ -210,6 +207,15 @@ def check_transition(
             f" {list(log_marginal.shape)}"
         )
     return matrix, log_marginal if log_marginal.dim() == 2 else log_marginal.unsqueeze(0)
+
+
+def check_targets(op: str, targets: torch.Tensor, ignore_index: int, logits: torch.Tensor) -> int:
+    """Validate the targets of the transition losses, and return ``ignore_index`` as an int of Python."""
+    _check_of_rows(op, "targets", targets, logits)
+    number = ignore_index if type(ignore_index) is int else as_integer(ignore_index)
+    if number is None or not -(2**63) <= number < 2**63:
+        raise TypeError(f"{op}: ignore_index must be an int of at most 64 bits, got {ignore_index!r}")
+    return number
 
 
 def check_sets(logits: torch.Tensor, offsets: torch.Tensor, proportions: torch.Tensor) -> None:
@@ -249,6 +255,15 @@ def _check_constant(op: str, name: str, tensor: torch.Tensor, logits: torch.Tens
         raise ValueError(
             f"{op}: {name} requires a gradient, but the op treats it as a constant; detach it, or compose"
             " the op from plain PyTorch"
+        )
+
+
+def _check_of_rows(op: str, name: str, index: torch.Tensor, logits: torch.Tensor) -> None:
+    _check_index(op, name, index, logits)
+    if index.shape != logits.shape[:1]:
+        raise ValueError(
+            f"{op}: {name} must have shape [{len(logits)}], one for each row of logits, got"
+            f" {list(index.shape)}"
         )
 
 

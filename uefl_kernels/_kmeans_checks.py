@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ._numbers import as_integer, is_count
+from ._numbers import as_integer
 
 INITS = ("k-means++", "k-means||", "random")
 METRICS = ("l2", "cosine")
@@ -70,8 +70,9 @@ def check_request(
         raise ValueError(f"{op}: {k_name} must be at least 1, got {k}")
     if n < k:
         raise ValueError(f"{op}: {k} clusters need at least {k} rows, got {n}; lower k or give more data")
-    if not (isinstance(n_init, str) and n_init == "auto") and not is_count(n_init):
-        raise ValueError(f"{op}: n_init must be 'auto' or an int of at least 1, got {n_init!r}")
+    count = 1 if isinstance(n_init, str) and n_init == "auto" else as_integer(n_init)
+    if count is None or not 1 <= count < 2**63:
+        raise ValueError(f"{op}: n_init must be 'auto' or an int of at least 1, below 2^63, got {n_init!r}")
     if max_iter < 1:
         raise ValueError(f"{op}: max_iter must be at least 1, got {max_iter}")
     if isinstance(tol, bool) or not isinstance(tol, (int, float, np.integer, np.floating)):

@@ -59,8 +59,8 @@ def ece(probs: torch.Tensor, labels: torch.Tensor, bins: int = 15) -> torch.Tens
     Source: Guo et al. 2017, "On Calibration of Modern Neural Networks", eq. 3.
     """
     labels = _check("ece", probs, labels)
-    if not is_count(bins):
-        raise ValueError(f"ece: bins must be an integer of at least 1, got {bins!r}")
+    if not (is_count(bins) and index(bins) < 2**31):
+        raise ValueError(f"ece: bins must be an integer of at least 1, below 2^31, got {bins!r}")
     count = index(bins)
     confidence, predicted = probs.double().max(-1)
     gap = confidence - (predicted == labels).double()

@@ -154,7 +154,7 @@ def _threads(op: str, threads: int | None) -> int | None:
         raise TypeError(f"{op}: threads must be an int of at least 1, or None for all, got {threads!r}")
     if number < 1:
         raise ValueError(f"{op}: threads must be at least 1, or None for all, got {number}")
-    return number
+    return min(number, 2**31 - 1)
 
 
 def _numbers(op: str, name: str, value: Any) -> npt.NDArray[Any]:

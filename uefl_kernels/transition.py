@@ -45,13 +45,11 @@ def log_transition_matrix(
         (set_priors[:, None] * class_priors / target_prior).log()
     """
     op = "log_transition_matrix"
-    for name, tensor in (
-        ("class_priors", class_priors),
-        ("set_priors", set_priors),
-        ("target_prior", target_prior),
-    ):
-        if tensor is not None:
-            check_tensor(op, name, tensor)
+    optional = (("set_priors", set_priors), ("target_prior", target_prior))
+    for name, tensor in [("class_priors", class_priors), *((n, p) for n, p in optional if p is not None)]:
+        check_tensor(op, name, tensor)
+        if tensor.is_meta:
+            raise ValueError(f"{op}: {name} is on the meta device and has no values")
     if class_priors.dim() != 2 or 0 in class_priors.shape:
         raise ValueError(
             f"{op}: class_priors must have shape [M, K], sets by classes, got {list(class_priors.shape)}"

@@ -325,9 +325,13 @@ class LazyFrame:
 
 
 def test_non_numeric_input_error_explains_itself():
+    pandas = pytest.importorskip("pandas")
     for model in (KMeans(2), ResidualKMeans(2, 2)):
         with pytest.raises(TypeError, match=rf"^{type(model).__name__}: X .*LazyFrame.*collect\(\)"):
             model.fit(LazyFrame())
+        for value in (["a", "b"], pandas.date_range("2020", periods=3)):
+            with pytest.raises((TypeError, ValueError), match=f"^{type(model).__name__}: X .*numbers"):
+                model.fit(pandas.DataFrame({"a": value, "b": 1}))
     ragged = np.empty(3, dtype=object)
     ragged[:] = [[1.0, 2.0], [3.0, 4.0], [5.0]]
     for value in (ragged, [[1.0, 2.0], [3.0]]):

@@ -149,6 +149,13 @@ REFUSED = {
         ValueError,
         r"X .*\b2 .*ResidualKMeans",
     ),
+    "NaN in fit": (lambda: ResidualKMeans(2, 3).fit(DATA * np.nan), ValueError, "^ResidualKMeans: X .*NaN"),
+    "weights": (
+        lambda: ResidualKMeans(2, 3).fit(DATA, sample_weight=DATA),
+        ValueError,
+        r"^ResidualKMeans: sample_weight .*\[300\]",
+    ),
+    "seed": (lambda: ResidualKMeans(2, 3, random_state=True).fit(DATA), TypeError, "^ResidualKMeans: random"),
     "NaN": (
         lambda: ResidualKMeans(2, 3).fit(DATA).predict(DATA * np.nan),
         ValueError,

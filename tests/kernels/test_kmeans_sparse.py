@@ -9,7 +9,7 @@ import pytest
 import scipy.sparse as sp
 import torch
 
-from uefl_kernels import COMPILED, KMeans, backend
+from uefl_kernels import COMPILED, KMeans, ResidualKMeans, backend
 from uefl_kernels.estimator import _data
 from uefl_kernels.estimator._data import sparse_rows_of
 from uefl_kernels.ops import kmeans_sparse
@@ -352,13 +352,19 @@ def test_only_the_op_reads_the_columns_of_rows_in_order(monkeypatch):
 
 
 @pytest.mark.parametrize("method", ["fit", "predict", "transform", "score"])
-@pytest.mark.parametrize(("part", "value"), [("indices", 9), ("indices", -2), ("indptr", -3)])
-def test_a_damaged_matrix_is_refused(part, value, method):
+@pytest.mark.parametrize("kind", ["csr", "csc", "bsr"])
+@pytest.mark.parametrize(
+    ("part", "place", "value"), [("indices", 0, 9), ("indices", 3, -2), ("indptr", 1, -3), ("indptr", -1, 99)]
+)
+def test_a_damaged_matrix_is_refused(part, place, value, kind, method):
+    """SciPy would read outside of its arrays."""
     x = np.arange(24.0).reshape(6, 4) + 1
-    kmeans, matrix = KMeans(2, random_state=0).fit(x), sp.csr_matrix(x)
-    getattr(matrix, part)[3] = value
-    with pytest.raises(ValueError, match=r"X .*sparse"):
-        getattr(kmeans, method)(matrix)
+    for model in (KMeans(2, random_state=0), ResidualKMeans(2, 2)):
+        matrix = sp.csr_array(x).asformat(kind)
+        getattr(matrix, part)[place] = value
+        if hasattr(model, method):
+            with pytest.raises(ValueError, match=rf"^{type(model).__name__}: X .*sparse"):
+                getattr(model.fit(x), method)(matrix)
 
 
 def test_ties_go_to_the_lowest_center():

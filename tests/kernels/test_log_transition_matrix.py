@@ -16,6 +16,8 @@ BAD_PRIORS = {
     "shape": ((P[0],), ValueError, r"class_priors.*\[M, K\].*\[4\]"),
     "negative": ((torch.tensor([[0.5, 0.5], [1.5, -0.5]]),), ValueError, r"set 1.*-0\.5.*class 1"),
     "NaN": ((torch.tensor([[0.5, torch.nan]]),), ValueError, "class_priors.*set 0.*nan.*class 1"),
+    "no priors": ((None,), TypeError, "class_priors.*NoneType"),
+    "no values": ((P, P[:, 0].to("meta")), ValueError, "set_priors.*meta"),
     "counts in bfloat16": ((P.bfloat16() * 8,), ValueError, r"class_priors.*set 0.*8.*0\.0078125"),
     "zero row": ((torch.zeros(1, 2),), ValueError, r"class_priors.*set 0 .*0,.*0\.0001"),
     "counts": ((P * 8,), ValueError, r"class_priors.*set 0.*8.*0\.0001.*counts"),

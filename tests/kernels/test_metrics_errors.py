@@ -18,6 +18,12 @@ WRONG = {
     "labels is a list": (PROBS, [0, 1, 1], TypeError, r"labels.*torch\.Tensor.*list"),
     "probs of integers": (PROBS.long(), LABELS, TypeError, r"probs.*torch\.int64"),
     "labels of floats": (PROBS, LABELS.float(), TypeError, r"labels.*torch\.float32.*int64"),
+    "quantized": (
+        PROBS,
+        torch.quantize_per_tensor(LABELS.float(), 1.0, 0, torch.qint8),
+        TypeError,
+        r"labels.*dequantize\(\)",
+    ),
     "shape of probs": (PROBS[0], LABELS, ValueError, r"probs.*\[B, C\].*\[2\]"),
     "no classes": (PROBS[:, :0], LABELS, ValueError, r"probs.*\[B, C\].*\[3, 0\]"),
     "length": (PROBS, LABELS[:2], ValueError, r"labels.*\[3\].*probs.*\[2\]"),

@@ -178,6 +178,12 @@ def test_seeds_and_passes_are_checked_in_every_call(make):
         (lambda: MCDropout(classifier(), 0), ValueError, "passes.*got 0"),
         (lambda: MCDropout(classifier())(np.zeros((2, 6))), TypeError, r"NumPy.*torch\.from_numpy"),
         (lambda: MCDropout(classifier(), max_rows=0), ValueError, "max_rows.*got 0"),
+        (lambda: MCDropout(classifier(), consistent="no"), ValueError, "consistent.*got 'no'"),
+        (
+            lambda: MCDropout(torch.export.export(classifier(), (torch.randn(2, 6),)).module()),
+            TypeError,
+            r"model.*torch\.export",
+        ),
         (
             lambda: MCDropout(nn.Sequential(nn.Dropout(1.0), nn.Linear(2, 2))),
             ValueError,

@@ -392,6 +392,16 @@ def test_arguments_at_the_defaults_of_the_peer_pass():
             "mask.*lens",
         ),
         (torch.zeros(4, 8), {"maks": None}, TypeError, "'maks'"),
+        (torch.zeros(4, 8), {"sample_codebook_temp": "a"}, ValueError, "sample_codebook_temp.*'a'.*number"),
+        (torch.zeros(4, 8), {"indices": torch.zeros(3).long()}, ValueError, r"indices.*\[4\].*\[3\]"),
+        (torch.zeros(4, 8), {"codebook_transform_fn": 3}, ValueError, "codebook_transform_fn.*3.*function"),
+        (
+            torch.zeros(4, 8),
+            {"codebook_transform_fn": lambda codewords: codewords[:, None]},
+            ValueError,
+            r"codebook_transform_fn.*4 rows.*\[1, 1, 10, 8\]",
+        ),
+        (torch.zeros(4, 8, device="meta"), {}, ValueError, "^VectorQuantize: x .*meta.*cpu"),
     ],
 )
 def test_forward_refuses(x, given, error, message):
@@ -400,6 +410,12 @@ def test_forward_refuses(x, given, error, message):
     with pytest.raises(error, match=message):
         vq(x, **given)
     assert all(torch.equal(value, before[name]) for name, value in state(vq).items())
+
+
+@pytest.mark.parametrize("weight", [3, torch.ones(3), lambda sums, sizes: None])
+def test_weights_of_a_batch_that_do_not_fit(weight):
+    with pytest.raises(ValueError, match=r"^VectorQuantize: ema_update_weight"):
+        layer()(normal(4, 8), ema_update_weight=weight)
 
 
 def test_images_and_channels():

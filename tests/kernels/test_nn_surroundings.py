@@ -18,6 +18,7 @@ import torch.multiprocessing as mp
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from uefl_kernels import nn as layers
 from uefl_kernels.nn import (
     FSP,
     FSQ,
@@ -251,3 +252,34 @@ def test_fully_sharded(flat, tmp_path):
         moved = [key for key in state if key.endswith("embed")]
         assert moved
         assert not any(torch.equal(state[key], start[key]) for key in moved)
+
+
+PROJECTED = {
+    "VectorQuantize": lambda: layers.VectorQuantize(8, 16, codebook_dim=4),
+    "ResidualVQ": lambda: layers.ResidualVQ(dim=8, codebook_dim=4, codebook_size=16, num_quantizers=2),
+    "FSQ": lambda: layers.FSQ([8, 5, 5], dim=8),
+    "ResidualFSQ": lambda: layers.ResidualFSQ(dim=8, levels=[8, 5, 5], num_quantizers=2),
+    "GroupedResidualFSQ": lambda: layers.GroupedResidualFSQ(
+        dim=8, groups=2, levels=[8, 5, 5], num_quantizers=2
+    ),
+    "LFQ": lambda: layers.LFQ(dim=8, codebook_size=16),
+    "ResidualLFQ": lambda: layers.ResidualLFQ(dim=8, codebook_size=16, num_quantizers=2),
+    "FSP": lambda: layers.FSP([8, 5, 5], dim=8),
+}
+
+
+@pytest.mark.parametrize("name", PROJECTED)
+def test_an_error_of_torch_gets_the_words_of_the_layer(name):
+    layer, x = PROJECTED[name](), torch.randn(2, 6, 8)
+    with pytest.raises(ValueError, match=f"^{name}: .*meta.*cpu"):
+        layer(x.to("meta"))
+    with pytest.raises(TypeError, match=f"^{name}: .*float64.*float32"):
+        layer(x.double())
+    with torch.autocast("cpu"):
+        layer(x)
+
+
+def test_an_error_of_an_inner_layer_names_the_outer_one():
+    layer = layers.ResidualVQ(dim=8, codebook_size=4, num_quantizers=2, kmeans_init=True)
+    with pytest.raises(RuntimeError, match=r"^ResidualVQ: .*k-means.*NaN"):
+        layer(torch.full((2, 6, 8), torch.nan))

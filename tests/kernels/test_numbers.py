@@ -104,6 +104,12 @@ def test_kmeans_refuses_other_objects(call, message):
         call(torch.randn(6, 2))
 
 
+@pytest.mark.parametrize("fit", [kmeans, lambda x, k, n_init: KMeans(k, n_init=n_init).fit(x)])
+def test_more_starts_than_int64_can_count_are_refused(fit):
+    with pytest.raises(ValueError, match=r"^(kmeans|KMeans): n_init .*2\^63"):
+        fit(torch.randn(6, 2), 2, n_init=2**63)
+
+
 @pytest.mark.skipif(not COMPILED, reason="the NumPy front end needs the compiled kernels")
 @pytest.mark.parametrize(
     "three", [Index(), torch.tensor(3), np.int64(3)], ids=["__index__", "torch", "numpy"]
@@ -112,7 +118,7 @@ def test_numpy_front_end_accepts_numpy_numbers(three):
     from uefl_kernels import numpy as front
 
     x = np.random.default_rng(0).normal(size=(30, 2))
-    found = front.kmeans(x, three, n_init=three, max_iter=three, seed=three, threads=three)
+    found = front.kmeans(x, three, n_init=three, max_iter=three, seed=three, threads=10**30)
     for one, other in zip(found, front.kmeans(x, 3, n_init=3, max_iter=3, seed=3), strict=True):
         assert np.array_equal(one, other)
     assert np.array_equal(front.vq_assign(x, x[:5], threads=three), front.vq_assign(x, x[:5]))

@@ -38,15 +38,20 @@ WRONG = {
     "groups shape": ((Z, Y, A[None]), {"groups": Y[:1]}, ValueError, r"groups.*\[3\]"),
     "marginal shape": ((Z, Y, A), {"log_marginal": A}, ValueError, r"log_marginal.*\[4\].*got \[2, 4\]"),
     "matrix learns": ((Z, Y, A.clone().requires_grad_()), {}, ValueError, "log_transition.*gradient"),
+    "no targets": ((Z, None, A), {}, TypeError, "targets.*NoneType"),
+    "ignore_index": ((Z, Y, A), {"ignore_index": 1.0}, TypeError, r"ignore_index.*int.*1\.0"),
+    "no bool": ((Z, Y, A), {"ignore_index": True}, TypeError, "ignore_index.*int.*True"),
+    "65 bits": ((Z, Y, A), {"ignore_index": 2**63}, TypeError, "ignore_index.*64 bits"),
     "device": ((Z.to("meta"), Y, A), {}, ValueError, "logits .*meta.*log_transition .*cpu"),
 }
 
 
+@pytest.mark.parametrize("loss", [transition_nll, transition_double_softmax])
 @pytest.mark.parametrize("case", WRONG)
-def test_wrong_arguments(case):
+def test_wrong_arguments(case, loss):
     arguments, options, error, message = WRONG[case]
-    with pytest.raises(error, match=f"^transition_nll: .*{message}"):
-        transition_nll(*arguments, **options)
+    with pytest.raises(error, match=f"^{loss.__name__}: .*{message}"):
+        loss(*arguments, **options)
 
 
 INF = torch.inf

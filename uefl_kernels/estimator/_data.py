@@ -32,7 +32,8 @@ def rows_of(name: str, X: Any, *, none_is_legal: bool = False) -> tuple[torch.Te
     x, back = (real(name, "X", X), _keep) if given else (_tensor(name, X), to_numpy)
     if x.dim() != 2:
         raise ValueError(
-            f"Expected 2D array, got {x.dim()}D array instead. Reshape your data: one row per sample."
+            f"Expected 2D array, got {x.dim()}D array instead. Reshape your data: {name} needs one row per"
+            " sample."
         )
     if x.dtype not in DTYPES:
         x = x.double()
@@ -67,7 +68,7 @@ class RowSource:
 def source_of(name: str, X: Any) -> RowSource | None:
     """Return the rows of a ``numpy.memmap`` or a sparse matrix, and None for other types."""
     if hasattr(X, "tocsr"):
-        X, dense = X.tocsr(), lambda rows: rows.toarray()
+        X, dense = csr_of(name, X), lambda rows: rows.toarray()
     elif isinstance(X, np.memmap):
         dense = np.asarray
     else:
@@ -78,26 +79,42 @@ def source_of(name: str, X: Any) -> RowSource | None:
     return RowSource(n, d, lambda index: rows_of(name, dense(X[index]))[0])
 
 
+def csr_of(name: str, X: Any, *, full: bool | None = None) -> Any:
+    """Return a sparse matrix in CSR format, without the flags of X, which are wrong if its arrays changed.
+
+    Damaged arrays are refused: SciPy would read outside of them. ``full``: check all indices; by default
+    where the conversion reads them.
+    """
+    try:
+        if hasattr(X, "check_format"):
+            X = type(X)((X.data, X.indices, X.indptr), shape=X.shape)
+            X.check_format(full_check=X.format != "csr" if full is None else full)
+        return X.tocsr()
+    except ValueError as error:
+        raise _damaged(name, error) from None
+
+
+def _damaged(name: str, error: ValueError) -> ValueError:
+    return ValueError(f"{name}: X is a damaged sparse matrix ({error}); make it again")
+
+
 def sparse_rows_of(name: str, X: Any, *, checked: bool = True) -> SparseRows:
     """Return the rows of a sparse matrix of SciPy, without a copy if possible.
 
     If not ``checked``, their columns may be out of range, in any order or double, which an op refuses.
     """
-    matrix = X.tocsr()
+    matrix = csr_of(name, X)
     if matrix.dtype.kind == "c":
         raise ValueError(_COMPLEX.format(name))
     if matrix.shape[1] > np.iinfo(np.int32).max:
         raise ValueError(f"{name}: X has {matrix.shape[1]} features, more than 2^31 - 1")
-    # without the flags of X, which stay as they are where its arrays are changed
-    matrix = type(matrix)((matrix.data, matrix.indices, matrix.indptr), shape=matrix.shape)
     try:
-        matrix.check_format(full_check=False)
         if (checked or matrix.indices.dtype != np.int32) and not _in_order(matrix):
             matrix.check_format(full_check=True)
             matrix = matrix.copy()
             matrix.sum_duplicates()
     except ValueError as error:
-        raise ValueError(f"{name}: X is a damaged sparse matrix ({error}); make it again") from None
+        raise _damaged(name, error) from None
     dtype = matrix.dtype if matrix.dtype in (np.float32, np.float64) else np.float64
     arrays = ((matrix.data, dtype), (matrix.indices, np.int32), (matrix.indptr, np.int64))
     values, columns, offsets = (
@@ -181,8 +198,6 @@ def real(name: str, argument: str, tensor: torch.Tensor) -> torch.Tensor:
         ValueError: it is complex or on the meta device.
     """
     check_dense(name, argument, tensor, (tensor.dtype,))
-    if tensor.is_quantized:
-        raise TypeError(f"{name}: {argument} is a quantized tensor; call dequantize() on it")
     if tensor.is_meta:
         raise ValueError(
             f"{name}: {argument} is on the meta device and has no values; move it to another one"
@@ -300,9 +315,11 @@ def _array(name: str, X: Any) -> Any:
             if array.dtype.kind == "c" or array.dtype in _FLOATS
             else without_na(array).astype(np.float64)
         )
-    except ValueError as error:
-        if not any(words in str(error) for words in ("sequence", "one element tensors")):
+    except (TypeError, ValueError) as error:
+        if str(error).startswith(name):
             raise
+        if not any(words in str(error) for words in ("sequence", "one element tensors")):
+            raise type(error)(f"{name}: X must hold numbers: {error}") from None
         raise ValueError(
             f"{name}: X holds sequences as elements, or rows of different lengths; give numbers [n_samples,"
             " n_features], as by np.stack(X)"
@@ -317,13 +334,11 @@ def _is_lazy(X: Any) -> bool:
 def _tensor(name: str, X: Any) -> torch.Tensor:
     if _is_lazy(X):
         raise TypeError(f"{name}: X is a {type(X).__name__}, which holds no values yet; call .collect()")
-    array = _array(name, X.toarray() if hasattr(X, "toarray") else X)
+    if hasattr(X, "tocsr"):
+        X = csr_of(name, X, full=True).toarray()
+    array = _array(name, X)
     if array.dtype.kind == "c":
         raise ValueError(_COMPLEX.format(name))
-    if array.ndim < 2:
-        raise ValueError(
-            f"Expected 2D array, got {array.ndim}D array instead. Reshape your data: one row per sample."
-        )
     whole = array.flags.aligned and all(
         stride >= 0 and stride % array.itemsize == 0 for stride in array.strides
     )

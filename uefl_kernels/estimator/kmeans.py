@@ -522,12 +522,13 @@ def _joined(tensors: list[torch.Tensor]) -> torch.Tensor:
 
 @contextlib.contextmanager
 def in_words_of(estimator: str) -> Iterator[None]:
-    """Turn errors of an op about values into errors of an estimator."""
+    """Turn errors of an op, or of ``KMeans``, about values into errors of an estimator."""
     try:
         yield
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, TypeError, ValueError) as error:
         op, _, rest = str(error).partition(": ")
-        if op not in ("kmeans", "kmeans_step", "kmeans_labels"):
+        if op not in ("kmeans", "kmeans_step", "kmeans_labels", "KMeans"):
             raise
         rest = f"X{rest[1:]}" if rest.startswith("x ") else rest
-        raise ValueError(f"{estimator}: {rest}") from None
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"{estimator}: {rest}") from None

@@ -164,7 +164,8 @@ class ResidualKMeans(RowEstimator, Estimator):
                 tol=self.tol,
                 random_state=seed,
             )
-            level.fit(rest, sample_weight=weights)
+            with in_words_of("ResidualKMeans"):
+                level.fit(rest, sample_weight=weights)
             centers = level.cluster_centers_
             labels = balanced_labels(rest, centers) if self.balanced else level.labels_
             rest = rest - centers[labels]

@@ -29,11 +29,13 @@ from ._recompute import Memory
 from ._search import count_and_sum
 from ._shared import (
     HALF,
+    INNER,
     ConstantBuffers,
     Float32Module,
     Layer,
     absent,
     by_codebook,
+    explained,
     fixed,
     no_autocast,
     no_torchscript,
@@ -375,7 +377,14 @@ class Codebook(ConstantBuffers, Float32Module):
         if weight is not None:
             if not isinstance(weight, torch.Tensor):
                 weight = weight(sums.to(dtype), counts.to(dtype))
-            weight = weight.to(state[1]).expand(counts.shape)
+            try:
+                weight = weight.to(state[1]).expand(counts.shape)
+            except (AttributeError, RuntimeError):
+                got = list(weight.shape) if isinstance(weight, torch.Tensor) else type(weight).__name__
+                raise ValueError(
+                    f"VectorQuantize: ema_update_weight must be or return a tensor {list(counts.shape)}, got"
+                    f" {got}"
+                ) from None
         sizes, averages, codewords = state
         step, eps, unit = 1 - self.decay, self.eps, self._use_cosine_sim
         given = Arguments(sizes, averages, codewords, counts, sums, weight, step, eps, unit)
@@ -765,6 +774,12 @@ class Coder(Layer):
     """A layer that encodes vectors by indices and decodes them."""
 
     __prepare_scriptable__ = no_torchscript
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        INNER.add(cls.__name__)
+        if "forward" in vars(cls):
+            cls.forward = explained(cls.forward)  # type: ignore[method-assign]
 
     def encode(self, x: torch.Tensor, **options: Any) -> torch.Tensor:
         """Return the indices of x as ``forward`` does in evaluation mode.

@@ -346,7 +346,13 @@ def _traced(model: nn.Module, tracer: _Tracer) -> tuple[str, fx.Graph | None]:
     A forward that stores tensors, as for counts or attention maps, would store proxies in the model.
     """
     modes = [(module, module.training) for module in model.modules()]
-    model.eval()
+    try:
+        model.eval()
+    except NotImplementedError:
+        raise TypeError(
+            "MCDropout: model is a program of torch.export, whose dropouts cannot be switched on; give the"
+            " module that was exported"
+        ) from None
     own = [vars(module) for module in model.modules()]
     inner = (value for each in own for value in each.values() if isinstance(value, (dict, list)))
     kept: list[tuple[Any, Any]] = [(values, copy(values)) for values in (*own, *inner)]

@@ -347,10 +347,14 @@ def project(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return result
 
 
+_Forward = TypeVar("_Forward", bound=Callable[..., Any])
+INNER = {"vq", "rvq"}  # names of ops and layers that errors of other layers do not show
+
 _SEQUENCE = (
     lambda value: hasattr(value, "__len__") and getattr(value, "ndim", 1) == 1 and not isinstance(value, str),
     "a sequence",
 )
+_FUNCTION = (callable, "a function")
 _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {  # annotation -> what fits
     "None": (lambda value: value is None, "None"),
     "bool": (
@@ -366,7 +370,12 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {  # annotation -> what f
     "Sequence": _SEQUENCE,
     "tuple": _SEQUENCE,
     "nn.Module": (lambda value: isinstance(value, nn.Module), "a torch.nn.Module"),
-    "Callable": (callable, "a function"),
+    "Callable": _FUNCTION,
+    "Transform": _FUNCTION,
+    "UpdateWeight": (
+        lambda value: callable(value) or isinstance(value, torch.Tensor),
+        "a tensor or a function",
+    ),
 }
 
 
@@ -382,17 +391,70 @@ class Layer(nn.Module):
             cls.__init__ = _checked(cls.__init__)  # type: ignore[method-assign]
 
 
-def _checked(init: Callable[..., None]) -> Callable[..., None]:
-    names = [*inspect.signature(init).parameters]
+def _check_kinds(
+    method: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the arguments by name, or raise ValueError for one that does not fit its annotation."""
+    given = dict(zip(inspect.signature(method).parameters, args, strict=False)) | options
+    for name, value in given.items():
+        annotation = str(method.__annotations__.get(name, "Any")).split(" | ")
+        kinds = [_KINDS.get(kind.partition("[")[0]) for kind in annotation]
+        if all(kinds) and not any(kind and kind[0](value) for kind in kinds):
+            expected = " or ".join(dict.fromkeys(kind[1] for kind in kinds if kind))
+            raise ValueError(f"{type(args[0]).__name__}: {name} is {value!r}, expected {expected}")
+    return given
 
+
+def explained(forward: _Forward) -> _Forward:
+    """Give errors of torch in ``forward`` the words of the layer, if an argument is the cause.
+
+    The cause is an argument of another kind, dtype or device. It is looked for after the error, so that a
+    call without an error is not slower. An error of an inner layer or op gets the name of this layer.
+    """
+
+    @functools.wraps(forward)
+    def run(*args: Any, **options: Any) -> Any:
+        try:
+            return forward(*args, **options)
+        except Exception as error:
+            inner, found, rest = str(error).partition(": ")
+            if torch.compiler.is_compiling():
+                pass  # Dynamo cannot trace this
+            elif found and inner in INNER:
+                error.args = (f"{type(args[0]).__name__}: {rest}",)
+            elif not inner.isidentifier():
+                _find_cause(args[0], _check_kinds(forward, args, options))
+            raise
+
+    return cast(_Forward, run)
+
+
+def _find_cause(layer: nn.Module, given: dict[str, Any]) -> None:
+    """Raise ValueError or TypeError if a tensor is not on the device of the layer or not of its dtype."""
+    name = type(layer).__name__
+    own = [*layer.parameters(), *layer.buffers()]
+    devices = {tensor.device for tensor in own}
+    dtypes = {tensor.dtype for tensor in layer.parameters()}
+    tensors = {key: value for key, value in given.items() if isinstance(value, torch.Tensor)}
+    for key, tensor in tensors.items():
+        if devices and tensor.device not in devices:
+            where = ", ".join(map(str, devices))
+            raise ValueError(
+                f"{name}: {key} is on {tensor.device} and the layer on {where}; move one of them"
+            )
+        autocast = not tensor.is_meta and torch.is_autocast_enabled(tensor.device.type)
+        if dtypes and tensor.is_floating_point() and tensor.dtype not in dtypes and not autocast:
+            kinds = ", ".join(map(str, dtypes))
+            raise TypeError(
+                f"{name}: {key} has dtype {tensor.dtype} and the layer {kinds}; convert one of them, as by"
+                f" .to({tensor.dtype})"
+            )
+
+
+def _checked(init: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(init)
     def run(*args: Any, **options: Any) -> None:
-        for name, value in (dict(zip(names, args, strict=False)) | options).items():
-            annotation = str(init.__annotations__.get(name, "Any")).split(" | ")
-            kinds = [_KINDS.get(kind.partition("[")[0]) for kind in annotation]
-            if all(kinds) and not any(kind and kind[0](value) for kind in kinds):
-                expected = " or ".join(dict.fromkeys(kind[1] for kind in kinds if kind))
-                raise ValueError(f"{type(args[0]).__name__}: {name} is {value!r}, expected {expected}")
+        _check_kinds(init, args, options)
         active = torch.is_inference_mode_enabled()
         with torch.inference_mode(False) if active else contextlib.nullcontext():
             init(*args, **options)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensor
 
 from .._checks import check_dense
-from ._shared import ConstantBuffers, absent, as_indices, counts, fixed, no_torchscript
+from ._shared import ConstantBuffers, absent, as_indices, counts, explained, fixed, no_torchscript
 
 NAT = math.log(2)
 
@@ -119,6 +119,7 @@ class BinaryMapper(ConstantBuffers):
         """Return the one-hot vectors ``[..., 2 ** bits]`` of indices, integers of any width."""
         return F.one_hot(self._indices(indices), self.num_codes).float()
 
+    @explained
     def forward(
         self,
         logits: torch.Tensor,

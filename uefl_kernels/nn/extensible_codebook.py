@@ -10,7 +10,7 @@ from torch import nn
 
 from .._checks import check_dense
 from ..ops.vq import VQOutput, vq
-from ._shared import Float32Module, ParametersToCall, counts, no_torchscript
+from ._shared import Float32Module, ParametersToCall, counts, explained, no_torchscript
 
 
 class ExtensibleCodebook(Float32Module):
@@ -188,6 +188,7 @@ class ExtensibleCodebook(Float32Module):
         self.set_part(part, mean)
         return mean
 
+    @explained
     def forward(self, x: torch.Tensor, client: str | None = None, **options: Any) -> VQOutput:
         """Apply :func:`uefl_kernels.vq` to x with the codewords that the client sees.
 

@@ -133,6 +133,8 @@ class MCDropout(nn.Module):
             raise TypeError(f"MCDropout: model must be a torch.nn.Module, got {type(model).__name__}")
         for name, value in (("passes", passes), ("max_rows", max_rows)):
             _count(name, value)
+        if not isinstance(consistent, (int, np.bool_)) or consistent not in (0, 1):
+            raise ValueError(f"MCDropout: consistent must be True or False, got {consistent!r}")
         if as_integer(class_dim) in (None, 0):
             raise ValueError(
                 "MCDropout: class_dim must be the dimension of the classes, an integer and not 0, got"
@@ -141,7 +143,7 @@ class MCDropout(nn.Module):
         self.model, self.passes, self.consistent, self.max_rows, self.insert = (
             model,
             passes,
-            consistent,
+            bool(consistent),
             max_rows,
             insert,
         )

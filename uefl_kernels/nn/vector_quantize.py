@@ -513,7 +513,7 @@ class VectorQuantize(Coder):
         layout = self.layout
         layout.check(x, mask)
         mask = layout.mask_of(x, mask, lens)
-        indices = None if indices is None else self._indices(indices)
+        indices = None if indices is None else self._targets(indices, layout.inward(x))
         topk = None if topk is None else self._check_topk(topk)
         temperature = (
             self._codebook.sample_codebook_temp if sample_codebook_temp is None else sample_codebook_temp
@@ -537,7 +537,9 @@ class VectorQuantize(Coder):
 
         # 2. Project. Between the projections, choose codewords, update them and measure the losses.
         x = layout.inward(x)
-        found: Quantized = self._codebook(self.project_in(without_padding(x, mask)), self._quantize, call)
+        found: Quantized = self._codebook(
+            self.project_in(x if mask is None else without_padding(x, mask)), self._quantize, call
+        )
         quantized, chosen = self.project_out(found.values), found.indices
 
         # 3. Fill in the padding, and move the channels back.
@@ -552,6 +554,14 @@ class VectorQuantize(Coder):
         if indices is not None:
             return quantized, found.cross_entropy
         return (quantized, chosen, loss, found.terms) if return_loss_breakdown else (quantized, chosen, loss)
+
+    def _targets(self, indices: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """Return indices as int64, or raise ValueError if they are not one for each head of each vector."""
+        indices = self._indices(indices)
+        expected = [*x.shape[:-1], *([self.heads] if self.heads > 1 else [])]
+        if indices.numel() != math.prod(expected):
+            raise ValueError(f"VectorQuantize: indices must have shape {expected}, got {list(indices.shape)}")
+        return indices
 
     def _fill_padding(
         self,
@@ -683,7 +693,14 @@ class VectorQuantize(Coder):
         split, searched = self._searched(rows, codebook)
         near, own = None, None
         if call.transform is not None:
-            own = call.transform(codebook).flatten(1, -3)
+            own = call.transform(codebook)
+            if not isinstance(own, torch.Tensor) or own.shape[1:-2].numel() != split.shape[1]:
+                got = list(own.shape) if isinstance(own, torch.Tensor) else type(own).__name__
+                raise ValueError(
+                    "VectorQuantize: codebook_transform_fn must return a tensor [h, ..., K, d], with"
+                    f" codewords for each of {split.shape[1]} rows, got {got}"
+                )
+            own = own.flatten(1, -3)
             own = F.normalize(own, dim=-1, eps=1e-6) if self.use_cosine_sim else own
             near = _search.own_distances(
                 split, F.normalize(own, dim=-1) if self.cosine_search else own, cosine

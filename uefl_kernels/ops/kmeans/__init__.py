@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..._checks import check_tensor
+from ..._checks import check_dense, check_tensor
 from ..._dtypes import result_dtype
 from ..._kmeans_checks import check_method, check_request, check_shape, starts
 from ..._library import define, define_composed, resolve
@@ -183,6 +183,8 @@ def kmeans_batched(
         [kmeans(x, k, weights=w, seed=s, ...) for x, k, w, s in zip(xs, ks, weights, seeds)]
     """
     op = "kmeans_batched"
+    if isinstance(xs, torch.Tensor):
+        check_dense(op, "xs", xs)
     if isinstance(xs, torch.Tensor) and xs.dim() != 3:
         raise ValueError(
             f"{op}: xs must be tensors [N, d], or one tensor [P, N, d], got {list(xs.shape)}; kmeans takes a"

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..._checks import check_transition, needs_gradient_without_vmap
+from ..._checks import check_targets, check_transition, needs_gradient_without_vmap
 from ..._dtypes import result_dtype
 from ..._library import define, define_triton, once_differentiable, resolve
 from ..transition_nll.value_checks import require_groups, require_matrix, require_rows
@@ -150,7 +150,8 @@ def transition_double_softmax(
         F.cross_entropy(g, targets, reduction="none", ignore_index=ignore_index)
     """
     op = "transition_double_softmax"
-    matrix, marginal = check_transition(op, logits, log_transition, groups, log_marginal, targets)
+    matrix, marginal = check_transition(op, logits, log_transition, groups, log_marginal)
+    ignore_index = check_targets(op, targets, ignore_index, logits)
     if targets.device.type == "cpu" and not torch.compiler.is_compiling():
         require_matrix(op, marginal)
         group = require_groups(op, groups, logits.shape[0], matrix)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..._checks import check_transition, needs_gradient_without_vmap
+from ..._checks import check_targets, check_transition, needs_gradient_without_vmap
 from ..._dtypes import result_dtype
 from ..._library import define, define_triton, once_differentiable, resolve
 
@@ -116,9 +116,8 @@ def transition_nll(
         log_g = sets - (logits + log_transition.logsumexp(0)).logsumexp(1, keepdim=True)
         F.nll_loss(log_g, targets, reduction="none", ignore_index=ignore_index)
     """
-    matrix, marginal = check_transition(
-        "transition_nll", logits, log_transition, groups, log_marginal, targets
-    )
+    matrix, marginal = check_transition("transition_nll", logits, log_transition, groups, log_marginal)
+    ignore_index = check_targets("transition_nll", targets, ignore_index, logits)
     with_gradient = needs_gradient_without_vmap("transition_nll", logits)
     given = Arguments(logits, targets, matrix, marginal, groups, ignore_index, with_gradient)
     if not with_gradient:
