@@ -418,8 +418,9 @@ def explained(forward: _Forward) -> _Forward:
             return forward(*args, **options)
         except Exception as error:
             inner, found, rest = str(error).partition(": ")
-            if torch.compiler.is_compiling():
-                pass  # Dynamo cannot trace this
+            # Dynamo cannot trace this; torch ends passes by errors of its own types, as in checkpoint()
+            if torch.compiler.is_compiling() or type(error).__module__ != "builtins":
+                pass
             elif found and inner in INNER:
                 error.args = (f"{type(args[0]).__name__}: {rest}",)
             elif not inner.isidentifier():
