@@ -52,7 +52,7 @@ def gpu(monkeypatch):
         (),
         ("precision=bf16",),
         ("precision=fp32", "clients_at_once=3"),
-        ("precision=fp32", "cuda_graphs=true", "local_epochs=6"),
+        pytest.param(("precision=fp32", "cuda_graphs=true", "local_epochs=6"), marks=pytest.mark.slow),
         ("precision=fp32", "optimizer=sgd", 'arms=["fedavg", "centralized"]'),
     ],
     ids=["auto", "bf16", "at once", "graphs", "server"],

@@ -219,7 +219,7 @@ def test_algorithms_that_train_at_once_are_listed():
 
 @pytest.mark.parametrize("norm", ["batch", "group"])
 @pytest.mark.parametrize(
-    "encoder", ["cnn", "cnn5x5", *(pytest.param(n, marks=pytest.mark.slow) for n in ("resnet18", "vgg16_bn"))]
+    "encoder", ["cnn", *(pytest.param(n, marks=pytest.mark.slow) for n in ("cnn5x5", "resnet18", "vgg16_bn"))]
 )
 def test_networks_train_at_once(encoder, norm):
     base = {**KEYS, "model": {"encoder": encoder, "norm_layer": norm}}

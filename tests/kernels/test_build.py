@@ -174,7 +174,12 @@ def broken(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("compiler", "says"), [("/nowhere/c++", "CXX"), ("false", "C++"), ("old-c++", "has no C++20")]
+    ("compiler", "says"),
+    [
+        ("/nowhere/c++", "CXX"),
+        ("false", "C++"),
+        pytest.param("old-c++", "has no C++20", marks=pytest.mark.slow),
+    ],
 )
 def test_without_a_compiler_there_is_one_warning_and_a_note(broken, compiler, says, tmp_path):
     old = tmp_path / "old-c++"  # defines the version of GCC as 7

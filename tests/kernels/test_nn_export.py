@@ -39,7 +39,7 @@ LAYERS = {
     "learned": lambda: VectorQuantize(8, 16, learnable_codebook=True),
     "residual": lambda: ResidualVQ(dim=8, num_quantizers=3, codebook_size=16),
     "shared": lambda: ResidualVQ(dim=8, num_quantizers=3, codebook_size=16, shared_codebook=True),
-    "beams": lambda: ResidualVQ(dim=8, num_quantizers=3, codebook_size=16, beam_size=3),
+    "beams": lambda: ResidualVQ(dim=8, num_quantizers=2, codebook_size=16, beam_size=2),
     "groups": lambda: GroupedResidualVQ(dim=8, groups=2, num_quantizers=2, codebook_size=16),
     "sim": lambda: SimVQ(8, 16),
     "residual sim": lambda: ResidualSimVQ(dim=8, num_quantizers=2, codebook_size=16),

@@ -27,7 +27,7 @@ from uefl_kernels.nn import (
 from .conftest import normal
 
 LAYERS = {
-    "beams": lambda: ResidualVQ(dim=8, num_quantizers=3, codebook_size=16, beam_size=3),
+    "beams": lambda: ResidualVQ(dim=8, num_quantizers=2, codebook_size=16, beam_size=2),
     "implicit": lambda: ResidualVQ(dim=8, num_quantizers=3, codebook_size=16, implicit_neural_codebook=True),
     "residual fsq": lambda: ResidualFSQ(levels=[5, 3], dim=8, num_quantizers=3),
     "residual lfq": lambda: ResidualLFQ(dim=8, codebook_size=16, num_quantizers=3),

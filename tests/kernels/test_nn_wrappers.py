@@ -615,6 +615,7 @@ def test_a_compiled_model_is_compiled_once():
     assert len(graphs) == 2
 
 
+@pytest.mark.slow
 def test_masks_of_a_compiled_model():
     """Inductor has a generator of its own, unless an option makes it draw from torch's."""
     torch.manual_seed(0)

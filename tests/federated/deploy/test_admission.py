@@ -341,7 +341,7 @@ def test_returning_silo_with_other_data_is_refused(folder, monkeypatch, change):
         return report
 
     with (
-        joined(monkeypatch, [program(folder, "a"), liar], silos=3, wait=0.5) as (run, said, _),
+        joined(monkeypatch, [program(folder, "a"), liar], silos=3, wait=3.0) as (run, said, _),
         deployment.connect(None, None) as link,
         pytest.raises(UserError, match=r"\b3 .*: silo 'b'"),
     ):
