@@ -366,8 +366,8 @@ def test_a_suite_folder_names_its_runs_and_skips_logs(tmp_path):
     runs = [sample_runs.write(tmp_path / "few" / "uefl" / f"seed-{seed}", seed=seed) for seed in (0, 1)]
     (log := runs[0].with_suffix(".log")).write_text("round 1\n")
     for folder, hint in (
-        (tmp_path, "CASE/ARM/seed-N: uefl report {}/*/*/seed-*"),
-        (tmp_path / "few", "ARM/seed-N: uefl report {}/*/seed-*"),
+        (tmp_path, "CASE/ARM/seed-N: name runs in it, as {}/*/*/seed-*"),
+        (tmp_path / "few", "ARM/seed-N: name runs in it, as {}/*/seed-*"),
     ):
         result = cli("report", folder)
         assert result.exit_code == 2
@@ -466,7 +466,7 @@ def test_closed_output_names_the_resume_command(tmp_path):
     process.stdout.close()
     error = process.stderr.read()
     process.wait(timeout=60)
-    assert process.returncode == 130
+    assert process.returncode == 141
     assert re.fullmatch(".*output.*: uefl train --resume run\n", error.decode())
 
 
