@@ -280,7 +280,7 @@ def test_an_error_of_torch_gets_the_words_of_the_layer(name):
 
 
 @pytest.mark.parametrize(
-    "error", [OSError(28, "No space left on device"), RuntimeError("can't allocate memory")]
+    "error", [RuntimeError("can't allocate memory"), TypeError("no type of tensors for this disk")]
 )
 def test_an_error_of_a_hook_stays_as_it_is(error):
     def store(_):
@@ -289,7 +289,7 @@ def test_an_error_of_a_hook_stays_as_it_is(error):
     layer = layers.VectorQuantize(8, 16, learnable_codebook=True, ema_update=False)
     x = torch.randn(2, 6, 8, dtype=torch.bfloat16).requires_grad_()
     storing = torch.autograd.graph.saved_tensors_hooks(store, lambda tensor: tensor)
-    with storing, pytest.raises(type(error), match=str(error.args[-1])) as raised:
+    with storing, pytest.raises(type(error), match=str(error)) as raised:
         layer(x)
     assert raised.value.__cause__ is raised.value.__context__ is None
 
