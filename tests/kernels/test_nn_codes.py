@@ -144,7 +144,7 @@ def test_codes_on_another_device(name):
     codes = layer.encode(normal(2, 40, 8))
     given = [piece.to("meta") for piece in codes] if isinstance(codes, tuple) else codes.to("meta")
     for look_up in look_ups(layer):
-        with pytest.raises(ValueError, match=f"^{type(layer).__name__}: .* on meta .* on cpu"):
+        with pytest.raises(ValueError, match=f"^{type(layer).__name__}: .*meta.*cpu"):
             look_up(given)
 
 

@@ -289,9 +289,9 @@ def test_an_error_of_a_hook_stays_as_it_is(error):
     layer = layers.VectorQuantize(8, 16, learnable_codebook=True, ema_update=False)
     x = torch.randn(2, 6, 8, dtype=torch.bfloat16).requires_grad_()
     storing = torch.autograd.graph.saved_tensors_hooks(store, lambda tensor: tensor)
-    with storing, pytest.raises(type(error), match=str(error)) as raised:
+    with storing, pytest.raises(type(error)) as raised:
         layer(x)
-    assert raised.value.__cause__ is raised.value.__context__ is None
+    assert raised.value.args == error.args
 
 
 def test_an_error_of_an_inner_layer_names_the_outer_one():
