@@ -138,6 +138,39 @@ def test_codes_out_of_range(name):
                 look_up(given)
 
 
+@pytest.mark.parametrize("name", LAYERS)
+def test_codes_on_another_device(name):
+    layer = LAYERS[name]().eval()
+    codes = layer.encode(normal(2, 40, 8))
+    given = [piece.to("meta") for piece in codes] if isinstance(codes, tuple) else codes.to("meta")
+    for look_up in look_ups(layer):
+        with pytest.raises(ValueError, match=f"^{type(layer).__name__}: .*meta.*cpu"):
+            look_up(given)
+
+
+@pytest.mark.parametrize(
+    "layer", [FSQ([3, 4]), FSQ([3, 4], preserve_symmetry=True), LatentQuantize([3, 4], 2)]
+)
+@pytest.mark.parametrize(
+    ("codewords", "error"),
+    [
+        (None, TypeError),
+        (torch.zeros(5, 2).to_sparse(), TypeError),
+        (torch.zeros(5, 1), ValueError),
+        (torch.zeros(5, 3), ValueError),
+        (torch.tensor(0.0), ValueError),
+    ],
+)
+def test_codewords_that_do_not_fit(layer, codewords, error):
+    with pytest.raises(error, match=rf"^{type(layer).__name__}: zhat"):
+        layer.codes_to_indices(codewords)
+
+
+def test_one_code_of_latent_quantize():
+    layer = LatentQuantize([3, 4], 2)
+    assert torch.equal(layer.decode(torch.tensor(7)), layer.decode(torch.tensor([7]))[0])
+
+
 @pytest.mark.parametrize("name", sorted(GROUPED | {"residual", "residual sim", "residual fsq", "heads"}))
 def test_one_number_is_no_codes(name):
     layer = LAYERS[name]().eval()

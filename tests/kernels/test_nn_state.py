@@ -281,6 +281,9 @@ def test_statistics_of_an_affine_map_that_a_checkpoint_lacks():
     new = {name: value for name, value in state(vq).items() if "batch_" not in name}
     with pytest.raises(RuntimeError, match="batch_mean"):
         other.load_state_dict(new)
+    for flag in ("yes", torch.zeros(3)):
+        with pytest.raises(RuntimeError, match="codebook_mean_needs_init"):
+            other.load_state_dict(new | {"_codebook.codebook_mean_needs_init": flag})
 
 
 @pytest.mark.parametrize(

@@ -279,6 +279,21 @@ def test_an_error_of_torch_gets_the_words_of_the_layer(name):
         layer(x)
 
 
+@pytest.mark.parametrize(
+    "error", [RuntimeError("can't allocate memory"), TypeError("no type of tensors for this disk")]
+)
+def test_an_error_of_a_hook_stays_as_it_is(error):
+    def store(_):
+        raise error
+
+    layer = layers.VectorQuantize(8, 16, learnable_codebook=True, ema_update=False)
+    x = torch.randn(2, 6, 8, dtype=torch.bfloat16).requires_grad_()
+    storing = torch.autograd.graph.saved_tensors_hooks(store, lambda tensor: tensor)
+    with storing, pytest.raises(type(error)) as raised:
+        layer(x)
+    assert raised.value.args == error.args
+
+
 def test_an_error_of_an_inner_layer_names_the_outer_one():
     layer = layers.ResidualVQ(dim=8, codebook_size=4, num_quantizers=2, kmeans_init=True)
     with pytest.raises(RuntimeError, match=r"^ResidualVQ: .*k-means.*NaN"):

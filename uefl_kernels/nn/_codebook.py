@@ -54,6 +54,7 @@ _OF_BATCH = ("batch_mean", "batch_variance")
 # In the state they are bools, as the peer's; here floats: wrappers average buffers, but not bools.
 _FLAGS = ("initted", "codebook_mean_needs_init", "codebook_variance_needs_init")
 _OF_CODES = ("codebook_mean", "codebook_variance")
+_DECODING = ("decode", "get_codes_from_indices", "get_output_from_indices", "indices_to_codes")
 
 
 class Affine(NamedTuple):
@@ -751,7 +752,8 @@ class Codebook(ConstantBuffers, Float32Module):
     ) -> None:
         super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, *args)
         flag = state_dict.get(prefix + "codebook_mean_needs_init")
-        if self.affine_param and flag is not None and _is_set(flag):
+        fits = isinstance(flag, torch.Tensor) and flag.numel() == 1  # torch reports others
+        if self.affine_param and fits and _is_set(flag):
             # the peer saves these buffers before it initializes them
             for name in (*_OF_BATCH, *_OF_CODES):
                 getattr(self, name).zero_()
@@ -778,8 +780,9 @@ class Coder(Layer):
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         INNER.add(cls.__name__)
-        if "forward" in vars(cls):
-            cls.forward = explained(cls.forward)  # type: ignore[method-assign]
+        for name in ("forward", *_DECODING):
+            if name in vars(cls):
+                setattr(cls, name, explained(vars(cls)[name]))
 
     def encode(self, x: torch.Tensor, **options: Any) -> torch.Tensor:
         """Return the indices of x as ``forward`` does in evaluation mode.

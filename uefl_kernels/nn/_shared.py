@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from .._checks import check_dense, check_tensor
+from .._checks import DTYPES, check_dense, check_tensor
 from .._dtypes import vector_of
 from .._numbers import as_integer, is_count
 
@@ -88,6 +88,13 @@ def as_indices(
         expected = f"at least {least}" if size is None else f"from {least} to {size - 1}"
         raise IndexError(f"{layer}: indices must be {expected}, got {low} to {high}")
     return found
+
+
+def check_codewords(layer: str, codewords: torch.Tensor, d: int) -> None:
+    """Raise TypeError or ValueError unless these are numbers ``[..., d]``."""
+    check_dense(layer, "zhat", codewords, (*DTYPES, *_INDICES))
+    if codewords.dim() == 0 or codewords.shape[-1] != d:
+        raise ValueError(f"{layer}: zhat must have shape [..., {d}], got {list(codewords.shape)}")
 
 
 def check_codebooks(layer: str, indices: torch.Tensor, codebooks: int) -> None:
@@ -406,10 +413,11 @@ def _check_kinds(
 
 
 def explained(forward: _Forward) -> _Forward:
-    """Give errors of torch in ``forward`` the words of the layer, if an argument is the cause.
+    """Give errors of torch in ``forward`` or decoding the words of the layer, if an argument is the cause.
 
     The cause is an argument of another kind, dtype or device. It is looked for after the error, so that a
-    call without an error is not slower. An error of an inner layer or op gets the name of this layer.
+    call without an error is not slower. An error of an inner layer or op gets the name of this layer. An
+    error of a hook, or a lack of memory, stays as it is.
     """
 
     @functools.wraps(forward)
@@ -424,27 +432,31 @@ def explained(forward: _Forward) -> _Forward:
             elif found and inner in INNER:
                 error.args = (f"{type(args[0]).__name__}: {rest}",)
             elif not inner.isidentifier():
-                _find_cause(args[0], _check_kinds(forward, args, options))
+                given = _check_kinds(forward, args, options)
+                if isinstance(error, RuntimeError):
+                    _find_cause(args[0], given, str(error))
             raise
 
     return cast(_Forward, run)
 
 
-def _find_cause(layer: nn.Module, given: dict[str, Any]) -> None:
-    """Raise ValueError or TypeError if a tensor is not on the device of the layer or not of its dtype."""
+def _find_cause(layer: nn.Module, given: dict[str, Any], error: str) -> None:
+    """Raise ValueError or TypeError if another device or dtype than the layer's has led to an error."""
     name = type(layer).__name__
+    of_device = any(word in error for word in ("device", "backend", "meta"))
+    of_dtype = "type" in error  # "dtype", "scalar type"
     own = [*layer.parameters(), *layer.buffers()]
     devices = {tensor.device for tensor in own}
     dtypes = {tensor.dtype for tensor in layer.parameters()}
     tensors = {key: value for key, value in given.items() if isinstance(value, torch.Tensor)}
     for key, tensor in tensors.items():
-        if devices and tensor.device not in devices:
+        if of_device and devices and tensor.device not in devices:
             where = ", ".join(map(str, devices))
             raise ValueError(
                 f"{name}: {key} is on {tensor.device} and the layer on {where}; move one of them"
             )
         autocast = not tensor.is_meta and torch.is_autocast_enabled(tensor.device.type)
-        if dtypes and tensor.is_floating_point() and tensor.dtype not in dtypes and not autocast:
+        if of_dtype and dtypes and tensor.is_floating_point() and tensor.dtype not in dtypes and not autocast:
             kinds = ", ".join(map(str, dtypes))
             raise TypeError(
                 f"{name}: {key} has dtype {tensor.dtype} and the layer {kinds}; convert one of them, as by"

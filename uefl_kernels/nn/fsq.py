@@ -21,6 +21,7 @@ from ._shared import (
     as_indices,
     channels_last,
     check_codebooks,
+    check_codewords,
     count_of_each,
     counts,
     fixed,
@@ -233,6 +234,7 @@ class FSQ(ConstantBuffers, Coder):
 
         NaN counts as the first level.
         """
+        check_codewords("FSQ", zhat, self.codebook_dim)
         if self.preserve_symmetry:
             levels = (zhat + 1.0) / (2.0 / (self._levels_as(zhat.dtype) - 1))
         else:

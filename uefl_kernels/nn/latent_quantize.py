@@ -21,6 +21,7 @@ from ._shared import (
     as_indices,
     channels_last,
     check_codebooks,
+    check_codewords,
     count_of_each,
     counts,
     fixed,
@@ -185,6 +186,7 @@ class LatentQuantize(ConstantBuffers, Coder):
 
     def codes_to_indices(self, zhat: torch.Tensor) -> torch.Tensor:
         """Return the index ``[...]``, int32 or int64 as ``forward``, of values ``[..., d]``."""
+        check_codewords("LatentQuantize", zhat, self.codebook_dim)
         return (self._nearest(zhat) * self._constant("_basis")).sum(-1).to(self._constant("_basis").dtype)
 
     def quantization_loss(self, z: torch.Tensor, zhat: torch.Tensor, reduce: str = "mean") -> torch.Tensor:
@@ -205,7 +207,7 @@ class LatentQuantize(ConstantBuffers, Coder):
         codewords = self._values(places)
         codewords = codewords.flatten(-2) if self._keep else codewords
         codewords = project(self.project_out, codewords.to(self._model_dtype)) if project_out else codewords
-        return codewords.movedim(-1, 1)
+        return codewords.movedim(-1, min(1, codewords.dim() - 1))
 
     get_output_from_indices = indices_to_codes
 
