@@ -44,6 +44,8 @@ def changes(records: list[Change], control: list[Change], joins: dict[str, int])
 
 def read(folder: Path) -> list[Change]:
     """Return the changes of all runs of UEFL in the folder of the suite, with FedAvg as control."""
+    if not list(folder.glob("*/uefl/seed-*/config.toml")):
+        sys.exit(f"error: {folder} has no run CASE/uefl/seed-N; expected the folder of the suite late")
     found = []
     for path in sorted(folder.glob("*/uefl/seed-*/config.toml")):
         run, config = path.parent, tomllib.loads(path.read_text(encoding="utf-8"))
@@ -78,6 +80,8 @@ def table(found: list[Change]) -> Table:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) > 2:
+        sys.exit(f"error: expected at most one folder; got {len(sys.argv) - 1}")
     for folder in sys.argv[1:]:
         lines = ",\n".join(json.dumps(change) for change in read(Path(folder)))
         RESULTS.write_text(f"[\n{lines}\n]\n", encoding="utf-8")

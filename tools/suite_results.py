@@ -127,5 +127,10 @@ def _short(found: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) == 1:
+        sys.exit("error: name folders of suites, or files of reproduction/results")
     for argument in sys.argv[1:]:
+        numbers = Path(argument) if argument.endswith(".json") else Path(argument) / "results.json"
+        if not numbers.is_file():
+            sys.exit(f"error: {numbers} does not exist; expected the folder of a suite, or NAME.json")
         (again if argument.endswith(".json") else keep)(Path(argument))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from reproduction import extensions
 
 PAGE = Path(__file__).parents[2] / "docs" / "reproduction.md"
@@ -45,6 +47,12 @@ def test_changes_are_between_ends_of_iterations():
     (row,) = extensions.table(found).rows
     assert row[:4] == ["one", "2 of 2", "-0.500", "+0.200"]
     assert row[4].startswith("-0.400 ")
+
+
+def test_a_folder_without_runs_is_refused(tmp_path):
+    """The program replaces the saved changes by those of the folder, so an empty list would lose them."""
+    with pytest.raises(SystemExit, match=r"has no run CASE/uefl/seed-N; expected the folder of the suite"):
+        extensions.read(tmp_path)
 
 
 def test_the_page_has_the_table_of_the_saved_changes():
