@@ -70,7 +70,7 @@ def test_a_second_derivative_is_refused(name):
 @pytest.mark.parametrize("name", ALL)
 def test_forward_mode_is_refused(name):
     op, call = ALL[name]
-    message = f"^{op}:.*forward-mode.*PyTorch"
+    message = f"^({op}|{name}):.*forward-mode.*PyTorch"
     with forward_ad.dual_level(), pytest.raises(RuntimeError, match=message):
         call(forward_ad.make_dual(X, X))
     with pytest.raises(RuntimeError, match=message):
@@ -92,7 +92,7 @@ def test_forward_mode_of_other_searches_is_refused(options, call, training):
     """Codewords would be constants there, because the input requires no gradient."""
     kind = ResidualVQ if "beam_size" in options else VectorQuantize
     layer = kind(dim=8, codebook_size=4, **options).train(training)
-    with pytest.raises(RuntimeError, match=r"^(VectorQuantize|vq):.*forward-mode"):
+    with pytest.raises(RuntimeError, match=rf"^{kind.__name__}:.*forward-mode"):
         torch.func.jvp(lambda x: layer(x, freeze_codebook=True, **call)[0], (X,), (X,))
 
 
@@ -100,7 +100,7 @@ def test_forward_mode_of_other_searches_is_refused(options, call, training):
 @pytest.mark.parametrize("transform", [torch.func.grad, torch.func.jacrev])
 def test_functional_gradients_are_refused(name, transform):
     op, call = ALL[name]
-    with pytest.raises(RuntimeError, match=rf"^{op}: torch\.func\.grad"):
+    with pytest.raises(RuntimeError, match=rf"^({op}|{name}): torch\.func\.grad"):
         transform(call)(X)
 
 

@@ -694,7 +694,11 @@ class VectorQuantize(Coder):
         near, own = None, None
         if call.transform is not None:
             own = call.transform(codebook)
-            if not isinstance(own, torch.Tensor) or own.shape[1:-2].numel() != split.shape[1]:
+            # In a compiled program, a comparison would fix the number of rows.
+            traced = isinstance(own, torch.Tensor) and torch.compiler.is_compiling()
+            if not traced and (
+                not isinstance(own, torch.Tensor) or own.shape[1:-2].numel() != split.shape[1]
+            ):
                 got = list(own.shape) if isinstance(own, torch.Tensor) else type(own).__name__
                 raise ValueError(
                     "VectorQuantize: codebook_transform_fn must return a tensor [h, ..., K, d], with"
