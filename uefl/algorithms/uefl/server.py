@@ -276,8 +276,6 @@ class UEFL(CodebookAlgorithm):
         own, new = codebook[..., at:, :].tensor_split([had - at], -2)
         if self.by_use:
             own = torch.where(usage[..., at:had, None] > 0, own, before[..., at:, :])
-        elif self.context.run.aggregation == "mean":  # with the rounding of the server's mean over one client
-            own = own * work.examples / work.examples
         work.private["codewords"] = joined([own, new])
         return sent
 
