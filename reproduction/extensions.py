@@ -44,10 +44,11 @@ def changes(records: list[Change], control: list[Change], joins: dict[str, int])
 
 def read(folder: Path) -> list[Change]:
     """Return the changes of all runs of UEFL in the folder of the suite, with FedAvg as control."""
-    if not list(folder.glob("*/uefl/seed-*/config.toml")):
+    paths = sorted(folder.glob("*/uefl/seed-*/config.toml"))
+    if not paths:
         sys.exit(f"error: {folder} has no run CASE/uefl/seed-N; expected the folder of the suite late")
     found = []
-    for path in sorted(folder.glob("*/uefl/seed-*/config.toml")):
+    for path in paths:
         run, config = path.parent, tomllib.loads(path.read_text(encoding="utf-8"))
         records, control = (
             [json.loads(line) for line in (one / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]

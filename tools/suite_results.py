@@ -116,8 +116,8 @@ def again(path: Path) -> None:
     )
     with TemporaryDirectory() as folder:
         for picture in save(report.draw_means(result), Path(folder)):
-            kind = picture.name.replace("sweep.png", "").replace("front.png", "-front.png") or ".png"
-            _kept(Path(folder) / "plots" / picture.name, path.with_name(path.stem + kind))
+            end = {"sweep.png": ".png", "front.png": "-front.png"}[picture.name]
+            _kept(Path(folder) / "plots" / picture.name, path.with_name(path.stem + end))
 
 
 def _short(found: dict[str, Any]) -> str:

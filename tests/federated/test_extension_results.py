@@ -50,7 +50,7 @@ def test_changes_are_between_ends_of_iterations():
 
 
 def test_a_folder_without_runs_is_refused(tmp_path):
-    """The program replaces the saved changes by those of the folder, so an empty list would lose them."""
+    """The program writes the changes of the folder over the saved ones, so an empty list would lose them."""
     with pytest.raises(SystemExit, match=r"CASE/uefl/seed-N"):
         extensions.read(tmp_path)
 
